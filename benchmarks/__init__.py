@@ -1,0 +1,1 @@
+"""What is measured, against which limit or peer. `make bench NAME=…`."""

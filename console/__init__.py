@@ -1,0 +1,1 @@
+"""Intent: the Django project, its apps, the REST API and the pages."""

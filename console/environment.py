@@ -1,0 +1,394 @@
+"""Everything that can be set from outside, parsed strictly, in one table.
+
+A setting that is misspelt, missing or nonsense stops the start with its name, its value and what is
+allowed; nothing is guessed and nothing is ignored. `docs/settings.md` is written from this table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+PROJECT = Path(__file__).resolve().parent.parent
+PREFIX = "TIDEGATE_"
+SECRET_KEY_CHARACTERS_MIN = 32
+
+T = TypeVar("T")
+
+
+class ConfigurationError(Exception):
+    """One sentence for every setting that is wrong, all of them at once."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(f"  - {problem}" for problem in problems))
+
+
+class Mode(enum.StrEnum):
+    """`embedded` is what `make up` runs on one machine; everything else is `production`."""
+
+    EMBEDDED = "embedded"
+    PRODUCTION = "production"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a text becomes a value: `parse` raises ValueError for what is not `allowed`."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+def choice(options: type[enum.StrEnum]) -> Kind:
+    return Kind(" or ".join(f"`{option.value}`" for option in options), options)
+
+
+def integer(low: int, high: int) -> Kind:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", parse)
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+
+
+def url(*schemes: str) -> Kind:
+    def parse(text: str) -> str:
+        parts = urlsplit(text)
+        if parts.scheme not in schemes or not (parts.netloc or parts.path.strip("/")):
+            raise ValueError(text)
+        _ = parts.port  # raises ValueError where the port is nonsense
+        return text
+
+    return Kind("a URL that begins with " + " or ".join(f"`{s}://`" for s in schemes), parse)
+
+
+def text(pattern: str, allowed: str) -> Kind:
+    def parse(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            raise ValueError(value)
+        return value
+
+    return Kind(allowed, parse)
+
+
+def comma_list(item: Kind) -> Kind:
+    def parse(value: str) -> tuple[Any, ...]:
+        return tuple(item.parse(part.strip()) for part in value.split(",") if part.strip())
+
+    return Kind(f"a comma-separated list, each {item.allowed}", parse)
+
+
+FLAG = Kind("`true` or `false`", _flag)
+HOST = text(
+    r"\.?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\]",
+    "a host name, `.example.org` for all its subdomains, or an address",
+)
+SECRET = text(
+    rf"\S{{{SECRET_KEY_CHARACTERS_MIN},}}",
+    f"at least {SECRET_KEY_CHARACTERS_MIN} characters without spaces",
+)
+FOLDER = Kind("a path", lambda value: PROJECT / value)
+LINE = text(r"[^\s]{1,200}", "1 to 200 characters without spaces")
+PEM_OR_SECRET = text(
+    r".{32,16384}", "a PEM public key, or for HS256 a secret of at least 32 characters"
+)
+
+
+class LogLevel(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class JwtAlgorithm(enum.StrEnum):
+    """Named one by one, so that a token can never choose how it is checked."""
+
+    RS256 = "RS256"
+    ES256 = "ES256"
+    EDDSA = "EdDSA"
+    HS256 = "HS256"
+
+
+@dataclass(frozen=True)
+class About:
+    """What the table says of one setting."""
+
+    name: str
+    kind: Kind
+    help: str
+    required: bool = False
+    secret: bool = False
+    default_text: str | None = None
+
+
+REQUIRED = object()
+
+
+def setting(
+    name: str, kind: Kind, help: str, *, default: Any = REQUIRED, secret: bool = False
+) -> Any:
+    about = About(
+        name=name,
+        kind=kind,
+        help=help,
+        required=default is REQUIRED,
+        secret=secret,
+        default_text=None if default is REQUIRED else _as_text(default),
+    )
+    if default is REQUIRED:
+        return field(metadata={"about": about})
+    return field(default=default, metadata={"about": about})
+
+
+def _as_text(value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Path):
+        return str(value.relative_to(PROJECT))
+    return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The settings of one process. Made only by `read`."""
+
+    database_url: str = setting(
+        "DATABASE_URL",
+        url("postgres", "postgresql"),
+        "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set.",
+        secret=True,
+    )
+    redis_url: str = setting(
+        "REDIS_URL",
+        url("redis", "rediss", "unix"),
+        "Redis (6.2 or newer). `make up` starts one of its own when this is not set.",
+        secret=True,
+    )
+    secret_key: str = setting(
+        "TIDEGATE_SECRET_KEY",
+        SECRET,
+        "Signs sessions and cursors. `make up` makes one and keeps it under `.tidegate/`.",
+        secret=True,
+    )
+    secret_key_fallbacks: tuple[str, ...] = setting(
+        "TIDEGATE_SECRET_KEY_FALLBACKS",
+        comma_list(SECRET),
+        "Former secret keys that are still accepted while a new one takes over.",
+        default=(),
+        secret=True,
+    )
+    mode: Mode = setting(
+        "TIDEGATE_MODE",
+        choice(Mode),
+        "`production` expects TLS in front and makes every cookie secure; "
+        "`embedded` is what `make up` sets for one machine.",
+        default=Mode.PRODUCTION,
+    )
+    debug: bool = setting(
+        "TIDEGATE_DEBUG",
+        FLAG,
+        "Django's debug pages. Refused in production mode.",
+        default=False,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        "TIDEGATE_ALLOWED_HOSTS",
+        comma_list(HOST),
+        "Host names the console answers to. Required in production mode; "
+        "in embedded mode the loopback names are always among them.",
+        default=(),
+    )
+    trusted_origins: tuple[str, ...] = setting(
+        "TIDEGATE_TRUSTED_ORIGINS",
+        comma_list(url("https", "http")),
+        "Further origins (scheme and host) whose forms are accepted.",
+        default=(),
+    )
+    trusted_proxies: int = setting(
+        "TIDEGATE_TRUSTED_PROXIES",
+        integer(0, 8),
+        "How many proxies stand in front. That many entries of `X-Forwarded-For` are believed, "
+        "and `X-Forwarded-Proto` if there is at least one.",
+        default=0,
+    )
+    hsts_seconds: int = setting(
+        "TIDEGATE_HSTS_SECONDS",
+        integer(0, 63_072_000),
+        "How long browsers insist on TLS, in production mode.",
+        default=31_536_000,
+    )
+    host: str = setting(
+        "TIDEGATE_HOST", HOST, "Address that `make up` listens on.", default="127.0.0.1"
+    )
+    port: int = setting(
+        "TIDEGATE_PORT",
+        integer(1, 65535),
+        "Port that `make up` listens on; if it is taken, the next free one.",
+        default=8400,
+    )
+    state_dir: Path = setting(
+        "TIDEGATE_STATE_DIR",
+        FOLDER,
+        "Where `make up` keeps data, sockets, logs and secrets. Relative to the project.",
+        default=PROJECT / ".tidegate",
+    )
+    static_dir: Path = setting(
+        "TIDEGATE_STATIC_DIR",
+        FOLDER,
+        "Where `manage.py collectstatic` puts files, and production serves them from.",
+        default=PROJECT / ".tidegate" / "static",
+    )
+    log_level: LogLevel = setting(
+        "TIDEGATE_LOG_LEVEL", choice(LogLevel), "Least level that is logged.", default=LogLevel.INFO
+    )
+    login_attempts_max: int = setting(
+        "TIDEGATE_LOGIN_ATTEMPTS_MAX",
+        integer(1, 10_000),
+        "Failed log-ins per name, and ten times as many per address, before further ones wait.",
+        default=8,
+    )
+    login_window_seconds: int = setting(
+        "TIDEGATE_LOGIN_WINDOW_SECONDS",
+        integer(1, 86_400),
+        "How long failed log-ins are counted.",
+        default=300,
+    )
+    session_hours: int = setting(
+        "TIDEGATE_SESSION_HOURS",
+        integer(1, 720),
+        "How long a browser stays logged in.",
+        default=12,
+    )
+    jwt_algorithm: JwtAlgorithm | None = setting(
+        "TIDEGATE_JWT_ALGORITHM",
+        choice(JwtAlgorithm),
+        "The one algorithm accepted for bearer JWTs. All four `TIDEGATE_JWT_*` or none.",
+        default=None,
+    )
+    jwt_key: str | None = setting(
+        "TIDEGATE_JWT_KEY",
+        PEM_OR_SECRET,
+        "The issuer's public key, or the shared secret of HS256.",
+        default=None,
+        secret=True,
+    )
+    jwt_issuer: str | None = setting(
+        "TIDEGATE_JWT_ISSUER", LINE, "What `iss` must say.", default=None
+    )
+    jwt_audience: str | None = setting(
+        "TIDEGATE_JWT_AUDIENCE", LINE, "What `aud` must contain.", default=None
+    )
+    task_seconds_max: int = setting(
+        "TIDEGATE_TASK_SECONDS_MAX",
+        integer(1, 3600),
+        "A Celery task is stopped after this long. A task whose worker vanished runs again "
+        "elsewhere after twice this long.",
+        default=60,
+    )
+    worker_processes: int = setting(
+        "TIDEGATE_WORKER_PROCESSES",
+        integer(1, 256),
+        "Processes of one Celery worker.",
+        default=2,
+    )
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Environment:
+        """The settings in `variables`; an empty text counts as not set.
+
+        Raises ConfigurationError, which names every problem and not just the first.
+        """
+        given = {name: value for name, value in variables.items() if value != ""}
+        problems = list(_misspelt(given))
+        values: dict[str, Any] = {}
+        for attribute, about in cls.attributes().items():
+            if about.name not in given:
+                if about.required:
+                    problems.append(f"{about.name} is required: {about.kind.allowed}.")
+                continue
+            try:
+                values[attribute] = about.kind.parse(given[about.name])
+            except (ValueError, KeyError):
+                shown = "(hidden)" if about.secret else repr(given[about.name])
+                problems.append(f"{about.name} is {shown}, but must be {about.kind.allowed}.")
+        if not problems:
+            environment = cls(**values)
+            problems = list(environment._contradictions())
+            if not problems:
+                return environment
+        raise ConfigurationError(problems)
+
+    @classmethod
+    def attributes(cls) -> dict[str, About]:
+        """Attribute name → what the table says of it, in the order of the table."""
+        return {item.name: item.metadata["about"] for item in fields(cls)}
+
+    def _contradictions(self) -> list[str]:
+        problems = []
+        if self.mode is Mode.PRODUCTION and self.debug:
+            problems.append("TIDEGATE_DEBUG is true, but production mode never shows debug pages.")
+        if self.mode is Mode.PRODUCTION and not self.allowed_hosts:
+            problems.append(
+                "TIDEGATE_ALLOWED_HOSTS is required in production mode: "
+                f"{self.attributes()['allowed_hosts'].kind.allowed}."
+            )
+        jwt = {
+            "TIDEGATE_JWT_ALGORITHM": self.jwt_algorithm,
+            "TIDEGATE_JWT_KEY": self.jwt_key,
+            "TIDEGATE_JWT_ISSUER": self.jwt_issuer,
+            "TIDEGATE_JWT_AUDIENCE": self.jwt_audience,
+        }
+        missing = [name for name, value in jwt.items() if value is None]
+        if missing and len(missing) < len(jwt):
+            problems.append(f"{', '.join(missing)} must be set too: all TIDEGATE_JWT_* or none.")
+        return problems
+
+
+def _misspelt(given: Mapping[str, str]) -> list[str]:
+    known = [about.name for about in Environment.attributes().values()]
+    problems = []
+    for name in sorted(given):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else " See docs/settings.md for all."
+            problems.append(f"{name} is not a setting of Tidegate.{hint}")
+    return problems
+
+
+def settings_table() -> str:
+    """The table of docs/settings.md, in Markdown."""
+    rows = ["| name | what it does | allowed | default |", "|---|---|---|---|"]
+    for about in Environment.attributes().values():
+        default = "**required**" if about.required else f"`{about.default_text}`"
+        secret = " *(secret)*" if about.secret else ""
+        rows.append(f"| `{about.name}`{secret} | {about.help} | {about.kind.allowed} | {default} |")
+    return "\n".join(rows) + "\n"
+
+
+def env_file(state_dir: Path) -> Path:
+    """Where a running embedded stack says how to reach it (mode 0600: it holds passwords)."""
+    return state_dir / "env"
+
+
+def load_embedded_defaults(variables: MutableMapping[str, str]) -> None:
+    """Fill what `variables` does not say from the env file that `make up` wrote, if there is one."""
+    path = env_file(PROJECT / variables.get("TIDEGATE_STATE_DIR", ".tidegate"))
+    if not path.is_file():
+        return
+    for line in path.read_text().splitlines():
+        name, separator, value = line.partition("=")
+        if separator:
+            variables.setdefault(name, value)

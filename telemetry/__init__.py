@@ -1,0 +1,1 @@
+"""Numbers: emitting, ingesting, rolling up and querying them."""

@@ -1,0 +1,1 @@
+"""The suite. Its layout mirrors the packages."""
