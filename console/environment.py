@@ -127,7 +127,7 @@ class About:
 
     name: str
     kind: Kind
-    help: str
+    purpose: str
     required: bool = False
     secret: bool = False
     default_text: str | None = None
@@ -137,12 +137,12 @@ REQUIRED = object()
 
 
 def setting(
-    name: str, kind: Kind, help: str, *, default: Any = REQUIRED, secret: bool = False
+    name: str, kind: Kind, purpose: str, *, default: Any = REQUIRED, secret: bool = False
 ) -> Any:
     about = About(
         name=name,
         kind=kind,
-        help=help,
+        purpose=purpose,
         required=default is REQUIRED,
         secret=secret,
         default_text=None if default is REQUIRED else _as_text(default),
@@ -374,7 +374,9 @@ def settings_table() -> str:
     for about in Environment.attributes().values():
         default = "**required**" if about.required else f"`{about.default_text}`"
         secret = " *(secret)*" if about.secret else ""
-        rows.append(f"| `{about.name}`{secret} | {about.help} | {about.kind.allowed} | {default} |")
+        rows.append(
+            f"| `{about.name}`{secret} | {about.purpose} | {about.kind.allowed} | {default} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -384,7 +386,7 @@ def env_file(state_dir: Path) -> Path:
 
 
 def load_embedded_defaults(variables: MutableMapping[str, str]) -> None:
-    """Fill what `variables` does not say from the env file that `make up` wrote, if there is one."""
+    """Fill what `variables` does not say from the env file that `make up` wrote, if any."""
     path = env_file(PROJECT / variables.get("TIDEGATE_STATE_DIR", ".tidegate"))
     if not path.is_file():
         return

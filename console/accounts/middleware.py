@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, cast
+from urllib.parse import urlencode
+
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
+from django.urls import reverse
+from django_htmx.http import HttpResponseClientRedirect
+
+from console.accounts.models import User
+from console.accounts.principal import Means, Principal
+from console.accounts.services import principal_for
+
+P = ParamSpec("P")
+GetResponse = Callable[[HttpRequest], HttpResponse]
+View = Callable[Concatenate["SignedInRequest", P], HttpResponse]
+
+
+class SignedInRequest(HttpRequest):
+    """A request of somebody known. Only a type: see `signed_in`."""
+
+    principal: Principal
+    htmx: bool
+
+
+def principal_of(request: HttpRequest) -> Principal | None:
+    """Whom the browser's session belongs to; found once per request, and only when asked for."""
+    if not hasattr(request, "_browser_principal"):
+        user = getattr(request, "user", None)
+        known = isinstance(user, User) or (user is not None and user.is_authenticated)
+        found = principal_for(cast("User", user), Means.BROWSER) if known else None
+        request._browser_principal = found  # type: ignore[attr-defined]
+    return cast("Principal | None", request._browser_principal)  # type: ignore[attr-defined]
+
+
+def principal(get_response: GetResponse) -> GetResponse:
+    """Synchronous and innermost on purpose: see MIDDLEWARE in the settings."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        return get_response(request)
+
+    return middleware
+
+
+def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """A page for those who are logged in; others are sent to the log-in page and then back.
+
+    Whoever still has a password that somebody else generated has to change it first.
+    """
+
+    @wraps(view)
+    def wrapper(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        principal = principal_of(request)
+        if principal is None:
+            return _to_log_in(request)
+        if principal.user and principal.user.must_change_password and not _is_password_page(request):
+            return redirect("password")
+        signed = cast("SignedInRequest", request)
+        signed.principal = principal
+        return view(signed, *args, **kwargs)
+
+    return wrapper
+
+
+def _is_password_page(request: HttpRequest) -> bool:
+    return request.path in (reverse("password"), reverse("logout"))
+
+
+def _to_log_in(request: HttpRequest) -> HttpResponse:
+    target = request.get_full_path() if request.method == "GET" else reverse("home")
+    if getattr(request, "htmx", False):
+        # A fragment on a page left open: log in, then come back to that page.
+        current = getattr(request.htmx, "current_url_abs_path", None)  # type: ignore[attr-defined]
+        address = f"{reverse('login')}?{urlencode({'next': current or reverse('home')})}"
+        return HttpResponseClientRedirect(address)
+    return HttpResponseRedirect(f"{reverse('login')}?{urlencode({'next': target})}")
+
+
+__all__ = ["SignedInRequest", "login_not_required", "principal", "principal_of", "signed_in"]

@@ -1,0 +1,170 @@
+"""Users: who there is, what they hold on the platform, and the principal they act as."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from django.contrib.auth.password_validation import validate_password
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import Http404
+
+from console.accounts.models import ApiToken, User
+from console.accounts.principal import Means, Principal, Refused
+from console.accounts.roles import Role
+from console.audit.services import record
+
+GENERATED_PASSWORD_BYTES = 15
+
+
+def principal_for(user: User, means: Means, token: ApiToken | None = None) -> Principal:
+    """The principal that `user` acts as. The caller has authenticated them and seen them active."""
+    memberships = dict(user.memberships.values_list("org_id", "role"))
+    return Principal(
+        user=user,
+        means=means,
+        memberships={org_id: Role(role) for org_id, role in memberships.items()},
+        token=token,
+    )
+
+
+def snapshot(user: User) -> dict[str, Any]:
+    role = Role(user.platform_role).label if user.platform_role else None
+    return {
+        "username": user.username,
+        "full_name": user.full_name,
+        "email": user.email,
+        "platform_role": role,
+        "is_active": user.is_active,
+    }
+
+
+def list_users(principal: Principal) -> QuerySet[User]:
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    return User.objects.all()
+
+
+def get_user(principal: Principal, username: str) -> User:
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    user = User.objects.filter(username=username).first()
+    if user is None:
+        raise Http404("There is no such user.")
+    return user
+
+
+def generate_password() -> str:
+    return secrets.token_urlsafe(GENERATED_PASSWORD_BYTES)
+
+
+@transaction.atomic
+def create_user(
+    principal: Principal,
+    *,
+    username: str,
+    full_name: str = "",
+    email: str = "",
+    platform_role: Role | None = None,
+    reason: str = "",
+) -> tuple[User, str]:
+    """Add a user with a generated password, which is returned once and kept only as a hash."""
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    password = generate_password()
+    user = User(
+        username=username,
+        full_name=full_name,
+        email=email,
+        platform_role=platform_role,
+        must_change_password=True,
+    )
+    user.set_password(password)
+    user.full_clean()
+    user.save()
+    _record(principal, "user.create", user, before=None, after=snapshot(user), reason=reason)
+    return user, password
+
+
+@transaction.atomic
+def update_user(
+    principal: Principal,
+    user: User,
+    *,
+    full_name: str,
+    email: str,
+    platform_role: Role | None,
+    is_active: bool,
+    reason: str = "",
+) -> User:
+    """Change what they are called and may do. Somebody must remain who can administer the platform.
+
+    Raises Refused where this would leave nobody, or where they would lock out themselves.
+    """
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    # All admins are locked, in order, so that two of them can't remove one another at the same time.
+    admins = list(
+        User.objects.select_for_update()
+        .filter(platform_role=Role.PLATFORM_ADMIN, is_active=True)
+        .order_by("pk")
+    )
+    user = User.objects.select_for_update().get(pk=user.pk)
+    stays_admin = is_active and platform_role == Role.PLATFORM_ADMIN
+    if not stays_admin and [admin.pk for admin in admins] == [user.pk]:
+        raise Refused(f"{user.username} is the last platform admin. Make somebody else one first.")
+    before = snapshot(user)
+    user.full_name, user.email = full_name, email
+    user.platform_role, user.is_active = platform_role, is_active
+    user.full_clean()
+    user.save()
+    after = snapshot(user)
+    if after != before:
+        _record(principal, "user.update", user, before=before, after=after, reason=reason)
+    return user
+
+
+@transaction.atomic
+def reset_password(principal: Principal, user: User, reason: str = "") -> str:
+    """Give a user a generated password, to be changed at the next log-in; it is returned once."""
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    password = generate_password()
+    user.set_password(password)
+    user.must_change_password = True
+    user.save(update_fields=["password", "must_change_password"])
+    _record(principal, "user.reset_password", user, before=None, after=None, reason=reason)
+    return password
+
+
+@transaction.atomic
+def change_password(principal: Principal, new_password: str) -> None:
+    """Change one's own password. Raises ValidationError where it is too weak."""
+    user = principal.user
+    if user is None or principal.means is not Means.BROWSER:
+        raise Refused("A password is changed by its owner, in the browser.")
+    validate_password(new_password, user)
+    user.set_password(new_password)
+    user.must_change_password = False
+    user.save(update_fields=["password", "must_change_password"])
+    _record(principal, "user.change_password", user, before=None, after=None)
+
+
+def _record(
+    principal: Principal,
+    action: str,
+    user: User,
+    *,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    reason: str = "",
+) -> None:
+    record(
+        principal,
+        action,
+        object_type="user",
+        object_id=user.pk,
+        object_name=user.username,
+        before=before,
+        after=after,
+        reason=reason,
+    )

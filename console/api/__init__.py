@@ -1,0 +1,1 @@
+"""The REST API's machinery: problems, authentication, pages, ETags, idempotency."""

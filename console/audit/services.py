@@ -1,0 +1,148 @@
+"""Writing the trail, reading the part of it that somebody may see, and taking a change back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.http import Http404
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.audit.models import AuditEntry
+from console.shell import request_context
+
+
+def record(
+    principal: Principal,
+    action: str,
+    *,
+    object_type: str,
+    object_id: object,
+    object_name: str,
+    org_id: int | None = None,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    reason: str = "",
+    undoes: AuditEntry | None = None,
+) -> AuditEntry:
+    """Add one entry. Call it inside the transaction of the change, so that both are kept or none."""
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError(f"{action} must be recorded in the transaction that makes the change")
+    context = request_context.current()
+    return AuditEntry.objects.create(
+        actor_id=principal.user_id,
+        actor_name=principal.name,
+        means=principal.means,
+        address=context.address if context else None,
+        request_id=context.request_id if context else "",
+        action=action,
+        object_type=object_type,
+        object_id=str(object_id),
+        object_name=object_name,
+        org_id=org_id,
+        before=before,
+        after=after,
+        reason=reason,
+        undoes=undoes,
+    )
+
+
+def visible_entries(principal: Principal) -> QuerySet[AuditEntry]:
+    """What they did themselves, and all of the orgs or the platform where they are on-call or more."""
+    entries = AuditEntry.objects.select_related("undone_by")
+    if principal.on_platform(Role.ON_CALL):
+        return entries
+    orgs = principal.orgs_where(Role.ON_CALL)
+    seen = Q(org_id__in=orgs)
+    if principal.token is None or principal.token.org_id is None:
+        seen |= Q(actor_id=principal.user_id)
+    return entries.filter(seen)
+
+
+def get_entry(principal: Principal, entry_id: int) -> AuditEntry:
+    entry = visible_entries(principal).filter(pk=entry_id).first()
+    if entry is None:
+        raise Http404("There is no such entry, or it is not yours to see.")
+    return entry
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The same for the page, the CSV and the API."""
+
+    q: str = ""
+    actor: str = ""
+    action: str = ""
+    org_id: int | None = None
+    request_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def apply(self, entries: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
+        if self.q:
+            entries = entries.filter(
+                Q(object_name__icontains=self.q)
+                | Q(reason__icontains=self.q)
+                | Q(object_id=self.q)
+                | Q(actor_name__icontains=self.q)
+            )
+        if self.actor:
+            entries = entries.filter(actor_name__istartswith=self.actor)
+        if self.action:
+            entries = entries.filter(
+                Q(action=self.action) | Q(action__startswith=f"{self.action.rstrip('.')}.")
+            )
+        if self.org_id is not None:
+            entries = entries.filter(org_id=self.org_id)
+        if self.request_id:
+            entries = entries.filter(request_id=self.request_id)
+        if self.since:
+            entries = entries.filter(at__gte=self.since)
+        if self.until:
+            entries = entries.filter(at__lt=self.until)
+        return entries
+
+
+class CannotUndo(Exception):
+    """Why this entry can't be taken back, in a sentence."""
+
+
+Undo = Callable[[Principal, AuditEntry, str], None]
+_undo: dict[str, Undo] = {}
+
+
+def undoable(action: str) -> Callable[[Undo], Undo]:
+    """Register how changes of this action are taken back.
+
+    The function makes the opposite change through the ordinary service, which checks permissions
+    and records it with `undoes`; it raises CannotUndo where the world has moved on.
+    """
+
+    def register(function: Undo) -> Undo:
+        _undo[action] = function
+        return function
+
+    return register
+
+
+def can_undo(entry: AuditEntry) -> bool:
+    return entry.action in _undo and not hasattr(entry, "undone_by")
+
+
+@transaction.atomic
+def undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    """Take the change of `entry` back, as a new change with its own entry.
+
+    Raises CannotUndo where that makes no sense, Refused where they may not.
+    """
+    principal.check_may_change()
+    if entry.action not in _undo:
+        raise CannotUndo(f"“{entry.action}” can't be taken back.")
+    if hasattr(entry, "undone_by"):
+        raise CannotUndo(f"It was taken back already, by entry {entry.undone_by.pk}.")
+    _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")

@@ -1,0 +1,1 @@
+"""Orgs, the tenants: who belongs to them and with which role."""

@@ -1,0 +1,246 @@
+"""Orgs and their members: who may see them, and every way to change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, QuerySet
+from django.http import Http404
+
+from console.accounts.models import User
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.audit.models import AuditEntry
+from console.audit.services import CannotUndo, record, undoable
+from console.orgs.models import Membership, Org
+
+
+class NoSuchUser(Exception):
+    """There is no active user of that name."""
+
+
+def visible_orgs(principal: Principal) -> QuerySet[Org]:
+    """The orgs that they may know of, with the number of members."""
+    orgs = Org.objects.annotate(member_count=Count("memberships"))
+    if principal.on_platform(Role.VIEWER):
+        return orgs
+    confined = principal.token.org_id if principal.token else None
+    if confined is not None:
+        return orgs.filter(pk=confined) if principal.role_in(confined) else orgs.none()
+    return orgs.filter(pk__in=principal.orgs_where(Role.VIEWER))
+
+
+def get_org(principal: Principal, slug: str, at_least: Role = Role.VIEWER) -> Org:
+    """The one access function: a stranger gets Http404, a member who may not do it gets Refused."""
+    org = Org.objects.filter(slug=slug).first()
+    role = principal.role_in(org.pk) if org else None
+    if org is None or role is None:
+        raise Http404("There is no such org.")
+    if role < at_least:
+        raise Refused(
+            f"This needs the role {at_least.label} in {org.name}; yours is {role.label}."
+        )
+    return org
+
+
+def for_change(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN) -> Org:
+    """The org, locked until the end of the transaction, for somebody who may change it."""
+    principal.check_may_change()
+    org = get_org(principal, slug, at_least)
+    locked = Org.objects.select_for_update().filter(pk=org.pk).first()
+    if locked is None:
+        raise Http404("There is no such org any more.")
+    return locked
+
+
+@transaction.atomic
+def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") -> Org:
+    """Add an org. Raises ValidationError where the slug is malformed or taken."""
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    org = Org(slug=slug, name=name)
+    org.full_clean()
+    org.save()
+    _record(principal, "org.create", org, after=org.snapshot(), reason=reason)
+    return org
+
+
+@transaction.atomic
+def update_org(
+    principal: Principal,
+    org: Org,
+    *,
+    name: str,
+    reason: str = "",
+    undoes: AuditEntry | None = None,
+) -> Org:
+    """Rename an org that came from `for_change`. The same name again changes nothing."""
+    before = org.snapshot()
+    org.name = name
+    org.full_clean()
+    after = org.snapshot()
+    if after == before:
+        return org
+    org.version += 1
+    org.save()
+    _record(principal, "org.update", org, before=before, after=after, reason=reason, undoes=undoes)
+    return org
+
+
+@transaction.atomic
+def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
+    """Delete an org that came from `for_change`, with its memberships and tokens."""
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    before = {
+        **org.snapshot(),
+        "members": {
+            membership.user.username: Role(membership.role).label
+            for membership in org.memberships.select_related("user")
+        },
+    }
+    _record(principal, "org.delete", org, before=before, reason=reason)
+    org.delete()
+
+
+@transaction.atomic
+def set_member(
+    principal: Principal,
+    org: Org,
+    username: str,
+    role: Role,
+    *,
+    reason: str = "",
+    undoes: AuditEntry | None = None,
+) -> Membership:
+    """Add a member, or change the role of one. `org` came from `for_change`.
+
+    Raises NoSuchUser where there is no active user of that name.
+    """
+    user = User.objects.filter(username=username, is_active=True).first()
+    if user is None:
+        raise NoSuchUser(f"There is no active user “{username}”. A platform admin can add one.")
+    membership = Membership.objects.filter(org=org, user=user).first()
+    before = membership.snapshot() if membership else None
+    if membership is None:
+        membership = Membership(org=org, user=user)
+    membership.role = role
+    membership.full_clean()
+    after = membership.snapshot()
+    if after != before:
+        membership.save()
+        _record_member(
+            principal, org, user, before=before, after=after, reason=reason, undoes=undoes
+        )
+    return membership
+
+
+@transaction.atomic
+def remove_member(
+    principal: Principal,
+    org: Org,
+    username: str,
+    *,
+    reason: str = "",
+    undoes: AuditEntry | None = None,
+) -> None:
+    """Take a member out of an org that came from `for_change`. Raises Http404 for no member."""
+    membership = (
+        Membership.objects.select_related("user").filter(org=org, user__username=username).first()
+    )
+    if membership is None:
+        raise Http404(f"{org.name} has no member “{username}”.")
+    _record_member(
+        principal,
+        org,
+        membership.user,
+        before=membership.snapshot(),
+        after=None,
+        reason=reason,
+        undoes=undoes,
+    )
+    membership.delete()
+
+
+def members(org: Org) -> QuerySet[Membership]:
+    return org.memberships.select_related("user").order_by("user__username")
+
+
+@undoable("org.update")
+def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    org = _org_of(principal, entry)
+    if org.snapshot() != entry.after:
+        raise CannotUndo("The org was changed again since. Undo the later change first.")
+    update_org(principal, org, name=(entry.before or {})["name"], reason=reason, undoes=entry)
+
+
+@undoable("org.member")
+def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    org = _org_of(principal, entry)
+    username = entry.object_name
+    membership = Membership.objects.filter(org=org, user__username=username).first()
+    if (membership.snapshot() if membership else None) != entry.after:
+        raise CannotUndo(f"The membership of {username} was changed again since.")
+    if entry.before is None:
+        remove_member(principal, org, username, reason=reason, undoes=entry)
+        return
+    role = next(role for role in Role if role.label == entry.before["role"])
+    try:
+        set_member(principal, org, username, role, reason=reason, undoes=entry)
+    except NoSuchUser as error:
+        raise CannotUndo(str(error)) from None
+
+
+def _org_of(principal: Principal, entry: AuditEntry) -> Org:
+    org = Org.objects.filter(pk=entry.org_id).first()
+    if org is None:
+        raise CannotUndo("The org is no more.")
+    return for_change(principal, org.slug)
+
+
+def _record(
+    principal: Principal,
+    action: str,
+    org: Org,
+    *,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    reason: str,
+    undoes: AuditEntry | None = None,
+) -> None:
+    record(
+        principal,
+        action,
+        object_type="org",
+        object_id=org.slug,
+        object_name=org.name,
+        org_id=org.pk,
+        before=before,
+        after=after,
+        reason=reason,
+        undoes=undoes,
+    )
+
+
+def _record_member(
+    principal: Principal,
+    org: Org,
+    user: User,
+    *,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    reason: str,
+    undoes: AuditEntry | None,
+) -> None:
+    record(
+        principal,
+        "org.member",
+        object_type="membership",
+        object_id=f"{org.slug}/{user.username}",
+        object_name=user.username,
+        org_id=org.pk,
+        before=before,
+        after=after,
+        reason=reason,
+        undoes=undoes,
+    )

@@ -1,0 +1,239 @@
+"""Django's settings, derived from `console.environment` and nothing else.
+
+What can be chosen from outside stands in the table there; this module only says what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from console.environment import PROJECT, ConfigurationError, Environment, Mode
+
+EX_CONFIG = 78  # sysexits.h: something was wrong with the configuration
+
+try:
+    ENVIRONMENT = Environment.read(os.environ)
+except ConfigurationError as error:
+    print(f"Tidegate can't start, because of its settings:\n{error}", file=sys.stderr)
+    raise SystemExit(EX_CONFIG) from None
+
+EMBEDDED = ENVIRONMENT.mode is Mode.EMBEDDED
+SECURE = not EMBEDDED
+
+DEBUG = ENVIRONMENT.debug
+SECRET_KEY = ENVIRONMENT.secret_key
+SECRET_KEY_FALLBACKS = list(ENVIRONMENT.secret_key_fallbacks)
+ALLOWED_HOSTS = [
+    *ENVIRONMENT.allowed_hosts,
+    *(["localhost", "127.0.0.1", "[::1]", ENVIRONMENT.host] if EMBEDDED else []),
+]
+CSRF_TRUSTED_ORIGINS = list(ENVIRONMENT.trusted_origins)
+
+INSTALLED_APPS = [
+    "console.shell",
+    "console.accounts",
+    "console.orgs",
+    "console.audit",
+    "console.api",
+    "telemetry",
+    "channels",
+    "django_htmx",
+    "ninja",  # for the files of the API's documentation page
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.humanize",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+]
+
+# The innermost ones are plain functions, so Django runs the whole chain and the view in one thread
+# and not in a thread of its own for each of them.
+MIDDLEWARE = [
+    "console.shell.middleware.request_id",
+    "console.shell.middleware.security_headers",
+    "django.middleware.security.SecurityMiddleware",
+    "console.api.middleware.problems_for_the_api",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "console.accounts.middleware.principal",
+]
+
+ROOT_URLCONF = "console.urls"
+ASGI_APPLICATION = "console.asgi.application"
+APPEND_SLASH = True
+
+TEMPLATES: list[dict[str, Any]] = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [PROJECT / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.messages.context_processors.messages",
+                "console.shell.context.shell",
+            ],
+            "builtins": [
+                "django.templatetags.static",
+                "django.contrib.humanize.templatetags.humanize",
+                "console.shell.templatetags.console",
+            ],
+        },
+    }
+]
+FORM_RENDERER = "console.shell.forms.Renderer"
+
+
+def _database(url: str) -> dict[str, Any]:
+    """A PostgreSQL URL as Django wants it; `?host=/path` names a Unix socket, as in libpq."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(parts.path.lstrip("/")),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": options.pop("host", None) or unquote(parts.hostname or ""),
+        "PORT": str(parts.port or options.pop("port", "")),
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            **options,
+            # Under ASGI every request may run in a new thread; without a pool each would log in anew.
+            "pool": {"min_size": 0, "max_size": 16, "timeout": 10},
+            "connect_timeout": 5,
+            "application_name": "tidegate",
+        },
+    }
+
+
+DATABASES = {"default": _database(ENVIRONMENT.database_url)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = ENVIRONMENT.redis_url
+
+CHANNEL_LAYERS = {
+    "default": {
+        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
+    }
+}
+
+AUTH_USER_MODEL = "accounts.User"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}", "OPTIONS": options}
+    for name, options in (
+        ("UserAttributeSimilarityValidator", {}),
+        ("MinimumLengthValidator", {"min_length": 12}),
+        ("CommonPasswordValidator", {}),
+        ("NumericPasswordValidator", {}),
+    )
+]
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "home"
+LOGOUT_REDIRECT_URL = "login"
+
+SESSION_COOKIE_AGE = ENVIRONMENT.session_hours * 3600
+SESSION_COOKIE_NAME = "tidegate_session"
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = SECURE
+CSRF_COOKIE_NAME = "tidegate_csrf"
+CSRF_COOKIE_HTTPONLY = True
+CSRF_COOKIE_SECURE = SECURE
+CSRF_FAILURE_VIEW = "console.shell.errors.csrf_failure"
+
+SECURE_SSL_REDIRECT = SECURE
+# Probes come from inside, without TLS.
+SECURE_REDIRECT_EXEMPT = [r"^-/health"]
+SECURE_HSTS_SECONDS = ENVIRONMENT.hsts_seconds if SECURE else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
+SECURE_HSTS_PRELOAD = SECURE
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+if ENVIRONMENT.trusted_proxies:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
+
+STATIC_URL = "/static/"
+STATIC_ROOT = ENVIRONMENT.static_dir
+STATICFILES_DIRS = [PROJECT / "console" / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+        if EMBEDDED
+        else "servestatic.storage.CompressedManifestStaticFilesStorage"
+    },
+}
+
+LANGUAGE_CODE = "en-gb"
+USE_I18N = False
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "filters": {"request_id": {"()": "console.shell.logs.RequestIdFilter"}},
+    "formatters": {
+        "line": {
+            "()": "console.shell.logs.LineFormatter",
+            "format": "{asctime} {levelname:<7} {name} [{request_id}] {message}",
+            "style": "{",
+        }
+    },
+    "handlers": {
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "line",
+            "filters": ["request_id"],
+        }
+    },
+    "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
+}
+
+
+def _broker(url: str) -> str:
+    """The Redis URL as Celery's transport spells it."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix":
+        return url
+    query = dict(parse_qsl(parts.query))
+    virtual_host = query.pop("db", "0")
+    credentials = f":{parts.password}@" if parts.password else ""
+    return urlunsplit(
+        ("redis+socket", f"{credentials}", parts.path, urlencode({**query, "virtual_host": virtual_host}), "")
+    )
+
+
+# Tasks are short and idempotent: taken late, given back when their worker dies, never answered.
+CELERY_BROKER_URL = _broker(REDIS_URL)
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "visibility_timeout": 2 * ENVIRONMENT.task_seconds_max,
+    "global_keyprefix": "tidegate:celery:",
+}
+CELERY_RESULT_BACKEND = None
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_TASK_TIME_LIMIT = ENVIRONMENT.task_seconds_max
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 10
+CELERY_WORKER_ENABLE_SOFT_SHUTDOWN_ON_IDLE = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+CELERY_TIMEZONE = "UTC"

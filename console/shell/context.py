@@ -1,0 +1,46 @@
+"""What the frame around every page needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from console.accounts.middleware import principal_of
+from console.accounts.roles import Role
+
+
+@dataclass(frozen=True)
+class NavigationItem:
+    label: str
+    route: str
+    key: str  # `g` then this key goes there
+
+    @property
+    def address(self) -> str:
+        return reverse(self.route)
+
+
+HOME = NavigationItem("Overview", "home", "h")
+ORGS = NavigationItem("Orgs", "orgs", "o")
+AUDIT = NavigationItem("Audit", "audit", "a")
+TOKENS = NavigationItem("Tokens", "tokens", "t")
+USERS = NavigationItem("Users", "users", "u")
+
+
+def shell(request: HttpRequest) -> dict[str, Any]:
+    principal = principal_of(request)
+    if principal is None:
+        return {"principal": None, "navigation": []}
+    navigation = [HOME, ORGS, AUDIT, TOKENS]
+    if principal.on_platform(Role.PLATFORM_ADMIN):
+        navigation.append(USERS)
+    section = request.path.strip("/").split("/")[0]
+    return {
+        "principal": principal,
+        "navigation": [
+            (item, item.address.strip("/").split("/")[0] == section) for item in navigation
+        ],
+    }

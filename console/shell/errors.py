@@ -1,0 +1,79 @@
+"""Error pages that say what happened, whether it was theirs or ours, and what to do next."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from console.shell import request_context
+
+
+def _page(
+    request: HttpRequest, status: int, title: str, sentence: str, advice: str
+) -> HttpResponse:
+    context = {
+        "status": status,
+        "title": title,
+        "sentence": sentence,
+        "advice": advice,
+        "request_id": request_context.current_id(),
+    }
+    return render(request, "errors/error.html", context, status=status)
+
+
+def _said(exception: object) -> str:
+    """The sentence that was raised with the error, where one was."""
+    text = str(exception) if isinstance(exception, Exception) else ""
+    return text if text.endswith(".") else ""
+
+
+def bad_request(request: HttpRequest, exception: object = None) -> HttpResponse:
+    return _page(
+        request,
+        400,
+        "That request made no sense",
+        _said(exception) or "Something in the address or in the form is malformed.",
+        "Go back, reload the page and try again.",
+    )
+
+
+def forbidden(request: HttpRequest, exception: object = None) -> HttpResponse:
+    return _page(
+        request,
+        403,
+        "You may not do that",
+        _said(exception) or "Your role does not allow it.",
+        "Your roles stand on your account page. A platform admin or the admin of the org can "
+        "change them.",
+    )
+
+
+def not_found(request: HttpRequest, exception: object = None) -> HttpResponse:
+    return _page(
+        request,
+        404,
+        "There is nothing here",
+        _said(exception) or "No page has this address.",
+        "It may have been removed, or it may belong to an org that you are not a member of.",
+    )
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    return _page(
+        request,
+        500,
+        "That was our fault",
+        "The console failed while answering. Nothing was half saved: a change is made whole or not "
+        "at all.",
+        "Try again. If it happens again, search the logs for the request id below.",
+    )
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    return _page(
+        request,
+        403,
+        "This form is out of date",
+        "It was opened before you logged in or out, or in a browser that keeps no cookies.",
+        f"Go back, reload the page and send it again. ({reason})",
+    )
