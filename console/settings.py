@@ -50,20 +50,19 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
 ]
 
-# The innermost ones are plain functions, so Django runs the whole chain and the view in one thread
-# and not in a thread of its own for each of them.
+# The innermost one is synchronous, and so Django runs the whole chain and the view in one thread,
+# instead of changing threads twice for each of them.
 MIDDLEWARE = [
     "console.shell.middleware.request_id",
     "console.shell.middleware.security_headers",
     "django.middleware.security.SecurityMiddleware",
-    "console.api.middleware.problems_for_the_api",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "console.accounts.middleware.principal",
+    "console.api.middleware.problems_for_the_api",
 ]
 
 ROOT_URLCONF = "console.urls"

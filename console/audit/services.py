@@ -135,8 +135,8 @@ def can_undo(entry: AuditEntry) -> bool:
 
 
 @transaction.atomic
-def undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
-    """Take the change of `entry` back, as a new change with its own entry.
+def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
+    """Take the change of `entry` back, as a new change with its own entry, which is returned.
 
     Raises CannotUndo where that makes no sense, Refused where they may not.
     """
@@ -146,3 +146,4 @@ def undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if hasattr(entry, "undone_by"):
         raise CannotUndo(f"It was taken back already, by entry {entry.undone_by.pk}.")
     _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
+    return AuditEntry.objects.select_related("undone_by").get(undoes=entry)

@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from console.accounts.middleware import principal_of
+from console.accounts.browser import principal_of
 from console.accounts.roles import Role
 
 

@@ -1,3 +1,5 @@
+"""From a browser's request to the principal behind it, and pages that insist on one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -5,7 +7,6 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, cast
 from urllib.parse import urlencode
 
-from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -16,15 +17,15 @@ from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
 
 P = ParamSpec("P")
-GetResponse = Callable[[HttpRequest], HttpResponse]
-View = Callable[Concatenate["SignedInRequest", P], HttpResponse]
 
 
 class SignedInRequest(HttpRequest):
     """A request of somebody known. Only a type: see `signed_in`."""
 
     principal: Principal
-    htmx: bool
+
+
+View = Callable[Concatenate[SignedInRequest, P], HttpResponse]
 
 
 def principal_of(request: HttpRequest) -> Principal | None:
@@ -37,13 +38,9 @@ def principal_of(request: HttpRequest) -> Principal | None:
     return cast("Principal | None", request._browser_principal)  # type: ignore[attr-defined]
 
 
-def principal(get_response: GetResponse) -> GetResponse:
-    """Synchronous and innermost on purpose: see MIDDLEWARE in the settings."""
-
-    def middleware(request: HttpRequest) -> HttpResponse:
-        return get_response(request)
-
-    return middleware
+def requester(request: HttpRequest) -> Principal:
+    """Who asks, on a page behind `signed_in` or in an operation of the API."""
+    return cast("SignedInRequest", request).principal
 
 
 def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
@@ -79,5 +76,3 @@ def _to_log_in(request: HttpRequest) -> HttpResponse:
         return HttpResponseClientRedirect(address)
     return HttpResponseRedirect(f"{reverse('login')}?{urlencode({'next': target})}")
 
-
-__all__ = ["SignedInRequest", "login_not_required", "principal", "principal_of", "signed_in"]

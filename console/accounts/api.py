@@ -1,0 +1,130 @@
+"""Oneself and one's tokens over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, Path, Router, Schema
+
+from console.accounts import tokens
+from console.accounts.browser import requester
+from console.accounts.models import ApiToken
+from console.api.fields import Line
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.orgs.models import SLUG, Org
+from console.orgs.services import get_org, visible_orgs
+
+router = Router(tags=["account"])
+
+TokenId = Annotated[str, Path(pattern=r"^[0-9a-z]{12}$", description="`public_id` of the token.")]
+
+
+class OrgRoleOut(Schema):
+    org: str
+    role: str
+
+
+class MeOut(Schema):
+    username: str
+    full_name: str
+    means: str = Field(description="How you were recognised: browser, token or jwt.")
+    read_only: bool
+    platform_role: str | None
+    orgs: list[OrgRoleOut] = Field(description="Your role in each org by membership.")
+
+
+class TokenOut(Schema):
+    public_id: str
+    name: str
+    prefix: str
+    read_only: bool
+    org: str | None
+    state: str
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None
+
+
+class TokenIn(Schema):
+    name: Line
+    read_only: bool = True
+    org: str | None = Field(
+        None, pattern=SLUG, max_length=48, description="Confine it to this org."
+    )
+    days: int = Field(90, ge=1, le=tokens.LIFETIME_DAYS_MAX, description="Until it expires.")
+
+
+class TokenMade(TokenOut):
+    token: str = Field(description="The token itself, now and never again.")
+
+
+def token_facts(token: ApiToken) -> dict[str, object]:
+    return {
+        "public_id": token.public_id,
+        "name": token.name,
+        "prefix": token.prefix,
+        "read_only": token.read_only,
+        "org": token.org.slug if token.org else None,
+        "state": token.state,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "last_used_at": token.last_used_at,
+    }
+
+
+def show_token(token: ApiToken) -> TokenOut:
+    return TokenOut.model_validate(token_facts(token))
+
+
+@router.get("/me", response={200: MeOut, **documented()}, summary="Who you are here")
+def me(request: HttpRequest) -> MeOut:
+    principal = requester(request)
+    user = principal.user
+    slugs: dict[int, str] = dict(
+        visible_orgs(principal).filter(pk__in=principal.memberships).values_list("pk", "slug")
+    )
+    held = [
+        OrgRoleOut(org=slug, role=principal.memberships[org_id].label)
+        for org_id, slug in slugs.items()
+    ]
+    return MeOut(
+        username=user.username if user else "system",
+        full_name=user.full_name if user else "",
+        means=principal.means,
+        read_only=principal.read_only,
+        platform_role=principal.platform_role.label if principal.platform_role else None,
+        orgs=sorted(held, key=lambda item: item.org),
+    )
+
+
+@router.get("/tokens", response={200: Page[TokenOut], **documented()}, summary="Your tokens")
+def list_tokens(
+    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    return paginate(tokens.own_tokens(requester(request)), "-pk", cursor, limit, show_token)
+
+
+@router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Make a token")
+def create_token(request: HttpRequest, payload: TokenIn) -> tuple[int, TokenMade]:
+    principal = requester(request)
+    org: Org | None = get_org(principal, payload.org) if payload.org else None
+    token, text = tokens.issue(
+        principal,
+        name=payload.name,
+        read_only=payload.read_only,
+        org=org,
+        expires_at=timezone.now() + timedelta(days=payload.days),
+    )
+    return 201, TokenMade.model_validate({**token_facts(token), "token": text})
+
+
+@router.delete(
+    "/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token"
+)
+def revoke_token(request: HttpRequest, public_id: TokenId) -> tuple[int, None]:
+    tokens.revoke(requester(request), public_id)
+    return 204, None

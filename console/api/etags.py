@@ -1,0 +1,38 @@
+"""Nobody overwrites what they have not seen: a version is an ETag, a change names it in If-Match."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from ninja import Header
+
+from console.api.problems import ApiError
+
+IfMatch = Annotated[
+    str,
+    Header(
+        alias="If-Match",
+        description="The ETag of what you read, or `*` for whatever is there.",
+        min_length=1,
+        max_length=200,
+        examples=['"7"', "*"],
+    ),
+]
+ETAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e]*")')
+
+
+def etag(version: int) -> str:
+    return f'"{version}"'
+
+
+def check_match(if_match: str, version: int) -> None:
+    """Raise 412, with the current ETag, unless `if_match` names this version."""
+    current = etag(version)
+    if if_match.strip() == "*" or current in ETAG.findall(if_match):
+        return
+    raise ApiError(
+        "StaleVersion",
+        f"Its version is {current} now, and you named {if_match}. Read it again, then decide.",
+        headers={"ETag": current},
+    )

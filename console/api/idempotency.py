@@ -1,0 +1,129 @@
+"""A request with an Idempotency-Key takes effect once, however often and from wherever it is sent.
+
+The answer is stored in the transaction of the effect, so both are there or neither. Two at the same
+time meet at an advisory lock, which ends with its transaction: a crash leaves nothing locked and
+nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Header, Schema
+
+from console.accounts.browser import requester
+from console.api.models import StoredAnswer
+from console.api.problems import ApiError
+
+KEPT = timedelta(hours=24)
+
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        description="Your name for this one request: a UUID, say. Kept for 24 hours.",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        examples=["5f0f7c0e-6f0c-4a83-9a55-6f2f5d0f7d11"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an effect answers with when it succeeded."""
+
+    status: int
+    body: Schema | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def once(
+    request: HttpRequest,
+    key: str,
+    body: Schema | None,
+    effect: Callable[[], Answer],
+    *,
+    keep: bool = True,
+) -> HttpResponse:
+    """Run `effect` in a transaction unless this key was answered already; then repeat that answer.
+
+    The key belongs to (principal, method, path). Raises 422 where it was used with another body,
+    409 where the first such request has not ended yet. An effect that raises stores nothing, so
+    that the same key may be tried again; nor does one that is not to be kept (`validate_only`).
+    """
+    scope = _scope(request, key)
+    body_sha256 = hashlib.sha256(
+        json.dumps(body.model_dump(mode="json") if body else None, sort_keys=True).encode()
+    ).digest()
+    with transaction.atomic():
+        if not _lock(scope):
+            raise ApiError(
+                "StillRunning",
+                "A request with this Idempotency-Key is running now. Ask again in a moment.",
+                headers={"Retry-After": "1"},
+            )
+        stored = StoredAnswer.objects.filter(pk=scope).first()
+        if stored is not None:
+            return _replay(stored, body_sha256)
+        answer = effect()
+        text = answer.body.model_dump_json(by_alias=True) if answer.body else ""
+        if not keep:
+            transaction.set_rollback(True)
+            return _response(answer.status, text, answer.headers)
+        StoredAnswer.objects.create(
+            scope_sha256=scope,
+            body_sha256=body_sha256,
+            status=answer.status,
+            headers=dict(answer.headers),
+            body=text,
+        )
+    return _response(answer.status, text, answer.headers)
+
+
+def drop_old(now: datetime) -> int:
+    """Forget the answers that were kept long enough."""
+    deleted, _ = StoredAnswer.objects.filter(created_at__lt=now - KEPT).delete()
+    return deleted
+
+
+def _scope(request: HttpRequest, key: str) -> bytes:
+    parts = [str(requester(request).user_id), str(request.method), request.path, key]
+    return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def _lock(scope: bytes) -> bool:
+    """Take the lock of this key until the transaction ends; False where another one has it."""
+    number = int.from_bytes(scope[:8], "big", signed=True)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [number])
+        return bool(cursor.fetchone()[0])
+
+
+def _replay(stored: StoredAnswer, body_sha256: bytes) -> HttpResponse:
+    if bytes(stored.body_sha256) != body_sha256:
+        raise ApiError(
+            "IdempotencyKeyReused",
+            "This Idempotency-Key was used for a request with another body. Take a new one.",
+        )
+    return _response(
+        stored.status, stored.body, {**stored.headers, "Idempotency-Replayed": "true"}
+    )
+
+
+def _response(status: int, text: str, headers: Mapping[str, str]) -> HttpResponse:
+    if not text:
+        response = HttpResponse(status=status, headers=dict(headers))
+        del response["Content-Type"]
+        return response
+    return HttpResponse(
+        text, status=status, headers=dict(headers), content_type="application/json"
+    )

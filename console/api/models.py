@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class StoredAnswer(models.Model):
+    """The answer to a request with an Idempotency-Key, kept in the transaction of its effect."""
+
+    scope_sha256 = models.BinaryField(max_length=32, primary_key=True)
+    body_sha256 = models.BinaryField(max_length=32)
+    status = models.PositiveSmallIntegerField()
+    headers = models.JSONField()
+    body = models.TextField()
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.status} at {self.created_at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,111 @@
+"""Every error of the API is a problem document (RFC 9457), and every kind of it stands here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import HttpResponse
+from ninja import Field, Schema
+
+from console.shell import request_context
+
+CONTENT_TYPE = "application/problem+json"
+
+
+class FieldError(Schema):
+    pointer: str = Field(description="Where in the request: `/body/name`, `/header/If-Match`.")
+    detail: str
+
+
+class Problem(Schema):
+    type: str = Field(description="Stable name of this kind of problem.")
+    title: str
+    status: int
+    reason: str = Field(description="The same kind, as one word for machines.")
+    detail: str = Field(description="A sentence for a person.")
+    request_id: str
+    errors: list[FieldError] = []
+
+
+# reason → (status, title)
+KINDS = {
+    "MalformedRequest": (400, "The request can't be read"),
+    "IdempotencyKeyMissing": (400, "An Idempotency-Key is required"),
+    "Unauthenticated": (401, "Who are you?"),
+    "Forbidden": (403, "You may not do that"),
+    "NotFound": (404, "There is nothing here"),
+    "MethodNotAllowed": (405, "Not this method"),
+    "Conflict": (409, "It conflicts with what is there"),
+    "StillRunning": (409, "The same request is still running"),
+    "CannotUndo": (409, "This can't be taken back"),
+    "StaleVersion": (412, "It has changed since you read it"),
+    "TooLarge": (413, "The request is too large"),
+    "InvalidRequest": (422, "Some values are not allowed"),
+    "IdempotencyKeyReused": (422, "That Idempotency-Key belongs to another request"),
+    "PreconditionRequired": (428, "If-Match is required"),
+    "TooManyAttempts": (429, "Too many attempts"),
+    "InternalError": (500, "That was our fault"),
+    "Unavailable": (503, "Not now"),
+}
+SENTENCES = {
+    404: "No resource has this address, or it is not yours to see.",
+    405: "This address does not know that method.",
+    413: "The body is larger than 1 MiB.",
+    500: "The console failed while answering; nothing was half saved.",
+}
+
+
+class ApiError(Exception):
+    """Raise it anywhere below an operation; the API answers with its problem."""
+
+    def __init__(
+        self,
+        reason: str,
+        detail: str,
+        *,
+        errors: list[FieldError] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.problem = problem(reason, detail, errors or [])
+        self.headers = dict(headers or {})
+
+
+def problem(reason: str, detail: str, errors: list[FieldError] | None = None) -> Problem:
+    status, title = KINDS[reason]
+    return Problem(
+        type=f"urn:tidegate:problem:{reason}",
+        title=title,
+        status=status,
+        reason=reason,
+        detail=detail,
+        request_id=request_context.current_id(),
+        errors=errors or [],
+    )
+
+
+def for_status(status: int) -> Problem:
+    """The plainest problem of a status that something outside of the API answered with."""
+    reasons = (reason for reason, (known, _) in KINDS.items() if known == status)
+    reason = next(reasons, "MalformedRequest" if status < 500 else "InternalError")
+    return problem(reason, SENTENCES.get(KINDS[reason][0], "The request was refused."))
+
+
+def response(problem: Problem, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    return HttpResponse(
+        json.dumps(problem.model_dump()),
+        status=problem.status,
+        content_type=CONTENT_TYPE,
+        headers=dict(headers or {}),
+    )
+
+
+def is_problem(response: HttpResponse) -> bool:
+    return response.headers.get("Content-Type", "").startswith(CONTENT_TYPE)
+
+
+def documented(*statuses: int) -> dict[Any, Any]:
+    """For an operation's `response=`: the statuses every operation may answer, and these."""
+    return {status: Problem for status in (400, 401, 403, 422, *statuses)}

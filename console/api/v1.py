@@ -1,0 +1,142 @@
+"""The API: what all its operations share. The operations themselves stand with what they are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ValidationError as ModelValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.openapi.schema import OpenAPISchema
+
+from console.accounts.api import router as accounts
+from console.api import problems
+from console.api.auth import AUTHENTICATION, CHALLENGE
+from console.api.problems import ApiError, FieldError
+from console.audit.api import router as audit
+from console.audit.services import CannotUndo
+from console.orgs.api import router as orgs
+
+DESCRIPTION = """
+Everything the console does, for automation.
+
+* **Errors** are problem documents (RFC 9457): `reason` is for machines, `detail` for people.
+* **Authentication**: `Authorization: Bearer` with a personal API token (`tgr_…` reads, `tgw_…` also
+  writes) or a JWT; or the session of a browser with its CSRF token.
+* **Lists** come in pages: ask again with `cursor=next_cursor` until it is null.
+* **Changes** name what they change by `If-Match` and what they are by `Idempotency-Key`, where the
+  operation says so; sending one again does not do it twice.
+* **`X-Request-ID`** is echoed and stands in logs and in the audit trail.
+"""
+
+
+class Api(NinjaAPI):
+    def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
+        """Errors are documented with the content type that they have."""
+        schema = super().get_openapi_schema(**kwargs)
+        for path in schema["paths"].values():
+            for operation in path.values():
+                for status, answer in operation["responses"].items():
+                    if int(status) >= 400 and "content" in answer:
+                        answer["description"] = problems.for_status(int(status)).title
+                        content = answer["content"]
+                        content[problems.CONTENT_TYPE] = content.pop("application/json")
+        return schema
+
+
+api = Api(
+    title="Tidegate",
+    version="1",
+    description=DESCRIPTION,
+    auth=AUTHENTICATION,
+    urls_namespace="api",
+    docs_url="/docs",
+    openapi_url="/openapi.json",
+)
+api.add_router("", accounts)
+api.add_router("", orgs)
+api.add_router("", audit)
+
+
+@api.exception_handler(ApiError)
+def _api_error(_request: HttpRequest, error: ApiError) -> HttpResponse:
+    return problems.response(error.problem, error.headers)
+
+
+@api.exception_handler(AuthenticationError)
+def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
+    problem = problems.problem(
+        "Unauthenticated", "Send a personal API token or a JWT: Authorization: Bearer …"
+    )
+    return problems.response(problem, CHALLENGE)
+
+
+@api.exception_handler(PermissionDenied)
+def _forbidden(_request: HttpRequest, error: PermissionDenied) -> HttpResponse:
+    return problems.response(problems.problem("Forbidden", str(error) or "You may not do that."))
+
+
+@api.exception_handler(Http404)
+def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
+    return problems.response(problems.problem("NotFound", str(error) or problems.SENTENCES[404]))
+
+
+@api.exception_handler(CannotUndo)
+def _cannot_undo(_request: HttpRequest, error: CannotUndo) -> HttpResponse:
+    return problems.response(problems.problem("CannotUndo", str(error)))
+
+
+@api.exception_handler(HttpError)
+def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+    problem = problems.for_status(error.status_code)
+    return problems.response(problem.model_copy(update={"detail": f"{error.message}."}))
+
+
+@api.exception_handler(ModelValidationError)
+def _invalid_model(_request: HttpRequest, error: ModelValidationError) -> HttpResponse:
+    if hasattr(error, "error_dict"):
+        fields = error.message_dict.items()
+    else:
+        fields = {"": error.messages}.items()
+    errors = [
+        FieldError(pointer=f"/body/{'' if name == '__all__' else name}".rstrip("/"), detail=detail)
+        for name, details in fields
+        for detail in details
+    ]
+    return _invalid(errors)
+
+
+@api.exception_handler(ValidationError)
+def _invalid_request(_request: HttpRequest, error: ValidationError) -> HttpResponse:
+    errors = [
+        FieldError(
+            pointer="/" + "/".join(str(part) for part in _location(item["loc"])),
+            detail=item["msg"].removeprefix("Value error, "),
+        )
+        for item in error.errors
+    ]
+    absent = {
+        item.pointer.lower()
+        for item, raw in zip(errors, error.errors, strict=True)
+        if raw["type"] == "missing"
+    }
+    if "/header/idempotency-key" in absent:
+        detail = "Send an Idempotency-Key header, so that repeating the request is safe."
+        return problems.response(problems.problem("IdempotencyKeyMissing", detail, errors))
+    if "/header/if-match" in absent:
+        detail = "Send the ETag of what you read as If-Match, so that you overwrite nothing unseen."
+        return problems.response(problems.problem("PreconditionRequired", detail, errors))
+    return _invalid(errors)
+
+
+def _location(parts: tuple[Any, ...]) -> list[Any]:
+    """`("body", "payload", "name")` → body, name: the name of our argument means nothing outside."""
+    place, *rest = parts
+    return [place, *(rest[1:] if place in ("body", "form") else rest)]
+
+
+def _invalid(errors: list[FieldError]) -> HttpResponse:
+    said = "; ".join(f"{item.pointer}: {item.detail}" for item in errors[:5])
+    return problems.response(problems.problem("InvalidRequest", f"{said}.", errors))

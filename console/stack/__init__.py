@@ -1,0 +1,13 @@
+"""One command brings up the real thing: PostgreSQL, Redis and every process of Tidegate.
+
+Nothing in here imports Django or the console's settings: this package starts them. The modules, from
+the bottom up:
+
+- `errors`, `lock`, `keys`, `endpoint`, `privileges`, `leftovers`: one small subject each;
+- `binaries`, `postgres`, `redis`, `embedded`: real servers under one directory, also for the tests;
+- `core`: what a supervisor decides, as a pure state machine;
+- `services`, `child`, `supervisor`, `display`, `commands`: what carries those decisions out;
+- `bootstrap`: makes the environment that all of the above runs in, with nothing but Python.
+
+Why it is built this way: docs/adr/0002-embedded-servers.md and docs/adr/0003-supervisor.md.
+"""
