@@ -66,6 +66,7 @@ def create_user(
     email: str = "",
     platform_role: Role | None = None,
     reason: str = "",
+    must_change_password: bool = True,
 ) -> tuple[User, str]:
     """Add a user with a generated password, which is returned once and kept only as a hash."""
     principal.check_may_change()
@@ -76,7 +77,7 @@ def create_user(
         full_name=full_name,
         email=email,
         platform_role=platform_role,
-        must_change_password=True,
+        must_change_password=must_change_password,
     )
     user.set_password(password)
     user.full_clean()

@@ -5,3 +5,9 @@ from django.apps import AppConfig
 
 class ShellConfig(AppConfig):
     name = "console.shell"
+
+    def ready(self) -> None:
+        # So that `task.delay()` in any process finds this app and its broker.
+        from console import celery
+
+        celery.app.set_default()

@@ -1,0 +1,66 @@
+"""The ASGI application: pages, API, static files; live topics come beside them over Channels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+
+from django.core.asgi import get_asgi_application
+
+django_application = get_asgi_application()
+
+from channels.routing import ProtocolTypeRouter
+from channels.security.websocket import AllowedHostsOriginValidator
+from django.conf import settings
+from servestatic import ServeStaticASGI
+
+from telemetry.notify import notify
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+WATCHDOG_SECONDS = 1.0
+
+
+async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
+    """Tell the supervisor when we are ready, and that the event loop still turns."""
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
+    await receive()
+    notify("STOPPING=1")
+    if watchdog:
+        watchdog.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watchdog
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _watchdog() -> None:
+    while True:
+        await asyncio.sleep(WATCHDOG_SECONDS)
+        notify("WATCHDOG=1")
+
+
+async def no_live_topics(_scope: Scope, receive: Receive, send: Send) -> None:
+    """There is no WebSocket yet; say so as the protocol does."""
+    await receive()
+    await send({"type": "websocket.close", "code": 4404})
+
+
+application: Application = ProtocolTypeRouter(
+    {
+        "lifespan": lifespan,
+        "http": ServeStaticASGI(
+            django_application, root=settings.STATIC_ROOT, prefix=settings.STATIC_URL
+        ),
+        "websocket": AllowedHostsOriginValidator(no_live_topics),
+    }
+)

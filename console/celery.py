@@ -1,0 +1,76 @@
+"""Celery as idempotent work needs it; what follows from the settings stands there.
+
+A task is taken late: it is acknowledged when it has ended, and given back when its process dies. So
+a task may run twice, and is written to have its effect once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from celery import Celery, signals
+from celery.schedules import crontab
+
+from console.shell import request_context
+from telemetry.notify import notify
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+
+REQUEST_ID_HEADER = "tidegate_request_id"
+WATCHDOG_SECONDS = 1.0
+
+app = Celery("tidegate")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+app.conf.beat_schedule = {
+    "forget-what-is-over": {
+        "task": "console.shell.tasks.forget_what_is_over",
+        "schedule": crontab(minute="*/10"),
+        "options": {"expires": 600},
+    },
+}
+
+
+@signals.before_task_publish.connect
+def _carry_request_id(headers: dict[str, Any], **_: Any) -> None:
+    """The request that asked for the work is named in the logs and the audit rows of that work."""
+    request_id = request_context.current_id()
+    if request_id:
+        headers.setdefault(REQUEST_ID_HEADER, request_id)
+
+
+@signals.task_prerun.connect
+def _enter_request(task: Any, task_id: str, **_: Any) -> None:
+    carried = getattr(task.request, REQUEST_ID_HEADER, None)
+    request_context.enter(request_context.RequestContext(carried or f"task-{task_id}"))
+
+
+@signals.task_postrun.connect
+def _leave_request(**_: Any) -> None:
+    request_context.enter(None)
+
+
+@signals.worker_ready.connect
+def _worker_is_ready(sender: Any, **_: Any) -> None:
+    """Ready when it consumes; alive as long as its event loop turns."""
+    if notify("READY=1"):
+        sender.hub.call_repeatedly(WATCHDOG_SECONDS, notify, "WATCHDOG=1")
+
+
+@signals.beat_init.connect
+def _beat_is_ready(**_: Any) -> None:
+    if notify("READY=1"):
+        threading.Thread(target=_beat_watchdog, name="watchdog", daemon=True).start()
+
+
+def _beat_watchdog() -> None:
+    pause = threading.Event()
+    while not pause.wait(WATCHDOG_SECONDS):
+        notify("WATCHDOG=1")
+
+
+@signals.worker_shutting_down.connect
+def _worker_stops(**_: Any) -> None:
+    notify("STOPPING=1")
