@@ -21,19 +21,31 @@ class Bearer(HttpBearer):
     """`Authorization: Bearer tgr_…`, `tgw_…` or a JWT."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Principal:
-        principal: Principal | None
-        if token.startswith(("tgr_", "tgw_")):
-            principal = tokens.authenticate(token)
-            refusal = "This token is unknown, expired or revoked."
-        else:
-            try:
-                principal, refusal = jwt.authenticate(token), ""
-            except jwt.BadJwt as error:
-                principal, refusal = None, str(error)
-        if principal is None:
-            raise ApiError("Unauthenticated", refusal, headers=INVALID)
+        principal = _principal_of_bearer(token)
         _set(request, principal)
         return principal
+
+
+def bearer_principal(request: HttpRequest) -> Principal | None:
+    """The principal of the Authorization header, outside of the API; None where there is none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return _principal_of_bearer(token.strip()) if scheme.lower() == "bearer" else None
+
+
+def _principal_of_bearer(token: str) -> Principal:
+    if token.startswith(("tgr_", "tgw_")):
+        principal = tokens.authenticate(token)
+        if principal is None:
+            raise ApiError(
+                "Unauthenticated",
+                "This token is unknown, expired or revoked.",
+                headers=INVALID,
+            )
+        return principal
+    try:
+        return jwt.authenticate(token)
+    except jwt.BadJwt as error:
+        raise ApiError("Unauthenticated", str(error), headers=INVALID) from None
 
 
 class Browser(APIKeyCookie):

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib.auth.password_validation import password_validators_help_texts
+
+from console.accounts.models import NAME, User
+from console.accounts.roles import ON_THE_PLATFORM, Role, choices
+from console.orgs.models import Org
+
+EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
+
+
+class LogInForm(forms.Form):
+    username = forms.CharField(
+        max_length=63,
+        widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True}),
+    )
+    password = forms.CharField(
+        max_length=256,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
+    )
+
+
+class PasswordForm(forms.Form):
+    current = forms.CharField(
+        label="Current password",
+        max_length=256,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
+    )
+    new = forms.CharField(
+        label="New password",
+        max_length=256,
+        strip=False,
+        help_text=" ".join(password_validators_help_texts()),
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+    )
+    again = forms.CharField(
+        label="New password again",
+        max_length=256,
+        strip=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+    )
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.user = user
+
+    def clean_current(self) -> str:
+        current = str(self.cleaned_data["current"])
+        if not self.user.check_password(current):
+            raise forms.ValidationError("That is not your current password.")
+        return current
+
+    def clean(self) -> None:
+        values = self.cleaned_data
+        if values.get("new") and values.get("again") and values["new"] != values["again"]:
+            self.add_error("again", "The two are not the same.")
+
+
+class TokenForm(forms.Form):
+    name = forms.CharField(max_length=80, help_text="What will use it: “resize bot”, say.")
+    scope = forms.ChoiceField(
+        choices=[("read", "may read"), ("write", "may read and write")], initial="read"
+    )
+    org = forms.ModelChoiceField(
+        Org.objects.none(),
+        required=False,
+        empty_label="everything I may do",
+        label="Good for",
+        to_field_name="slug",
+    )
+    days = forms.TypedChoiceField(coerce=int, choices=EXPIRIES, initial=90, label="Expires after")
+
+    def __init__(self, *args: Any, orgs: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["org"]
+        if isinstance(field, forms.ModelChoiceField):
+            field.queryset = orgs
+
+
+class ReasonMixin(forms.Form):
+    reason = forms.CharField(
+        max_length=500, required=False, label="Why", help_text="Stands in the audit trail."
+    )
+
+
+class UserForm(ReasonMixin):
+    full_name = forms.CharField(max_length=120, required=False, label="Name")
+    email = forms.EmailField(required=False, label="E-mail")
+    platform_role = forms.TypedChoiceField(
+        coerce=lambda value: Role(int(value)),
+        empty_value=None,
+        required=False,
+        choices=[("", "none: only in their orgs"), *choices(ON_THE_PLATFORM)],
+        label="Role on the whole platform",
+    )
+    is_active = forms.BooleanField(required=False, initial=True, label="May log in")
+
+    field_order = ["username", "full_name", "email", "platform_role", "is_active", "reason"]
+
+
+class NewUserForm(UserForm):
+    username = forms.RegexField(
+        NAME,
+        max_length=63,
+        help_text="Lower-case letters, digits, dots, dashes, underscores. Can't be changed later.",
+    )
+    is_active = None  # type: ignore[assignment]
+
+    def clean_username(self) -> str:
+        username = str(self.cleaned_data["username"])
+        if User.objects.filter(username=username).exists():
+            raise forms.ValidationError("There is a user of that name already.")
+        return username

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from django.contrib import auth, messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.csrf import ensure_csrf_cookie
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from console.accounts import services, throttle, tokens
+from console.accounts.browser import SignedInRequest, principal_of, signed_in
+from console.accounts.forms import LogInForm, NewUserForm, PasswordForm, TokenForm, UserForm
+from console.accounts.roles import Role
+from console.orgs.services import visible_orgs
+from console.shell import request_context
+
+log = logging.getLogger(__name__)
+
+
+@sensitive_post_parameters("password")
+@ensure_csrf_cookie
+@require_http_methods(["GET", "HEAD", "POST"])
+def log_in(request: HttpRequest) -> HttpResponse:
+    target = _safe_target(request)
+    if principal_of(request) is not None:
+        return redirect(target)
+    form = LogInForm(request.POST or None)
+    status = 200
+    if request.method == "POST" and form.is_valid():
+        username, address = form.cleaned_data["username"], request_context.client_address(request)
+        wait = throttle.wait_seconds(username, address)
+        if wait:
+            form.add_error(None, f"Too many failed attempts. Try again in {wait} seconds.")
+            response = render(request, "accounts/log_in.html", {"form": form}, status=429)
+            response["Retry-After"] = str(wait)
+            return response
+        user = auth.authenticate(request, **form.cleaned_data)
+        if user is not None:
+            throttle.forget_failures(username)
+            auth.login(request, user)
+            return redirect(target)
+        throttle.count_failure(username, address)
+        log.warning("a log-in failed, from %s", address)
+        form.add_error(None, "That name and password do not belong together.")
+        status = 401
+    return render(request, "accounts/log_in.html", {"form": form}, status=status)
+
+
+@require_POST
+def log_out(request: HttpRequest) -> HttpResponse:
+    auth.logout(request)
+    messages.info(request, "You are logged out.")
+    return redirect("login")
+
+
+def _safe_target(request: HttpRequest) -> str:
+    """Where to go after log-in: only ever to a page of ours."""
+    target = request.POST.get("next") or request.GET.get("next") or ""
+    if target and url_has_allowed_host_and_scheme(
+        target, allowed_hosts={request.get_host()}, require_https=request.is_secure()
+    ):
+        parts = urlsplit(target)
+        return f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return "/"
+
+
+@require_safe
+@signed_in
+def account(request: SignedInRequest) -> HttpResponse:
+    user = request.principal.user
+    memberships = user.memberships.select_related("org").order_by("org__slug") if user else []
+    return render(request, "accounts/account.html", {"memberships": memberships})
+
+
+@sensitive_post_parameters()
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def password(request: SignedInRequest) -> HttpResponse:
+    user = request.principal.user
+    if user is None:  # a browser always has one
+        return redirect("login")
+    form = PasswordForm(request.POST or None, user=user)
+    if request.method == "POST" and form.is_valid():
+        try:
+            services.change_password(request.principal, form.cleaned_data["new"])
+        except ValidationError as error:
+            form.add_error("new", error)
+        else:
+            auth.update_session_auth_hash(request, user)
+            messages.success(request, "Your password is changed. Other browsers are logged out.")
+            return redirect("account")
+    return render(request, "accounts/password.html", {"form": form})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def list_tokens(request: SignedInRequest) -> HttpResponse:
+    """One's tokens. A new one is shown in the answer that made it, and never again."""
+    principal = request.principal
+    form = TokenForm(request.POST or None, orgs=visible_orgs(principal))
+    made = None
+    if request.method == "POST" and form.is_valid():
+        values = form.cleaned_data
+        _, made = tokens.issue(
+            principal,
+            name=values["name"],
+            read_only=values["scope"] == "read",
+            org=values["org"],
+            expires_at=timezone.now() + timedelta(days=values["days"]),
+        )
+        form = TokenForm(orgs=visible_orgs(principal))
+    rows = tokens.sorted_for_display(tokens.own_tokens(principal))[: tokens.ACTIVE_TOKENS_MAX * 2]
+    context = {"form": form, "made": made, "tokens": rows, "origin": _origin(request)}
+    return render(request, "accounts/tokens.html", context)
+
+
+@require_POST
+@signed_in
+def revoke_token(request: SignedInRequest, public_id: str) -> HttpResponse:
+    token = tokens.revoke(request.principal, public_id)
+    messages.success(request, f"“{token.name}” is revoked: it opens nothing any more.")
+    return redirect("tokens")
+
+
+@require_safe
+@signed_in
+def list_users(request: SignedInRequest) -> HttpResponse:
+    users = services.list_users(request.principal).prefetch_related("memberships__org")
+    return render(request, "accounts/users.html", {"users": users})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def new_user(request: SignedInRequest) -> HttpResponse:
+    request.principal.check_platform(Role.PLATFORM_ADMIN)
+    form = NewUserForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        values = form.cleaned_data
+        user, generated = services.create_user(
+            request.principal,
+            username=values["username"],
+            full_name=values["full_name"],
+            email=values["email"],
+            platform_role=values["platform_role"],
+            reason=values["reason"],
+        )
+        return render(request, "accounts/generated.html", {"subject": user, "password": generated})
+    return render(request, "accounts/user_new.html", {"form": form})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def edit_user(request: SignedInRequest, username: str) -> HttpResponse:
+    user = services.get_user(request.principal, username)
+    initial = {
+        "full_name": user.full_name,
+        "email": user.email,
+        "platform_role": user.platform_role,
+        "is_active": user.is_active,
+    }
+    form = UserForm(request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        services.update_user(request.principal, user, **form.cleaned_data)
+        messages.success(request, f"{user.username} is saved.")
+        return redirect("users")
+    return render(request, "accounts/user_edit.html", {"form": form, "subject": user})
+
+
+@require_POST
+@signed_in
+def reset_password(request: SignedInRequest, username: str) -> HttpResponse:
+    user = services.get_user(request.principal, username)
+    generated = services.reset_password(request.principal, user)
+    return render(request, "accounts/generated.html", {"subject": user, "password": generated})
+
+
+def _origin(request: HttpRequest) -> str:
+    return f"{request.scheme}://{request.get_host()}"

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpResponse, StreamingHttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.audit import services
+from console.audit.forms import FilterForm, UndoForm
+from console.audit.models import AuditEntry
+from console.audit.services import Filters
+from console.orgs.services import visible_orgs
+
+PER_PAGE = 50
+CSV_ROWS_MAX = 100_000
+CSV_COLUMNS = (
+    "id at actor means address request_id action object_type object_id object_name reason changes"
+).split()
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _filters(form: FilterForm) -> Filters:
+    """What a valid form says; nothing where it is not valid, and the page says what is wrong."""
+    values = form.cleaned_data if form.is_valid() else {}
+    org = values.get("org")
+    return Filters(
+        q=values.get("q", ""),
+        actor=values.get("actor", ""),
+        action=values.get("action", ""),
+        org_id=org.pk if org else None,
+        request_id=values.get("request_id", ""),
+        since=values.get("since"),
+        until=values.get("until"),
+    )
+
+
+@require_safe
+@signed_in
+def list_entries(request: SignedInRequest) -> HttpResponse:
+    form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
+    entries = _filters(form).apply(services.visible_entries(request.principal))
+    page = Paginator(entries, PER_PAGE).get_page(request.GET.get("page"))
+    query = request.GET.copy()
+    query.pop("page", None)
+    filtered = any(value for value in query.values())
+    context = {"form": form, "page": page, "query": query.urlencode(), "filtered": filtered}
+    return render(request, "audit/list.html", context)
+
+
+@require_safe
+@signed_in
+def show_entry(request: SignedInRequest, entry_id: int) -> HttpResponse:
+    entry = services.get_entry(request.principal, entry_id)
+    context = {"entry": entry, "can_undo": services.can_undo(entry), "form": UndoForm()}
+    return render(request, "audit/entry.html", context)
+
+
+@require_POST
+@signed_in
+def undo(request: SignedInRequest, entry_id: int) -> HttpResponse:
+    entry = services.get_entry(request.principal, entry_id)
+    form = UndoForm(request.POST)
+    reason = form.cleaned_data["reason"] if form.is_valid() else ""
+    try:
+        undone = services.undo(request.principal, entry, reason)
+    except services.CannotUndo as error:
+        messages.error(request, str(error))
+        return redirect("audit-entry", entry_id)
+    messages.success(request, "Taken back. This is the entry of doing so.")
+    return redirect("audit-entry", undone.pk)
+
+
+@require_safe
+@signed_in
+def export(request: SignedInRequest) -> HttpResponse | StreamingHttpResponse:
+    """The filtered trail as CSV, the newest first, at most CSV_ROWS_MAX rows."""
+    form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
+    if not form.is_valid():
+        return render(request, "errors/error.html", _bad_filters(form), status=400)
+    entries = _filters(form).apply(services.visible_entries(request.principal))[:CSV_ROWS_MAX]
+    return StreamingHttpResponse(
+        _csv(entries.iterator(chunk_size=1000)),
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="tidegate-audit.csv"'},
+    )
+
+
+def _bad_filters(form: FilterForm) -> dict[str, object]:
+    faults = [f"{name}: {' '.join(errors)}" for name, errors in form.errors.items()]
+    return {
+        "status": 400,
+        "title": "Those filters make no sense",
+        "sentence": " ".join(faults),
+        "advice": "Go back and mend them.",
+    }
+
+
+class _Line:
+    """What csv.writer writes to: gives the line back instead of keeping it."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def _csv(entries: Iterator[AuditEntry]) -> Iterator[str]:
+    writer = csv.writer(_Line())
+    yield writer.writerow(CSV_COLUMNS)
+    for entry in entries:
+        changes = {path: [before, after] for path, before, after in entry.changes}
+        cells = [
+            entry.pk,
+            entry.at.isoformat(),
+            entry.actor_name,
+            entry.means,
+            entry.address or "",
+            entry.request_id,
+            entry.action,
+            entry.object_type,
+            entry.object_id,
+            entry.object_name,
+            entry.reason,
+            json.dumps(changes, sort_keys=True) if changes else "",
+        ]
+        yield writer.writerow([_harmless(cell) for cell in cells])
+
+
+def _harmless(cell: object) -> object:
+    """A text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    if isinstance(cell, str) and cell.startswith(FORMULA_STARTS):
+        return f"'{cell}"
+    return cell

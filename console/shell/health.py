@@ -1,0 +1,89 @@
+"""Whether this process can do its work, and if not, why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+
+TIMEOUT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    ok: bool
+    reason: str  # empty when all is well
+    took_ms: float
+
+
+def _postgres() -> str:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError as error:
+        return f"PostgreSQL does not answer: {_first_line(error)}"
+    return ""
+
+
+def _migrations() -> str:
+    try:
+        executor = MigrationExecutor(connection)
+        missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    except DatabaseError:
+        return "unknown, because PostgreSQL does not answer"
+    if missing:
+        return f"{len(missing)} migrations are not applied: run `manage.py migrate`"
+    return ""
+
+
+def _redis() -> str:
+    client = redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=TIMEOUT_SECONDS,
+        socket_connect_timeout=TIMEOUT_SECONDS,
+    )
+    try:
+        client.ping()
+    except redis.RedisError as error:
+        return f"Redis does not answer: {_first_line(error)}"
+    finally:
+        client.close()
+    return ""
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "postgres": _postgres,
+    "migrations": _migrations,
+    "redis": _redis,
+}
+
+
+def run_checks() -> list[Check]:
+    results = []
+    for name, check in CHECKS.items():
+        started = time.perf_counter()
+        reason = check()
+        took_ms = round((time.perf_counter() - started) * 1000, 1)
+        results.append(Check(name, ok=not reason, reason=reason, took_ms=took_ms))
+    return results
+
+
+def report() -> dict[str, Any]:
+    checks = run_checks()
+    return {
+        "live": True,
+        "ready": all(check.ok for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _first_line(error: Exception) -> str:
+    """The gist of an error, without the connection's details: anyone may read this page."""
+    return type(error).__name__

@@ -1,0 +1,52 @@
+"""The processes of this console, as they tell of themselves through telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from telemetry.models import Source
+
+SHOWN = timedelta(minutes=10)  # for how long a silent process stays on the page
+STALE = timedelta(seconds=10)
+SHOWN_MAX = 200
+EXPECTED = ("web", "worker", "beat", "ingest")
+
+
+@dataclass(frozen=True)
+class Process:
+    kind: str
+    host: str
+    process_id: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    stale: bool
+
+
+@dataclass(frozen=True)
+class Presence:
+    processes: list[Process]
+    missing: list[str]  # kinds of which none is known to be alive
+    at: datetime
+
+
+def presence() -> Presence:
+    now = timezone.now()
+    sources = Source.objects.filter(seen_at__gt=now - SHOWN).order_by("kind", "-seen_at")
+    processes = [
+        Process(
+            kind=source.kind,
+            host=source.host,
+            process_id=source.process_id,
+            version=source.version,
+            started_at=source.started_at,
+            seen_at=source.seen_at,
+            stale=now - source.seen_at > STALE,
+        )
+        for source in sources[:SHOWN_MAX]
+    ]
+    alive = {process.kind for process in processes if not process.stale}
+    return Presence(processes, [kind for kind in EXPECTED if kind not in alive], now)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from console.accounts.browser import SignedInRequest, principal_of, signed_in
+from console.api.auth import CHALLENGE, bearer_principal
+from console.api.problems import ApiError
+from console.audit.services import visible_entries
+from console.orgs.services import visible_orgs
+from console.shell import health, presence, versions
+
+RECENT_CHANGES = 8
+
+
+@require_safe
+@signed_in
+def home(request: SignedInRequest) -> HttpResponse:
+    context = {
+        "presence": presence.presence(),
+        "entries": visible_entries(request.principal)[:RECENT_CHANGES],
+        "org_count": visible_orgs(request.principal).count(),
+    }
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "home_live.html" if fragment else "home.html", context)
+
+
+@require_safe
+def live(_request: HttpRequest) -> HttpResponse:
+    return JsonResponse({"live": True})
+
+
+@require_safe
+def ready(_request: HttpRequest) -> HttpResponse:
+    report = health.report()
+    return JsonResponse(report, status=200 if report["ready"] else 503)
+
+
+@require_safe
+def show_versions(request: HttpRequest) -> HttpResponse:
+    """For anyone who is known, by browser or token: strangers need not learn what to attack."""
+    try:
+        known = principal_of(request) or bearer_principal(request)
+    except ApiError:
+        known = None
+    if known is None:
+        return JsonResponse({"detail": "Log in or send a token."}, status=401, headers=CHALLENGE)
+    return JsonResponse(versions.report())
+
+
+@require_safe
+@signed_in
+def design(request: SignedInRequest) -> HttpResponse:
+    return render(request, "design.html", {"embedded": settings.EMBEDDED})

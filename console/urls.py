@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from django.urls import path
+
+from console.accounts import views as accounts
+from console.api.v1 import api
+from console.audit import views as audit
+from console.orgs import views as orgs
+from console.shell import views as shell
+
+urlpatterns = [
+    path("", shell.home, name="home"),
+    path("log-in/", accounts.log_in, name="login"),
+    path("log-out/", accounts.log_out, name="logout"),
+    path("account/", accounts.account, name="account"),
+    path("account/password/", accounts.password, name="password"),
+    path("tokens/", accounts.list_tokens, name="tokens"),
+    path("tokens/<slug:public_id>/revoke/", accounts.revoke_token, name="token-revoke"),
+    path("users/", accounts.list_users, name="users"),
+    path("users/new/", accounts.new_user, name="user-new"),
+    path("users/<str:username>/", accounts.edit_user, name="user"),
+    path("users/<str:username>/reset-password/", accounts.reset_password, name="user-reset"),
+    path("orgs/", orgs.list_orgs, name="orgs"),
+    path("orgs/new/", orgs.new_org, name="org-new"),
+    path("orgs/<slug:slug>/", orgs.show_org, name="org"),
+    path("orgs/<slug:slug>/edit/", orgs.edit_org, name="org-edit"),
+    path("orgs/<slug:slug>/delete/", orgs.delete_org, name="org-delete"),
+    path("orgs/<slug:slug>/members/", orgs.set_member, name="org-member"),
+    path(
+        "orgs/<slug:slug>/members/<str:username>/remove/",
+        orgs.remove_member,
+        name="org-member-remove",
+    ),
+    path("audit/", audit.list_entries, name="audit"),
+    path("audit/export.csv", audit.export, name="audit-csv"),
+    path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
+    path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
+    path("-/health", shell.ready, name="health"),
+    path("-/health/live", shell.live, name="health-live"),
+    path("-/versions", shell.show_versions, name="versions"),
+    path("-/design", shell.design, name="design"),
+    path("api/v1/", api.urls),
+]
+
+handler400 = "console.shell.errors.bad_request"
+handler403 = "console.shell.errors.forbidden"
+handler404 = "console.shell.errors.not_found"
+handler500 = "console.shell.errors.server_error"
