@@ -1,0 +1,71 @@
+"""The few pieces that every page is made of. The living page /-/design shows them all."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from console.accounts.roles import Role
+
+register = template.Library()
+
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+@register.simple_tag
+def moment(at: datetime | None, never: str = "never") -> str | SafeString:
+    """A point in time: in UTC from the server, and in the viewer's zone where scripts run."""
+    if at is None:
+        return never
+    text = at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return format_html('<time datetime="{}" data-moment>{}</time>', at.isoformat(), text)
+
+
+@register.simple_tag
+def age(at: datetime | None, never: str = "never", stale_seconds: int = 0) -> str | SafeString:
+    """How long ago, which goes on counting in the browser and greys when it gets stale."""
+    if at is None:
+        return never
+    return format_html(
+        '<time datetime="{}" data-age data-stale="{}" title="{}">{}</time>',
+        at.isoformat(),
+        stale_seconds or "",
+        at.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        in_words(at, timezone.now()),
+    )
+
+
+def in_words(at: datetime, now: datetime) -> str:
+    """`4 s ago`, `3 min ago`, `in 2 h`: one unit is enough to decide by."""
+    seconds = round((now - at).total_seconds())
+    amount, unit = abs(seconds), "s"
+    for size, name in UNITS:
+        if abs(seconds) >= size:
+            amount, unit = abs(seconds) // size, name
+            break
+    return f"{amount} {unit} ago" if seconds >= 0 else f"in {amount} {unit}"
+
+
+@register.simple_tag
+def status(kind: str, text: str) -> SafeString:
+    """`ok`, `warn`, `bad` or `off`: told by shape, colour and text at once."""
+    return format_html('<span class="status status--{}">{}</span>', kind, text)
+
+
+@register.filter
+def role_name(role: int | None) -> str:
+    return Role(role).label if role else "none"
+
+
+@register.filter
+def as_json(value: Any) -> str:
+    """A value of a diff as people read it: text as it is, everything else as JSON."""
+    if value is None:
+        return "—"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
