@@ -1,4 +1,4 @@
-"""The ASGI application: pages, API, static files; live topics come beside them over Channels."""
+"""The ASGI application: pages, API and static files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from servestatic import ServeStaticASGI
 
+from telemetry.emitter import Emitter
 from telemetry.notify import notify
 
 Scope = dict[str, Any]
@@ -32,6 +33,7 @@ WATCHDOG_SECONDS = 1.0
 async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the supervisor when we are ready, and that the event loop still turns."""
     await receive()
+    emitter = Emitter(settings.REDIS_URL, "web", settings.VERSION).start()
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
     await receive()
@@ -40,6 +42,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watchdog
+    await asyncio.to_thread(emitter.stop)
     await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -14,6 +14,7 @@ from celery import Celery, signals
 from celery.schedules import crontab
 
 from console.shell import request_context
+from telemetry.emitter import Emitter
 from telemetry.notify import notify
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
@@ -55,14 +56,22 @@ def _leave_request(**_: Any) -> None:
 @signals.worker_ready.connect
 def _worker_is_ready(sender: Any, **_: Any) -> None:
     """Ready when it consumes; alive as long as its event loop turns."""
+    _tell_of("worker")
     if notify("READY=1"):
         sender.hub.call_repeatedly(WATCHDOG_SECONDS, notify, "WATCHDOG=1")
 
 
 @signals.beat_init.connect
 def _beat_is_ready(**_: Any) -> None:
+    _tell_of("beat")
     if notify("READY=1"):
         threading.Thread(target=_beat_watchdog, name="watchdog", daemon=True).start()
+
+
+def _tell_of(kind: str) -> None:
+    from django.conf import settings
+
+    Emitter(settings.REDIS_URL, kind, settings.VERSION).start()
 
 
 def _beat_watchdog() -> None:

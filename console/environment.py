@@ -100,9 +100,7 @@ SECRET = text(
 )
 FOLDER = Kind("a path", lambda value: PROJECT / value)
 LINE = text(r"[^\s]{1,200}", "1 to 200 characters without spaces")
-PEM_OR_SECRET = text(
-    r".{32,16384}", "a PEM public key, or for HS256 a secret of at least 32 characters"
-)
+PEM_OR_SECRET = text(r".{32,16384}", "a PEM public key, or for HS256 a secret of at least 32 characters")
 
 
 class LogLevel(enum.StrEnum):
@@ -230,9 +228,7 @@ class Environment:
         "How long browsers insist on TLS, in production mode.",
         default=31_536_000,
     )
-    host: str = setting(
-        "TIDEGATE_HOST", HOST, "Address that `make up` listens on.", default="127.0.0.1"
-    )
+    host: str = setting("TIDEGATE_HOST", HOST, "Address that `make up` listens on.", default="127.0.0.1")
     port: int = setting(
         "TIDEGATE_PORT",
         integer(1, 65535),
@@ -285,9 +281,7 @@ class Environment:
         default=None,
         secret=True,
     )
-    jwt_issuer: str | None = setting(
-        "TIDEGATE_JWT_ISSUER", LINE, "What `iss` must say.", default=None
-    )
+    jwt_issuer: str | None = setting("TIDEGATE_JWT_ISSUER", LINE, "What `iss` must say.", default=None)
     jwt_audience: str | None = setting(
         "TIDEGATE_JWT_AUDIENCE", LINE, "What `aud` must contain.", default=None
     )
@@ -374,9 +368,7 @@ def settings_table() -> str:
     for about in Environment.attributes().values():
         default = "**required**" if about.required else f"`{about.default_text}`"
         secret = " *(secret)*" if about.secret else ""
-        rows.append(
-            f"| `{about.name}`{secret} | {about.purpose} | {about.kind.allowed} | {default} |"
-        )
+        rows.append(f"| `{about.name}`{secret} | {about.purpose} | {about.kind.allowed} | {default} |")
     return "\n".join(rows) + "\n"
 
 

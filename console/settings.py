@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from console.environment import PROJECT, ConfigurationError, Environment, Mode
+from console.version import tidegate_version
 
 EX_CONFIG = 78  # sysexits.h: something was wrong with the configuration
 
@@ -117,6 +118,7 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+VERSION = tidegate_version()
 
 CHANNEL_LAYERS = {
     "default": {
@@ -212,7 +214,13 @@ def _broker(url: str) -> str:
     virtual_host = query.pop("db", "0")
     credentials = f":{parts.password}@" if parts.password else ""
     return urlunsplit(
-        ("redis+socket", f"{credentials}", parts.path, urlencode({**query, "virtual_host": virtual_host}), "")
+        (
+            "redis+socket",
+            f"{credentials}",
+            parts.path,
+            urlencode({**query, "virtual_host": virtual_host}),
+            "",
+        )
     )
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import cast
 
 import redis
 from django.db import connection, transaction
+from django.db.backends.utils import CursorWrapper
 
 from telemetry.records import GROUP, STREAM, Record
 
 log = logging.getLogger(__name__)
+
+Entries = list[tuple[str, dict[str, str]]]
 
 BATCH_MAX = 500
 BLOCK_MS = 1000
@@ -58,7 +62,7 @@ class Ingest:
             self.client.xack(STREAM, GROUP, *[entry_id for entry_id, _ in entries])
         return len(entries)
 
-    def _left_behind(self) -> list[tuple[str, dict[str, str]]]:
+    def _left_behind(self) -> Entries:
         answer = self.client.xautoclaim(
             STREAM,
             GROUP,
@@ -68,13 +72,15 @@ class Ingest:
         )
         return [(entry_id, fields) for entry_id, fields in answer[1] if fields]
 
-    def _fresh(self) -> list[tuple[str, dict[str, str]]]:
+    def _fresh(self) -> Entries:
         answer = self.client.xreadgroup(
             GROUP, self.consumer, {STREAM: ">"}, count=BATCH_MAX, block=BLOCK_MS
         )
-        return list(answer[0][1]) if answer else []
+        # redis-py's types cover every protocol and encoding at once; ours is RESP2 with texts.
+        streams = cast("list[tuple[str, Entries]]", answer)
+        return streams[0][1] if streams else []
 
-    def _write(self, entries: list[tuple[str, dict[str, str]]]) -> None:
+    def _write(self, entries: Entries) -> None:
         latest: dict[str, Record] = {}
         for entry_id, fields in entries:
             try:
@@ -94,8 +100,8 @@ class Ingest:
                 self.counts.repeated += 1 - written
 
 
-def _upsert(cursor: object, record: Record) -> int:
-    cursor.execute(  # type: ignore[attr-defined]
+def _upsert(cursor: CursorWrapper, record: Record) -> int:
+    cursor.execute(
         """
         INSERT INTO telemetry_source AS s
             (name, kind, version, host, process_id, started_at, sequence, seen_at)
@@ -115,4 +121,4 @@ def _upsert(cursor: object, record: Record) -> int:
             datetime.fromtimestamp(record.at, UTC),
         ],
     )
-    return int(cursor.rowcount)  # type: ignore[attr-defined]
+    return cursor.rowcount

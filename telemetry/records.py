@@ -35,6 +35,6 @@ class Record:
             record = cls(**json.loads(fields["record"]))
         except (KeyError, TypeError) as error:
             raise ValueError(str(error)) from None
-        if not (isinstance(record.sequence, int) and record.sequence > 0 and record.source):
+        if record.sequence < 1 or not record.source:
             raise ValueError("a record needs a source and a sequence from 1 on")
         return record

@@ -52,9 +52,7 @@ class TokenOut(Schema):
 class TokenIn(Schema):
     name: Line
     read_only: bool = True
-    org: str | None = Field(
-        None, pattern=SLUG, max_length=48, description="Confine it to this org."
-    )
+    org: str | None = Field(None, pattern=SLUG, max_length=48, description="Confine it to this org.")
     days: int = Field(90, ge=1, le=tokens.LIFETIME_DAYS_MAX, description="Until it expires.")
 
 
@@ -88,8 +86,7 @@ def me(request: HttpRequest) -> MeOut:
         visible_orgs(principal).filter(pk__in=principal.memberships).values_list("pk", "slug")
     )
     held = [
-        OrgRoleOut(org=slug, role=principal.memberships[org_id].label)
-        for org_id, slug in slugs.items()
+        OrgRoleOut(org=slug, role=principal.memberships[org_id].label) for org_id, slug in slugs.items()
     ]
     return MeOut(
         username=user.username if user else "system",
@@ -122,9 +119,7 @@ def create_token(request: HttpRequest, payload: TokenIn) -> tuple[int, TokenMade
     return 201, TokenMade.model_validate({**token_facts(token), "token": text})
 
 
-@router.delete(
-    "/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token"
-)
+@router.delete("/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token")
 def revoke_token(request: HttpRequest, public_id: TokenId) -> tuple[int, None]:
     tokens.revoke(requester(request), public_id)
     return 204, None

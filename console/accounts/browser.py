@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, cast
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 from django_htmx.http import HttpResponseClientRedirect
@@ -17,6 +18,8 @@ from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
 
 P = ParamSpec("P")
+_FOUND = "_browser_principal"
+_NOT_ASKED_YET = object()
 
 
 class SignedInRequest(HttpRequest):
@@ -25,17 +28,18 @@ class SignedInRequest(HttpRequest):
     principal: Principal
 
 
-View = Callable[Concatenate[SignedInRequest, P], HttpResponse]
+View = Callable[Concatenate[SignedInRequest, P], HttpResponseBase]
 
 
 def principal_of(request: HttpRequest) -> Principal | None:
     """Whom the browser's session belongs to; found once per request, and only when asked for."""
-    if not hasattr(request, "_browser_principal"):
+    known = getattr(request, _FOUND, _NOT_ASKED_YET)
+    if known is _NOT_ASKED_YET:
         user = getattr(request, "user", None)
-        known = isinstance(user, User) or (user is not None and user.is_authenticated)
-        found = principal_for(cast("User", user), Means.BROWSER) if known else None
-        request._browser_principal = found  # type: ignore[attr-defined]
-    return cast("Principal | None", request._browser_principal)  # type: ignore[attr-defined]
+        is_known = user is not None and user.is_authenticated
+        known = principal_for(cast("User", user), Means.BROWSER) if is_known else None
+        setattr(request, _FOUND, known)
+    return cast("Principal | None", known)
 
 
 def requester(request: HttpRequest) -> Principal:
@@ -43,14 +47,14 @@ def requester(request: HttpRequest) -> Principal:
     return cast("SignedInRequest", request).principal
 
 
-def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
     """A page for those who are logged in; others are sent to the log-in page and then back.
 
     Whoever still has a password that somebody else generated has to change it first.
     """
 
     @wraps(view)
-    def wrapper(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+    def wrapper(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         principal = principal_of(request)
         if principal is None:
             return _to_log_in(request)
@@ -75,4 +79,3 @@ def _to_log_in(request: HttpRequest) -> HttpResponse:
         address = f"{reverse('login')}?{urlencode({'next': current or reverse('home')})}"
         return HttpResponseClientRedirect(address)
     return HttpResponseRedirect(f"{reverse('login')}?{urlencode({'next': target})}")
-

@@ -38,7 +38,9 @@ def log_in(request: HttpRequest) -> HttpResponse:
         wait = throttle.wait_seconds(username, address)
         if wait:
             form.add_error(None, f"Too many failed attempts. Try again in {wait} seconds.")
-            response = render(request, "accounts/log_in.html", {"form": form}, status=429)
+            response = render(
+                request, "accounts/log_in.html", {"form": form, "next": target}, status=429
+            )
             response["Retry-After"] = str(wait)
             return response
         user = auth.authenticate(request, **form.cleaned_data)
@@ -50,7 +52,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
         log.warning("a log-in failed, from %s", address)
         form.add_error(None, "That name and password do not belong together.")
         status = 401
-    return render(request, "accounts/log_in.html", {"form": form}, status=status)
+    return render(request, "accounts/log_in.html", {"form": form, "next": target}, status=status)
 
 
 @require_POST

@@ -53,7 +53,7 @@ class Browser(APIKeyCookie):
 
     param_name = settings.SESSION_COOKIE_NAME
 
-    def authenticate(self, request: HttpRequest, key: str | None) -> Principal | None:
+    def authenticate(self, request: HttpRequest, _key: str | None) -> Principal | None:
         principal = principal_of(request)
         if principal is not None:
             if principal.user and principal.user.must_change_password:

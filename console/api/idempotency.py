@@ -114,9 +114,7 @@ def _replay(stored: StoredAnswer, body_sha256: bytes) -> HttpResponse:
             "IdempotencyKeyReused",
             "This Idempotency-Key was used for a request with another body. Take a new one.",
         )
-    return _response(
-        stored.status, stored.body, {**stored.headers, "Idempotency-Replayed": "true"}
-    )
+    return _response(stored.status, stored.body, {**stored.headers, "Idempotency-Replayed": "true"})
 
 
 def _response(status: int, text: str, headers: Mapping[str, str]) -> HttpResponse:
@@ -124,6 +122,4 @@ def _response(status: int, text: str, headers: Mapping[str, str]) -> HttpRespons
         response = HttpResponse(status=status, headers=dict(headers))
         del response["Content-Type"]
         return response
-    return HttpResponse(
-        text, status=status, headers=dict(headers), content_type="application/json"
-    )
+    return HttpResponse(text, status=status, headers=dict(headers), content_type="application/json")

@@ -108,4 +108,4 @@ def is_problem(response: HttpResponse) -> bool:
 
 def documented(*statuses: int) -> dict[Any, Any]:
     """For an operation's `response=`: the statuses every operation may answer, and these."""
-    return {status: Problem for status in (400, 401, 403, 422, *statuses)}
+    return dict.fromkeys((400, 401, 403, 422, *statuses), Problem)

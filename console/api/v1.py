@@ -96,13 +96,10 @@ def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
 
 @api.exception_handler(ModelValidationError)
 def _invalid_model(_request: HttpRequest, error: ModelValidationError) -> HttpResponse:
-    if hasattr(error, "error_dict"):
-        fields = error.message_dict.items()
-    else:
-        fields = {"": error.messages}.items()
+    fields = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
     errors = [
         FieldError(pointer=f"/body/{'' if name == '__all__' else name}".rstrip("/"), detail=detail)
-        for name, details in fields
+        for name, details in fields.items()
         for detail in details
     ]
     return _invalid(errors)

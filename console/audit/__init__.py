@@ -1,1 +1,1 @@
-"""The one append-only trail of every change of intent: who, when, from where, why, before and after."""
+"""The append-only trail of every change of intent: who, when, why, before and after."""

@@ -68,8 +68,7 @@ def show_entry(entry: AuditEntry) -> EntryOut:
         before=entry.before,
         after=entry.after,
         changes=[
-            ChangeOut(path=path, before=before, after=after)
-            for path, before, after in entry.changes
+            ChangeOut(path=path, before=before, after=after) for path, before, after in entry.changes
         ],
         undoes=entry.undoes_id,
         can_undo=services.can_undo(entry),
@@ -115,7 +114,5 @@ def get_entry(request: HttpRequest, entry_id: EntryId) -> EntryOut:
 )
 def undo(request: HttpRequest, entry_id: EntryId, payload: UndoIn) -> EntryOut:
     principal = requester(request)
-    undone = services.undo(
-        principal, services.get_entry(principal, entry_id), payload.reason
-    )
+    undone = services.undo(principal, services.get_entry(principal, entry_id), payload.reason)
     return show_entry(undone)

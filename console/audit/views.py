@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
@@ -19,9 +20,20 @@ from console.orgs.services import visible_orgs
 
 PER_PAGE = 50
 CSV_ROWS_MAX = 100_000
-CSV_COLUMNS = (
-    "id at actor means address request_id action object_type object_id object_name reason changes"
-).split()
+CSV_COLUMNS = [
+    "id",
+    "at",
+    "actor",
+    "means",
+    "address",
+    "request_id",
+    "action",
+    "object_type",
+    "object_id",
+    "object_name",
+    "reason",
+    "changes",
+]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -78,7 +90,7 @@ def undo(request: SignedInRequest, entry_id: int) -> HttpResponse:
 
 @require_safe
 @signed_in
-def export(request: SignedInRequest) -> HttpResponse | StreamingHttpResponse:
+def export(request: SignedInRequest) -> HttpResponseBase:
     """The filtered trail as CSV, the newest first, at most CSV_ROWS_MAX rows."""
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
     if not form.is_valid():
@@ -92,7 +104,7 @@ def export(request: SignedInRequest) -> HttpResponse | StreamingHttpResponse:
 
 
 def _bad_filters(form: FilterForm) -> dict[str, object]:
-    faults = [f"{name}: {' '.join(errors)}" for name, errors in form.errors.items()]
+    faults = [f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()]
     return {
         "status": 400,
         "title": "Those filters make no sense",

@@ -82,9 +82,7 @@ def create_org(
     principal = requester(request)
 
     def create() -> Answer:
-        org = services.create_org(
-            principal, slug=payload.slug, name=payload.name, reason=payload.reason
-        )
+        org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
         headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
         return Answer(201, show_org(org), headers)
 
@@ -155,17 +153,13 @@ def list_members(
     response={200: MemberOut, **documented(404)},
     summary="Add a member or change their role",
 )
-def set_member(
-    request: HttpRequest, slug: Slug, username: Username, payload: MemberIn
-) -> MemberOut:
+def set_member(request: HttpRequest, slug: Slug, username: Username, payload: MemberIn) -> MemberOut:
     principal = requester(request)
     role = next(role for role in IN_AN_ORG if role.label == payload.role)
     with transaction.atomic():
         org = services.for_change(principal, slug)
         try:
-            membership = services.set_member(
-                principal, org, username, role, reason=payload.reason
-            )
+            membership = services.set_member(principal, org, username, role, reason=payload.reason)
         except services.NoSuchUser as error:
             at_fault = FieldError(pointer="/path/username", detail=str(error))
             raise ApiError("InvalidRequest", str(error), errors=[at_fault]) from None

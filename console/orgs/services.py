@@ -38,9 +38,7 @@ def get_org(principal: Principal, slug: str, at_least: Role = Role.VIEWER) -> Or
     if org is None or role is None:
         raise Http404("There is no such org.")
     if role < at_least:
-        raise Refused(
-            f"This needs the role {at_least.label} in {org.name}; yours is {role.label}."
-        )
+        raise Refused(f"This needs the role {at_least.label} in {org.name}; yours is {role.label}.")
     return org
 
 
@@ -129,9 +127,7 @@ def set_member(
     after = membership.snapshot()
     if after != before:
         membership.save()
-        _record_member(
-            principal, org, user, before=before, after=after, reason=reason, undoes=undoes
-        )
+        _record_member(principal, org, user, before=before, after=after, reason=reason, undoes=undoes)
     return membership
 
 
@@ -192,7 +188,7 @@ def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
 
 
 def _org_of(principal: Principal, entry: AuditEntry) -> Org:
-    org = Org.objects.filter(pk=entry.org_id).first()
+    org = Org.objects.filter(pk=entry.org_id or 0).first()
     if org is None:
         raise CannotUndo("The org is no more.")
     return for_change(principal, org.slug)

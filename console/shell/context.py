@@ -23,6 +23,8 @@ class NavigationItem:
         return reverse(self.route)
 
 
+THEMES = ("auto", "light", "dark")
+
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
 AUDIT = NavigationItem("Audit", "audit", "a")
@@ -32,15 +34,16 @@ USERS = NavigationItem("Users", "users", "u")
 
 def shell(request: HttpRequest) -> dict[str, Any]:
     principal = principal_of(request)
+    chosen = request.COOKIES.get("tidegate_theme", "")
+    theme = chosen if chosen in THEMES else "auto"
     if principal is None:
-        return {"principal": None, "navigation": []}
+        return {"principal": None, "navigation": [], "theme": theme}
     navigation = [HOME, ORGS, AUDIT, TOKENS]
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]
     return {
+        "theme": theme,
         "principal": principal,
-        "navigation": [
-            (item, item.address.strip("/").split("/")[0] == section) for item in navigation
-        ],
+        "navigation": [(item, item.address.strip("/").split("/")[0] == section) for item in navigation],
     }

@@ -8,9 +8,7 @@ from django.shortcuts import render
 from console.shell import request_context
 
 
-def _page(
-    request: HttpRequest, status: int, title: str, sentence: str, advice: str
-) -> HttpResponse:
+def _page(request: HttpRequest, status: int, title: str, sentence: str, advice: str) -> HttpResponse:
     context = {
         "status": status,
         "title": title,

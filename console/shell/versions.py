@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
 from importlib import metadata
 
 import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
 
-from console.environment import PROJECT
-
 PACKAGES = ("django", "channels", "celery", "redis", "psycopg", "django-ninja", "plotly", "uvicorn")
 
 
-@cache
-def tidegate_version() -> str:
-    """The version in pyproject.toml: the project runs from its folder and is not installed."""
-    for line in (PROJECT / "pyproject.toml").read_text().splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == "version":
-            return value.strip().strip('"')
-    raise RuntimeError("pyproject.toml names no version")
-
-
 def report() -> dict[str, str]:
-    versions = {"tidegate": tidegate_version(), "python": platform.python_version()}
+    versions = {"tidegate": settings.VERSION, "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in PACKAGES}
     versions["postgresql"] = _postgresql()
     versions["redis server"] = _redis_server()

@@ -91,9 +91,7 @@ def system_postgres() -> Iterator[Postgres]:
 def wheel_postgres() -> Iterator[Postgres]:
     """What this environment has, the newest first."""
     directories = [
-        directory
-        for package in WHEELS_WITH_POSTGRES
-        for directory in _inside(package, "pginstall*/bin")
+        directory for package in WHEELS_WITH_POSTGRES for directory in _inside(package, "pginstall*/bin")
     ]
     yield from _usable_postgres(sorted(directories, key=_numbers, reverse=True))
 

@@ -158,5 +158,3 @@ def _has_pdeathsig() -> bool:
     """Whether there is a setpriv that knows --pdeathsig: Linux, and not the one of busybox."""
     path = shutil.which("setpriv")
     return path is not None and Path(path).resolve().name == "setpriv"
-
-

@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
+from telemetry.emitter import Emitter
 from telemetry.ingest import Ingest
 from telemetry.notify import notify
 
@@ -34,6 +35,7 @@ class Command(BaseCommand):
             settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=5, decode_responses=True
         )
         ingest = Ingest(client, consumer=f"{socket.gethostname()}-{os.getpid()}")
+        emitter = Emitter(settings.REDIS_URL, "ingest", settings.VERSION).start()
         joined = False
         while not stopped.is_set():
             try:
@@ -50,5 +52,6 @@ class Command(BaseCommand):
                 stopped.wait(PAUSE_AFTER_FAULT_SECONDS)
             notify("WATCHDOG=1")
         notify("STOPPING=1")
+        emitter.stop()
         client.close()
         log.info("stopped after %s", ingest.counts)

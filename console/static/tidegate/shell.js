@@ -1,0 +1,39 @@
+// What every page does beyond its HTML. Without it, everything still works.
+import { startClock } from "./clock.js";
+import { startKeys } from "./keys.js";
+
+const THEME_SECONDS = 365 * 24 * 3600;
+
+function startTheme() {
+  const choice = document.querySelector("[data-theme-choice]");
+  const root = document.documentElement;
+  choice.value = root.dataset.theme || "auto";
+  choice.disabled = false;
+  choice.addEventListener("change", () => {
+    root.dataset.theme = choice.value;
+    document.cookie = `tidegate_theme=${choice.value}; path=/; max-age=${THEME_SECONDS}; samesite=lax`;
+  });
+}
+
+function startCopy() {
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.hidden = !navigator.clipboard;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+    });
+  }
+}
+
+function startConfirm() {
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-confirm]");
+    if (button && !window.confirm(button.dataset.confirm)) event.preventDefault();
+  });
+}
+
+startTheme();
+startCopy();
+startConfirm();
+startClock();
+startKeys();
