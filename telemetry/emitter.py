@@ -58,7 +58,7 @@ class Emitter:
             at=now,
         )
         try:
-            self._redis.xadd(STREAM, {**record.encode()}, maxlen=STREAM_LENGTH_MAX)
+            self._redis.xadd(STREAM, record.encode(), maxlen=STREAM_LENGTH_MAX)
         except redis.RedisError:
             self.dropped += 1
             return False

@@ -121,4 +121,4 @@ def _upsert(cursor: CursorWrapper, record: Record) -> int:
             datetime.fromtimestamp(record.at, UTC),
         ],
     )
-    return cursor.rowcount
+    return int(cursor.rowcount)

@@ -14,6 +14,10 @@ STREAM_LENGTH_MAX = 100_000  # a day of a small fleet; what is cut off is older 
 GROUP = "ingest"
 
 
+# redis-py's stubs want the whole union, for keys and values alike.
+Field = bytes | bytearray | memoryview | str | int | float
+
+
 @dataclass(frozen=True)
 class Record:
     source: str
@@ -25,7 +29,7 @@ class Record:
     started_at: float  # seconds since 1970
     at: float
 
-    def encode(self) -> dict[str, str]:
+    def encode(self) -> dict[Field, Field]:
         return {"record": json.dumps(asdict(self), separators=(",", ":"))}
 
     @classmethod

@@ -1,0 +1,38 @@
+"""`python -m console.serve`: the ASGI server, on a socket that somebody else opened, or on its own.
+
+The socket outlives the process: while the server is started again, connections wait in it instead of
+being refused. `make up` passes one, and so does systemd with socket activation (`--fd 3`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+import uvicorn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m console.serve", description="Serve the console.")
+    parser.add_argument("--fd", type=int, help="a listening socket, by its file descriptor")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on without --fd")
+    parser.add_argument("--port", type=int, default=8400, help="port to listen on without --fd")
+    options = parser.parse_args()
+    config = uvicorn.Config(
+        "console.asgi:application",
+        host=options.host,
+        port=options.port,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the settings say how many proxies to believe
+        timeout_graceful_shutdown=5,
+        ws="websockets-sansio",
+    )
+    sockets = [socket.socket(fileno=options.fd)] if options.fd is not None else None
+    uvicorn.Server(config).run(sockets=sockets)
+
+
+if __name__ == "__main__":
+    main()
