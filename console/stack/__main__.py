@@ -1,0 +1,48 @@
+"""`python -m console.stack`: bring the whole stack up, take it down, look at it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from console.environment import ConfigurationError
+from console.stack import commands
+from console.stack.errors import StackError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m console.stack",
+        description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("up", help="start everything and stay; Ctrl-C stops it")
+    verbs.add_parser("down", help="stop what `up` started, from anywhere")
+    verbs.add_parser("status", help="what runs, since when, where")
+    logs = verbs.add_parser("logs", help="what a service said")
+    logs.add_argument("service", nargs="?", help="one service; without it, which there are")
+    logs.add_argument("-n", "--lines", type=int, default=40, help="how many lines (default: 40)")
+    options = parser.parse_args()
+    try:
+        match options.verb:
+            case "up":
+                return commands.up()
+            case "down":
+                return commands.down()
+            case "status":
+                return commands.status()
+            case _:
+                return commands.logs(options.service, options.lines)
+    except ConfigurationError as error:
+        print(f"Tidegate can't start, because of its settings:\n{error}", file=sys.stderr)
+        return os.EX_CONFIG
+    except StackError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
