@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 PROJECT = Path(__file__).resolve().parent.parent
 PREFIX = "TIDEGATE_"
-SECRET_KEY_CHARACTERS_MIN = 32
+SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
 
 T = TypeVar("T")
 

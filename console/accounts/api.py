@@ -7,7 +7,7 @@ from typing import Annotated
 
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Field, Path, Router, Schema
+from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts import tokens
 from console.accounts.browser import requester
@@ -106,7 +106,7 @@ def list_tokens(
 
 
 @router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Make a token")
-def create_token(request: HttpRequest, payload: TokenIn) -> tuple[int, TokenMade]:
+def create_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
     principal = requester(request)
     org: Org | None = get_org(principal, payload.org) if payload.org else None
     token, text = tokens.issue(
@@ -116,10 +116,10 @@ def create_token(request: HttpRequest, payload: TokenIn) -> tuple[int, TokenMade
         org=org,
         expires_at=timezone.now() + timedelta(days=payload.days),
     )
-    return 201, TokenMade.model_validate({**token_facts(token), "token": text})
+    return Status(201, TokenMade.model_validate({**token_facts(token), "token": text}))
 
 
 @router.delete("/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token")
-def revoke_token(request: HttpRequest, public_id: TokenId) -> tuple[int, None]:
+def revoke_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
     tokens.revoke(requester(request), public_id)
-    return 204, None
+    return Status(204, None)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.http import HttpRequest
-from ninja import Field, Path, Query, Router, Schema
+from ninja import Field, Path, Router, Schema
 from pydantic import AwareDatetime
 
 from console.accounts.browser import requester
@@ -80,7 +80,7 @@ def list_entries(
     request: HttpRequest,
     q: SearchText = "",
     actor: SearchText = "",
-    action: Annotated[SearchText, Query(description="`org` for all of `org.*`.")] = "",
+    action: SearchText = "",
     org: SearchText = "",
     request_id: SearchText = "",
     since: AwareDatetime | None = None,

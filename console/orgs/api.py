@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, Path, Query, Router, Schema
+from ninja import Field, Path, Query, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
@@ -171,9 +171,9 @@ def set_member(request: HttpRequest, slug: Slug, username: Username, payload: Me
     response={204: None, **documented(404)},
     summary="Remove a member",
 )
-def remove_member(request: HttpRequest, slug: Slug, username: Username) -> tuple[int, None]:
+def remove_member(request: HttpRequest, slug: Slug, username: Username) -> Status[None]:
     principal = requester(request)
     with transaction.atomic():
         org = services.for_change(principal, slug)
         services.remove_member(principal, org, username)
-    return 204, None
+    return Status(204, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from console.stack.errors import sentences
 
-KEY_BYTES = 32
+KEY_BYTES = 48
 
 
 def kept(path: Path) -> str:

@@ -1,0 +1,232 @@
+"""Who may call which route: every route, six kinds of people, held against one table.
+
+A route that is not in the table fails the test, so none is ever forgotten. Numbers are statuses:
+200/204/201 done, 302 sent on (for pages: to where it was done), 401/login not known, 403 known but
+may not, 404 must not even learn that it exists, 4xx others: permitted, but the sample request is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from django.db import transaction
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from tests.conftest import People
+
+KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    path: str
+    expected: tuple[object, ...]  # by kind; see KINDS
+    body: dict[str, object] | None = None
+    headers: dict[str, str] | None = None
+
+
+LOGIN = "login"
+
+
+def everyone(status: object) -> tuple[object, ...]:
+    return (status,) * 6
+
+
+def known(status: object) -> tuple[object, ...]:
+    return (LOGIN, *((status,) * 5))
+
+
+def api_known(status: object) -> tuple[object, ...]:
+    return (401, *((status,) * 5))
+
+
+IDEMPOTENT = {"Idempotency-Key": "k-1"}
+ANY = {"If-Match": "*"}
+
+PAGES = {
+    "home": Case("GET", "/", known(200)),
+    "login": Case("GET", "/log-in/", (200, 302, 302, 302, 302, 302)),
+    "logout": Case("POST", "/log-out/", everyone(302)),
+    "account": Case("GET", "/account/", known(200)),
+    "password": Case("GET", "/account/password/", known(200)),
+    "tokens": Case("GET", "/tokens/", known(200)),
+    "token-revoke": Case("POST", "/tokens/0123456789ab/revoke/", known(404)),
+    "users": Case("GET", "/users/", (LOGIN, 403, 403, 403, 403, 200)),
+    "user-new": Case("GET", "/new-user/", (LOGIN, 403, 403, 403, 403, 200)),
+    "user": Case("GET", "/users/vic/", (LOGIN, 403, 403, 403, 403, 200)),
+    "user-reset": Case("POST", "/users/vic/reset-password/", (LOGIN, 403, 403, 403, 403, 200)),
+    "orgs": Case("GET", "/orgs/", known(200)),
+    "org-new": Case("GET", "/new-org/", (LOGIN, 403, 403, 403, 403, 200)),
+    "org": Case("GET", "/orgs/acme/", (LOGIN, 404, 200, 200, 200, 200)),
+    "org-edit": Case("GET", "/orgs/acme/edit/", (LOGIN, 404, 403, 403, 200, 200)),
+    "org-delete": Case("POST", "/orgs/acme/delete/", (LOGIN, 404, 403, 403, 403, 302)),
+    "org-member": Case(
+        "POST", "/orgs/acme/members/", (LOGIN, 404, 403, 403, 302, 302), {"username": "sam", "role": 1}
+    ),
+    "org-member-remove": Case(
+        "POST", "/orgs/acme/members/vic/remove/", (LOGIN, 404, 403, 403, 302, 302)
+    ),
+    "audit": Case("GET", "/audit/", known(200)),
+    "audit-csv": Case("GET", "/audit/export.csv", known(200)),
+    "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
+    "audit-undo": Case("POST", "/audit/{entry}/undo/", (LOGIN, 404, 404, 403, 302, 302)),
+    "health": Case("GET", "/-/health", everyone(200)),
+    "health-live": Case("GET", "/-/health/live", everyone(200)),
+    "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
+    "design": Case("GET", "/-/design", known(200)),
+}
+API = {
+    ("GET", "openapi.json"): Case("GET", "/api/v1/openapi.json", everyone(200)),
+    ("GET", "docs"): Case("GET", "/api/v1/docs", everyone(200)),
+    ("GET", ""): Case("GET", "/api/v1/", everyone(404)),
+    ("GET", "me"): Case("GET", "/api/v1/me", api_known(200)),
+    ("GET", "tokens"): Case("GET", "/api/v1/tokens", api_known(200)),
+    ("POST", "tokens"): Case("POST", "/api/v1/tokens", api_known(201), {"name": "bot"}),
+    ("DELETE", "tokens/<public_id>"): Case("DELETE", "/api/v1/tokens/0123456789ab", api_known(404)),
+    ("GET", "orgs"): Case("GET", "/api/v1/orgs", api_known(200)),
+    ("POST", "orgs"): Case(
+        "POST",
+        "/api/v1/orgs",
+        (401, 403, 403, 403, 403, 201),
+        {"slug": "initech", "name": "Initech"},
+        IDEMPOTENT,
+    ),
+    ("GET", "orgs/<slug>"): Case("GET", "/api/v1/orgs/acme", (401, 404, 200, 200, 200, 200)),
+    ("PATCH", "orgs/<slug>"): Case(
+        "PATCH", "/api/v1/orgs/acme", (401, 404, 403, 403, 200, 200), {"name": "Acme Inc"}, ANY
+    ),
+    ("DELETE", "orgs/<slug>"): Case(
+        "DELETE", "/api/v1/orgs/acme", (401, 404, 403, 403, 403, 204), None, {**ANY, **IDEMPOTENT}
+    ),
+    ("GET", "orgs/<slug>/members"): Case(
+        "GET", "/api/v1/orgs/acme/members", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "orgs/<slug>/members/<username>"): Case(
+        "PUT", "/api/v1/orgs/acme/members/vic", (401, 404, 403, 403, 200, 200), {"role": "on-call"}
+    ),
+    ("DELETE", "orgs/<slug>/members/<username>"): Case(
+        "DELETE", "/api/v1/orgs/acme/members/vic", (401, 404, 403, 403, 204, 204)
+    ),
+    ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
+    ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
+    ("POST", "audit/<entry_id>/undo"): Case(
+        "POST", "/api/v1/audit/{entry}/undo", (401, 404, 404, 403, 200, 200), {}
+    ),
+}
+
+
+def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
+    """The names of the pages, and the paths of the API below /api/v1/."""
+    names = set()
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            names |= {f"api:{inner.pattern}" for inner in pattern.url_patterns}
+        else:
+            names.add(str(pattern.name))
+    return names
+
+
+def test_every_route_is_in_the_table() -> None:
+    in_table = set(PAGES) | {f"api:{path}" for _, path in API}
+    assert {name.replace("<str:", "<") for name in routes(get_resolver().url_patterns)} == in_table
+
+
+def test_every_method_of_the_api_is_in_the_table() -> None:
+    from console.api.v1 import api
+
+    documented = {
+        (method.upper(), path.removeprefix("/api/v1/").replace("{", "<").replace("}", ">"))
+        for path, operations in api.get_openapi_schema()["paths"].items()
+        for method in operations
+    }
+    hidden = {("GET", "openapi.json"), ("GET", "docs"), ("GET", "")}
+    assert documented == set(API) - hidden
+
+
+@pytest.fixture
+def entry(people: People) -> int:
+    """A change of acme's that can be undone."""
+    from console.audit.models import AuditEntry
+    from console.orgs import services
+
+    with transaction.atomic():
+        admin = people.principal("platform_admin")
+        services.update_org(admin, services.for_change(admin, "acme"), name="Acme Ltd")
+    return AuditEntry.objects.latest("id").pk
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PAGES)
+def test_pages(
+    name: str, kind: str, people: People, entry: int, browser_of: Callable[..., Client]
+) -> None:
+    case = PAGES[name]
+    client = Client() if kind == "anonymous" else browser_of(getattr(people, kind))
+    response = client.generic(
+        case.method,
+        case.path.format(entry=entry),
+        data="&".join(f"{key}={value}" for key, value in (case.body or {}).items()),
+        content_type="application/x-www-form-urlencoded",
+    )
+    expected = case.expected[KINDS.index(kind)]
+    if expected == LOGIN:
+        assert response.status_code == 302
+        assert response["Location"].startswith("/log-in/?next=")
+    else:
+        assert response.status_code == expected, response.content[:500]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("route", API, ids=" ".join)
+def test_api(
+    route: tuple[str, str], kind: str, people: People, entry: int, api_of: Callable[..., Client]
+) -> None:
+    case = API[route]
+    client = Client() if kind == "anonymous" else api_of(getattr(people, kind))
+    response = client.generic(
+        case.method,
+        case.path.format(entry=entry),
+        data="" if case.body is None else json.dumps(case.body),
+        content_type="application/json",
+        headers=case.headers or {},
+    )
+    assert response.status_code == case.expected[KINDS.index(kind)], response.content[:500]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [key for key in API if key[0] != "GET"], ids=lambda value: str(value)
+)
+def test_a_token_that_may_only_read_changes_nothing(
+    method: str, path: str, people: People, entry: int, api_of: Callable[..., Client]
+) -> None:
+    case = API[method, path]
+    response = api_of(people.platform_admin, read_only=True).generic(
+        method,
+        case.path.format(entry=entry),
+        data="" if case.body is None else json.dumps(case.body),
+        content_type="application/json",
+        headers=case.headers or {},
+    )
+    assert response.status_code == 403, response.content[:500]
+    assert "only read" in response.json()["detail"]
+
+
+def test_a_token_of_one_org_is_a_stranger_everywhere_else(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    client = api_of(people.platform_admin, org=people.acme)
+    assert client.get("/api/v1/orgs/acme").status_code == 200
+    assert client.get("/api/v1/orgs/globex").status_code == 404
+    assert [org["slug"] for org in client.get("/api/v1/orgs").json()["items"]] == ["acme"]
+    made = client.post(
+        "/api/v1/orgs",
+        {"slug": "new", "name": "New"},
+        content_type="application/json",
+        headers=IDEMPOTENT,
+    )
+    assert made.status_code == 403

@@ -1,0 +1,46 @@
+"""Before anything else: a private PostgreSQL and Redis for this run, real ones.
+
+The settings want their addresses when they are imported, which is why this is a plugin and not a
+fixture. Workers of a parallel run share the servers of the run, each with a database of its own in
+both; two runs share nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from console.stack.embedded import embedded_servers
+
+STARTED = "SERVERS_OF_THE_TESTS"
+SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
+_servers = contextlib.ExitStack()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    if STARTED not in os.environ:
+        _start_servers()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw-1")
+    number = int(worker.removeprefix("gw")) + 1
+    os.environ["REDIS_URL"] = os.environ[STARTED].replace("db=0", f"db={number}")
+
+
+def _start_servers() -> None:
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        del os.environ[name]  # what a developer has set is not what is tested
+    directory = _servers.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
+    servers = _servers.enter_context(embedded_servers(Path(directory)))
+    os.environ["DATABASE_URL"] = servers.database_url
+    os.environ[STARTED] = servers.redis_url
+    os.environ["TIDEGATE_SECRET_KEY"] = SECRET_KEY
+    os.environ["TIDEGATE_MODE"] = "embedded"
+    os.environ["TIDEGATE_STATIC_DIR"] = str(Path(directory) / "static")
+
+
+def pytest_unconfigure() -> None:
+    _servers.close()
