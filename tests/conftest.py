@@ -33,17 +33,16 @@ def django_db_setup(django_db_setup: None) -> None:
     def as_replica(self: Any, sql_list: list[str]) -> None:
         flush(self, ["SET LOCAL session_replication_role = replica;", *sql_list])
 
-    DatabaseOperations.execute_sql_flush = as_replica  # type: ignore[method-assign]
+    DatabaseOperations.execute_sql_flush = as_replica  # type: ignore[method-assign, assignment]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def static_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def static_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Pages name static files by their hash, so those have to be collected: once per process."""
     from django.conf import settings
 
     settings.STATIC_ROOT = tmp_path_factory.mktemp("static")
     call_command("collectstatic", interactive=False, verbosity=0)
-    yield
 
 
 @pytest.fixture(autouse=True)

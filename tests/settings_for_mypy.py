@@ -9,4 +9,4 @@ os.environ.setdefault("REDIS_URL", "redis://localhost/0")
 os.environ.setdefault("TIDEGATE_SECRET_KEY", "only-for-reading-types-and-never-for-signing-anything")
 os.environ.setdefault("TIDEGATE_MODE", "embedded")
 
-from console.settings import *  # noqa: E402, F403
+from console.settings import *  # noqa: F403

@@ -17,7 +17,7 @@ from django.db.models import F, Q, QuerySet
 from django.http import Http404
 from django.utils import timezone
 
-from console.accounts.models import ApiToken
+from console.accounts.models import ApiToken, User
 from console.accounts.principal import Means, Principal, Refused
 from console.accounts.services import principal_for
 from console.audit.services import record
@@ -57,7 +57,7 @@ def issue(
             raise Refused("This token is for one org, and so must be those it makes.")
         if expires_at > principal.token.expires_at:
             raise Refused("A token can't make one that outlives it.")
-    type(user).objects.select_for_update().get(pk=user.pk)  # so that the count below holds
+    User.objects.select_for_update().get(pk=user.pk)  # so that the count below holds
     active = ApiToken.objects.filter(user=user, revoked_at=None, expires_at__gt=timezone.now())
     if active.count() >= ACTIVE_TOKENS_MAX:
         raise Refused(f"You have {ACTIVE_TOKENS_MAX} active tokens. Revoke some first.")

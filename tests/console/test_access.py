@@ -198,9 +198,7 @@ def test_api(
     assert response.status_code == case.expected[KINDS.index(kind)], response.content[:500]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [key for key in API if key[0] != "GET"], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("method", "path"), [key for key in API if key[0] != "GET"], ids=str)
 def test_a_token_that_may_only_read_changes_nothing(
     method: str, path: str, people: People, entry: int, api_of: Callable[..., Client]
 ) -> None:

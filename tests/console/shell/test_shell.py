@@ -1,0 +1,138 @@
+"""Health, versions, errors, headers, the first start."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from console.accounts.models import User
+from console.accounts.roles import Role
+from console.audit.models import AuditEntry
+from console.shell import request_context
+from console.shell.context import AUDIT, HOME, ORGS, TOKENS, USERS
+from tests.conftest import People, make_user
+
+
+@pytest.mark.django_db
+def test_ready_when_everything_answers() -> None:
+    response = Client().get("/-/health")
+    assert response.status_code == 200
+    assert {check["name"] for check in response.json()["checks"]} == {"postgres", "migrations", "redis"}
+
+
+@pytest.mark.django_db
+def test_not_ready_says_why_and_gives_no_address_away(settings: Any) -> None:
+    settings.REDIS_URL = "redis://:secret@127.0.0.1:1/0"
+    response = Client().get("/-/health")
+    report = response.json()
+    assert (response.status_code, report["live"], report["ready"]) == (503, True, False)
+    [failed] = [check for check in report["checks"] if not check["ok"]]
+    assert failed["reason"] == "Redis does not answer: ConnectionError"
+    assert "secret" not in response.content.decode()
+
+
+@pytest.mark.django_db
+def test_versions_are_for_those_who_are_known(people: People, api_of: Callable[..., Client]) -> None:
+    assert Client().get("/-/versions").status_code == 401
+    assert Client(headers={"authorization": "Bearer tgr_x"}).get("/-/versions").status_code == 401
+    versions = api_of(people.viewer).get("/-/versions").json()
+    assert versions["django"].startswith("5.2")
+    assert versions["postgresql"][0].isdigit()
+    assert versions["redis server"][0].isdigit()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/log-in/", "/nope", "/api/v1/me", "/-/health"])
+def test_every_answer_has_its_security_headers(path: str) -> None:
+    response = Client().get(path)
+    policy = response["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert response["X-Content-Type-Options"] == "nosniff"
+    assert response["X-Frame-Options"] == "DENY"
+    assert response["Referrer-Policy"] == "same-origin"
+    assert response["Cache-Control"]
+    assert response["X-Request-ID"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/nope", "/orgs/nope/", "/audit/99/"])
+def test_a_404_helps(path: str, browser_of: Callable[[User], Client]) -> None:
+    page = browser_of(make_user("ada", Role.PLATFORM_ADMIN)).get(path)
+    assert page.status_code == 404
+    assert "There is nothing here" in page.content.decode()
+    assert page["X-Request-ID"] in page.content.decode()
+
+
+@pytest.mark.django_db
+def test_a_fault_of_ours_is_a_page_with_the_request_id(
+    browser_of: Callable[[User], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("console.shell.presence.presence", fail)
+    browser = browser_of(make_user("ada"))
+    browser.raise_request_exception = False
+    page = browser.get("/")
+    assert page.status_code == 500
+    assert "That was our fault" in page.content.decode()
+    assert "a bug" not in page.content.decode()
+    assert page["X-Request-ID"] in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "address"),
+    [
+        (0, "6.6.6.6", "10.0.0.9"),
+        (1, "6.6.6.6, 1.2.3.4", "1.2.3.4"),
+        (2, "1.2.3.4, 10.0.0.1", "1.2.3.4"),
+        (2, "1.2.3.4", "10.0.0.9"),
+        (1, "", "10.0.0.9"),
+    ],
+)
+def test_only_as_many_proxies_as_there_are_are_believed(
+    proxies: int, forwarded: str, address: str, settings: Any, rf: Any
+) -> None:
+    from dataclasses import replace
+
+    settings.ENVIRONMENT = replace(settings.ENVIRONMENT, trusted_proxies=proxies)
+    request = rf.get("/", REMOTE_ADDR="10.0.0.9", headers={"X-Forwarded-For": forwarded})
+    assert request_context.client_address(request) == address
+
+
+@pytest.mark.django_db
+def test_preparing_makes_the_first_admin_and_tells_the_password_once() -> None:
+    def prepare() -> list[dict[str, Any]]:
+        out = io.StringIO()
+        call_command("prepare", stdout=out)
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    [admin] = [fact["admin"] for fact in prepare() if "admin" in fact]
+    user = User.objects.get(username=admin["username"])
+    assert user.platform_role == Role.PLATFORM_ADMIN
+    assert user.check_password(admin["password"])
+    assert admin["password"] not in user.password
+    entry = AuditEntry.objects.get()
+    assert (entry.actor_name, entry.action) == ("system", "user.create")
+    assert not any("admin" in fact for fact in prepare())
+
+
+@pytest.mark.django_db
+def test_the_navigation_shows_what_one_may_use(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    keys = [item.key for item in (HOME, ORGS, AUDIT, TOKENS, USERS)]
+    assert len(set(keys)) == len(keys)
+    assert "/users/" in browser_of(people.platform_admin).get("/").content.decode()
+    assert "/users/" not in browser_of(people.org_admin).get("/").content.decode()
+
+
+def test_no_migration_is_missing(db: None) -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
