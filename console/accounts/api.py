@@ -12,7 +12,7 @@ from ninja import Field, Path, Router, Schema, Status
 from console.accounts import tokens
 from console.accounts.browser import requester
 from console.accounts.models import ApiToken
-from console.api.fields import Line
+from console.api.fields import Input, Line
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.orgs.models import SLUG, Org
@@ -49,7 +49,7 @@ class TokenOut(Schema):
     last_used_at: datetime | None
 
 
-class TokenIn(Schema):
+class TokenIn(Input):
     name: Line
     read_only: bool = True
     org: str | None = Field(None, pattern=SLUG, max_length=48, description="Confine it to this org.")

@@ -62,7 +62,7 @@ class PasswordForm(forms.Form):
 
 
 class TokenForm(forms.Form):
-    name = forms.CharField(max_length=80, help_text="What will use it: “resize bot”, say.")
+    name = forms.CharField(max_length=120, help_text="What will use it: “resize bot”, say.")
     scope = forms.ChoiceField(
         choices=[("read", "may read"), ("write", "may read and write")], initial="read"
     )

@@ -65,7 +65,7 @@ class ApiToken(models.Model):
     """A personal API token. Only a hash of its secret is kept."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
-    name = models.CharField(max_length=80)
+    name = models.CharField(max_length=120)
     public_id = models.CharField(max_length=12, unique=True)
     secret_sha256 = models.BinaryField(max_length=32)
     read_only = models.BooleanField()

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema
-from pydantic import AwareDatetime
 
 from console.accounts.browser import requester
-from console.api.fields import Reason, SearchText
+from console.api.fields import Input, Moment, Reason, SearchText
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.audit import services
@@ -48,7 +47,7 @@ class EntryOut(Schema):
     can_undo: bool
 
 
-class UndoIn(Schema):
+class UndoIn(Input):
     reason: Reason = ""
 
 
@@ -83,8 +82,8 @@ def list_entries(
     action: SearchText = "",
     org: SearchText = "",
     request_id: SearchText = "",
-    since: AwareDatetime | None = None,
-    until: AwareDatetime | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
     cursor: Cursor = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:

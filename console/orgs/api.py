@@ -6,17 +6,17 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Field, Path, Query, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
 from console.accounts.roles import IN_AN_ORG, Role
 from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import Line, Reason
+from console.api.fields import Input, Line, Reason
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
-from console.api.problems import ApiError, FieldError, documented
+from console.api.problems import documented
 from console.orgs import services
 from console.orgs.models import SLUG, Membership, Org
 
@@ -37,13 +37,13 @@ class OrgOut(Schema):
     created_at: datetime
 
 
-class OrgIn(Schema):
+class OrgIn(Input):
     slug: Annotated[str, Field(pattern=SLUG, max_length=48, examples=["acme"])]
     name: Line
     reason: Reason = Field("", description="Why; it stands in the audit trail.")
 
 
-class OrgPatch(Schema):
+class OrgPatch(Input):
     name: Line
     reason: Reason = ""
 
@@ -53,7 +53,7 @@ class MemberOut(Schema):
     role: OrgRole
 
 
-class MemberIn(Schema):
+class MemberIn(Input):
     role: OrgRole
     reason: Reason = ""
 
@@ -161,8 +161,7 @@ def set_member(request: HttpRequest, slug: Slug, username: Username, payload: Me
         try:
             membership = services.set_member(principal, org, username, role, reason=payload.reason)
         except services.NoSuchUser as error:
-            at_fault = FieldError(pointer="/path/username", detail=str(error))
-            raise ApiError("InvalidRequest", str(error), errors=[at_fault]) from None
+            raise Http404(str(error)) from None
     return show_member(membership)
 
 

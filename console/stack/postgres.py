@@ -20,6 +20,7 @@ from console.stack.errors import StackError, sentences
 USER = DATABASE = "tidegate"
 PORT = 5432  # it names the socket file; nothing listens on TCP unless the path is too long
 INIT_SECONDS_MAX = 120
+BUILTIN_LOCALE_MAJOR_MIN = 17
 # For tests: nothing of it has to outlive the run, so nothing waits for the disk.
 FLEETING = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
 
@@ -58,7 +59,7 @@ class PostgresServer:
         if isinstance(self.endpoint, UnixEndpoint):
             settings += [
                 "listen_addresses=",
-                f"unix_socket_directories={self.endpoint.path.parent}",
+                f"unix_socket_directories={_as_list_item(self.endpoint.path.parent)}",
                 "unix_socket_permissions=0700",
             ]
         else:
@@ -131,7 +132,8 @@ def _make_data(server: PostgresServer) -> None:
             [
                 *launch,
                 str(binaries / "initdb"),
-                *("-D", str(draft), "-U", USER, "-E", "UTF8", "--no-locale"),
+                *("-D", str(draft), "-U", USER, "-E", "UTF8"),
+                *_locale(server.installation),
                 *("--auth=scram-sha-256", f"--pwfile={password_file}", "--data-checksums"),
                 *("--no-instructions", *(() if server.durable else ("--no-sync",))),
             ]
@@ -142,6 +144,21 @@ def _make_data(server: PostgresServer) -> None:
         password_file.unlink(missing_ok=True)
     with sentences("make the data of PostgreSQL", draft):
         draft.rename(server.data)
+
+
+def _locale(installation: Postgres) -> tuple[str, ...]:
+    """Order by code point, know letters beyond ASCII, and be the same on every machine.
+
+    The newer versions bring that along; the older ones need a C library that has C.UTF-8.
+    """
+    if installation.major >= BUILTIN_LOCALE_MAJOR_MIN:
+        return ("--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+    return ("--locale=C.UTF-8",)
+
+
+def _as_list_item(path: Path) -> str:
+    """A path in a setting that is a list: quoted, so that a comma in it does not split it."""
+    return '"' + str(path).replace('"', '""') + '"'
 
 
 def _run(command: list[str], given: str = "") -> None:

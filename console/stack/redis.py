@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 
 from console.stack import endpoint, keys, leftovers, privileges
 from console.stack.binaries import Redis, find_redis
 from console.stack.endpoint import Endpoint, UnixEndpoint
-from console.stack.errors import sentences
+from console.stack.errors import StackError, sentences
 
 MEMORY_MAX = "512mb"
 
@@ -35,8 +36,9 @@ class RedisServer:
     def url(self) -> str:
         # RESP2 is what every version speaks without surprises.
         if isinstance(self.endpoint, UnixEndpoint):
-            return f"unix://:{self.password}@{self.endpoint}?db=0&protocol=2"
-        return f"redis://:{self.password}@{self.endpoint}/0?protocol=2"
+            path = quote(str(self.endpoint.path))
+            return f"unix://:{self.password}@{path}?db=0&protocol=2"
+        return f"redis://:{self.password}@{self.endpoint}?db=0&protocol=2"
 
     @property
     def command(self) -> list[str]:
@@ -72,23 +74,43 @@ def prepare(home: Path, *, durable: bool = True) -> RedisServer:
         password=keys.kept(home.with_name(f"{home.name}.password")),
     )
     server.stop_leftover()
+    _refuse_older_than(server)
     with sentences("configure Redis", home):
         # In a file and not on the command line, where everybody could read the password.
         keys.write_private(home / "redis.conf", _configuration(server, durable=durable))
     return server
 
 
+def _refuse_older_than(server: RedisServer) -> None:
+    """An older Redis overlooks what a newer one has stored and starts empty: better not at all."""
+    made_by = server.home / "made-by"
+    with sentences("note the version of Redis", made_by):
+        newest = made_by.read_text().strip() if made_by.exists() else "0"
+        if int(newest) > server.installation.version[0]:
+            sentence = (
+                f"The data was made by Redis {newest}, and here is only {server.version}. Install "
+                f"Redis {newest} again, or throw the data away with `make clean DATA=1`."
+            )
+            raise StackError(sentence)
+        keys.write_private(made_by, f"{server.installation.version[0]}\n")
+
+
+def _quoted(path: Path) -> str:
+    """As redis.conf wants a word with blanks or quotes in it."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def _configuration(server: RedisServer, *, durable: bool) -> str:
     home = server.home
     if isinstance(server.endpoint, UnixEndpoint):
-        listens = ["port 0", f'unixsocket "{server.endpoint}"', "unixsocketperm 700"]
+        listens = ["port 0", f"unixsocket {_quoted(server.endpoint.path)}", "unixsocketperm 700"]
     else:
         listens = [f"bind {endpoint.LOOPBACK}", f"port {server.endpoint.port}"]
     lines = [
         *listens,
         f"requirepass {server.password}",
-        f'dir "{home}"',
-        f'pidfile "{home / "redis.pid"}"',
+        f"dir {_quoted(home)}",
+        f"pidfile {_quoted(home / 'redis.pid')}",
         "daemonize no",
         "databases 16",
         f"appendonly {'yes' if durable else 'no'}",

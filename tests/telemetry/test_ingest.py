@@ -14,7 +14,7 @@ from telemetry import ingest as module
 from telemetry.emitter import Emitter
 from telemetry.ingest import Ingest
 from telemetry.models import Source
-from telemetry.records import GROUP, STREAM, Record
+from telemetry.records import GROUP, STREAM, Field, Record
 
 pytestmark = pytest.mark.django_db
 
@@ -92,9 +92,9 @@ def test_an_older_record_never_overwrites_a_newer_one(client: redis.Redis, emitt
     [{"x": "y"}, {"record": "{"}, {"record": "[]"}, {"record": '{"source": "a"}'}],
 )
 def test_a_malformed_record_is_counted_and_stops_nothing(
-    fields: dict[str, str], client: redis.Redis, emitter: Emitter
+    fields: dict[Field, Field], client: redis.Redis, emitter: Emitter
 ) -> None:
-    client.xadd(STREAM, dict(fields))
+    client.xadd(STREAM, {**fields})
     emitter.emit(time.time())
     member = joined(client)
     member.step()

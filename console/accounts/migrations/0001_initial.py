@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
             name='ApiToken',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=80)),
+                ('name', models.CharField(max_length=120)),
                 ('public_id', models.CharField(max_length=12, unique=True)),
                 ('secret_sha256', models.BinaryField(max_length=32)),
                 ('read_only', models.BooleanField()),

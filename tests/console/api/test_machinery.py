@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -200,7 +201,7 @@ def test_two_at_the_same_time_do_it_once(people: People, token_of: Callable[...,
 
 @pytest.mark.django_db(transaction=True)
 def test_while_the_first_is_running_the_second_is_told_so(people: People, admin: Client) -> None:
-    scope = idempotency.hashlib.sha256(
+    scope = hashlib.sha256(
         json.dumps([str(people.platform_admin.pk), "POST", "/api/v1/orgs", "k-1"]).encode()
     ).digest()
     number = int.from_bytes(scope[:8], "big", signed=True)

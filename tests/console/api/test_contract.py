@@ -1,0 +1,47 @@
+"""The API does what its own description says, whatever is thrown at it: all of schemathesis' checks,
+against a real server process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+
+from tests.live import live_console
+
+EXAMPLES = 40
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+ISSUER = {
+    "TIDEGATE_JWT_ALGORITHM": "HS256",
+    "TIDEGATE_JWT_KEY": "a secret shared by the issuer and the console",
+    "TIDEGATE_JWT_ISSUER": "tests",
+    "TIDEGATE_JWT_AUDIENCE": "tests",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_api_keeps_its_contract(tmp_path: Path) -> None:
+    with live_console(tmp_path, **ISSUER) as console:
+        # A JWT, since the test also revokes whatever tokens it finds.
+        now = int(time.time())
+        claims = {"sub": console.username, "iss": "tests", "aud": "tests", "iat": now, "exp": now + 900}
+        bearer = jwt.encode(claims, ISSUER["TIDEGATE_JWT_KEY"], algorithm="HS256")
+        done = subprocess.run(
+            [
+                *(str(Path(sys.executable).with_name("st")), "--config-file", str(CONFIG), "run"),
+                f"{console.address}/api/v1/openapi.json",
+                *("--checks", "all", "--max-examples", str(EXAMPLES)),
+                *("--header", f"Authorization: Bearer {bearer}"),
+                *("--suppress-health-check", "all", "--no-color"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -1,0 +1,39 @@
+"""A task that can be stopped in its middle, for the worker of the tests."""
+
+from __future__ import annotations
+
+import os
+
+import redis
+from celery import shared_task
+from django.conf import settings
+from django.db import transaction
+
+from console.accounts.principal import SYSTEM
+from console.api.models import StoredAnswer
+from console.audit.services import record
+from console.shell import request_context
+
+BEGUN, GO_ON = "tests:begun", "tests:go-on"
+
+
+@shared_task
+def effect_once(name: str) -> None:
+    """Its effect is one audit row, however often it runs; half-way it waits to be told to go on."""
+    client = redis.Redis.from_url(settings.REDIS_URL, decode_responses=True)
+    client.rpush(BEGUN, f"{os.getpid()}")
+    client.blpop([GO_ON], timeout=20)
+    client.close()
+    with transaction.atomic():
+        _, first = StoredAnswer.objects.get_or_create(
+            scope_sha256=name.encode().ljust(32, b"0"),
+            defaults={"body_sha256": b"", "status": 200, "headers": {}, "body": ""},
+        )
+        if first:
+            record(
+                SYSTEM,
+                "tests.effect",
+                object_type="tests",
+                object_id=name,
+                object_name=request_context.current_id(),
+            )

@@ -1,0 +1,170 @@
+"""Work is taken late and given back by the dying: done elsewhere, once in effect. Real workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection, transaction
+
+from console.audit.models import AuditEntry
+from console.celery import app
+from console.environment import PROJECT
+from console.shell import request_context
+from console.shell.request_context import RequestContext
+from tests.console.celery_tasks import BEGUN, GO_ON, effect_once
+from tests.live import wait_until
+
+slow = pytest.mark.slow
+
+
+def test_the_settings_are_those_of_idempotent_work() -> None:
+    conf = app.conf
+    assert conf.task_acks_late
+    assert conf.task_reject_on_worker_lost
+    assert conf.worker_prefetch_multiplier == 1
+    assert conf.worker_soft_shutdown_timeout > 0
+    assert conf.task_ignore_result
+    assert not conf.result_backend
+    # A task is stopped well before it is taken for lost and given to another worker.
+    assert conf.task_time_limit < conf.broker_transport_options["visibility_timeout"]
+
+
+@pytest.fixture
+def broker() -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(settings.REDIS_URL, decode_responses=True)
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+@contextlib.contextmanager
+def worker(log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process over this test's database and broker."""
+    target = connection.settings_dict
+    database_url = os.environ["DATABASE_URL"].replace("/tidegate?", f"/{target['NAME']}?")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "console.celery", "worker"),
+                *("--include", "tests.console.celery_tasks", "--pool", "prefork"),
+                *("--concurrency", "1", "--without-gossip", "--without-mingle"),
+            ],
+            cwd=PROJECT,
+            env={**os.environ, "DATABASE_URL": database_url, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def effects() -> list[str]:
+    return list(AuditEntry.objects.filter(action="tests.effect").values_list("object_name", flat=True))
+
+
+def begun(broker: redis.Redis, number: int) -> None:
+    wait_until(f"the task begins for time {number}", lambda: broker.llen(BEGUN) >= number, 40)
+
+
+@slow
+@pytest.mark.django_db(transaction=True)
+def test_a_task_whose_process_is_killed_is_finished_by_another_once(
+    broker: redis.Redis, tmp_path: Path
+) -> None:
+    with worker(tmp_path / "log"):
+        effect_once.delay("killed-child")
+        begun(broker, 1)
+        os.kill(int(str(broker.lindex(BEGUN, 0))), signal.SIGKILL)
+        begun(broker, 2)
+        broker.rpush(GO_ON, "1")
+        wait_until("the effect", effects)
+        wait_until("the queue is empty", lambda: not _unacknowledged(broker))
+    assert len(effects()) == 1
+
+
+@slow
+@pytest.mark.django_db(transaction=True)
+def test_a_task_whose_worker_is_killed_is_finished_by_another_worker_once(
+    broker: redis.Redis, tmp_path: Path
+) -> None:
+    short = {"TIDEGATE_TASK_SECONDS_MAX": "2"}
+    with worker(tmp_path / "first", **short) as first:
+        effect_once.delay("killed-worker")
+        begun(broker, 1)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait(10)
+    assert effects() == []
+    broker.rpush(GO_ON, "1")
+    with worker(tmp_path / "second", **short):
+        wait_until("another worker does it", effects, 40)
+    assert len(effects()) == 1
+
+
+@slow
+@pytest.mark.django_db(transaction=True)
+def test_the_request_id_reaches_what_a_task_records(broker: redis.Redis, tmp_path: Path) -> None:
+    request_context.enter(RequestContext("req-77"))
+    effect_once.delay("with-id")
+    broker.rpush(GO_ON, "1")
+    with worker(tmp_path / "log"):
+        wait_until("the effect", effects)
+    assert effects() == ["req-77"]
+    assert AuditEntry.objects.get(action="tests.effect").request_id == "req-77"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_work_is_queued_only_when_its_change_is_committed(broker: redis.Redis) -> None:
+    def change_and_fail() -> None:
+        with transaction.atomic():
+            cast(Any, effect_once).delay_on_commit("rolled-back")
+            raise RuntimeError("after the change")
+
+    with pytest.raises(RuntimeError):
+        change_and_fail()
+    assert _queued(broker) == 0
+    with transaction.atomic():
+        cast(Any, effect_once).delay_on_commit("committed")
+        assert _queued(broker) == 0
+    assert _queued(broker) == 1
+
+
+@pytest.mark.django_db
+def test_housekeeping_forgets_what_is_over(people: Any, django_capture_on_commit_callbacks: Any) -> None:
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    from console.accounts import throttle
+    from console.accounts.models import FailedLogin
+    from console.shell.tasks import forget_what_is_over
+
+    throttle.count_failure("ada", None)
+    throttle.count_failure("bob", None)
+    past = timezone.now() - timedelta(seconds=1)
+    FailedLogin.objects.filter(key_sha256=throttle._key("name", "ada")).update(window_ends_at=past)
+    forget_what_is_over()
+    assert FailedLogin.objects.count() == 1
+
+
+def _queued(broker: redis.Redis) -> int:
+    return int(broker.llen("tidegate:celery:celery"))
+
+
+def _unacknowledged(broker: redis.Redis) -> int:
+    return int(broker.hlen("tidegate:celery:unacked"))

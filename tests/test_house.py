@@ -1,0 +1,73 @@
+"""The house keeps its own rules: what imports what, what is documented, what a lock may say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from console.environment import PROJECT
+
+PACKAGES = {"benchmarks", "console", "kvss_agent", "swdriver_shim", "telemetry", "tests"}
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((PROJECT / "pyproject.toml").read_text())
+
+
+def test_there_is_no_further_python_package() -> None:
+    found = {path.parent.name for path in PROJECT.glob("*/__init__.py")}
+    assert found == PACKAGES
+
+
+def test_packages_import_only_what_they_may() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_dependency_is_justified() -> None:
+    project = pyproject()["project"]
+    groups = pyproject()["dependency-groups"]
+    assert isinstance(project, dict)
+    assert isinstance(groups, dict)
+    wanted = [*project["dependencies"], *(item for group in groups.values() for item in group)]
+    names = {re.split(r"[\[<>=~!; ]", item)[0] for item in wanted if isinstance(item, str)}
+    text = (PROJECT / "docs" / "dependencies.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z0-9-]+)`", text, re.MULTILINE))
+    assert documented == names
+
+
+@pytest.mark.parametrize("name", ["run", "dev", "uv"])
+def test_a_lock_is_hashed_and_names_no_index(name: str) -> None:
+    text = (PROJECT / "requirements" / f"{name}.txt").read_text()
+    assert "://" not in text
+    pinned = re.findall(r"^[a-z0-9][^\s;]*==", text, re.MULTILINE)
+    assert pinned
+    for block in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
+        assert "--hash=sha256:" in block, block[:80]
+
+
+def test_every_verb_of_the_makefile_has_its_line_of_help() -> None:
+    text = (PROJECT / "Makefile").read_text()
+    documented = set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
+    wanted = {"up", "down", "check", "test", "lint", "fmt", "bench", "sim", "docs", "clean"}
+    assert wanted <= documented
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PROJECT.glob("*.md")) + sorted(PROJECT.glob("docs/**/*.md")), ids=str
+)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
