@@ -1,4 +1,4 @@
-"""Where an embedded server listens: a Unix socket, or a loopback port where the path is too long."""
+"""Where an embedded server listens: a Unix socket, or a loopback port where the path does not lend itself to one."""
 
 from __future__ import annotations
 
@@ -42,10 +42,14 @@ Endpoint = UnixEndpoint | TcpEndpoint
 
 
 def choose(socket_path: Path) -> Endpoint:
-    """The Unix socket at `socket_path` if the kernel can hold that name, else a free port."""
-    if len(os.fsencode(socket_path)) <= SOCKET_PATH_BYTES_MAX:
-        return UnixEndpoint(socket_path)
-    return TcpEndpoint(free_port())
+    """The Unix socket at `socket_path` if its name is one that everybody can use, else a free port.
+
+    The kernel limits its length, and libpq takes what has a comma in it for several hosts.
+    """
+    too_long = len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES_MAX
+    if too_long or "," in str(socket_path):
+        return TcpEndpoint(free_port())
+    return UnixEndpoint(socket_path)
 
 
 def free_port() -> int:

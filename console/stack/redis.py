@@ -38,7 +38,7 @@ class RedisServer:
         if isinstance(self.endpoint, UnixEndpoint):
             path = quote(str(self.endpoint.path))
             return f"unix://:{self.password}@{path}?db=0&protocol=2"
-        return f"redis://:{self.password}@{self.endpoint}?db=0&protocol=2"
+        return f"redis://:{self.password}@{self.endpoint}/0?protocol=2"
 
     @property
     def command(self) -> list[str]:
