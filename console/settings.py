@@ -210,9 +210,10 @@ LOGGING = {
 def _broker(url: str) -> str:
     """The Redis URL as Celery's transport spells it."""
     parts = urlsplit(url)
-    if parts.scheme != "unix":
-        return url
     query = dict(parse_qsl(parts.query))
+    if parts.scheme != "unix":
+        query.pop("protocol", None)  # over TCP the transport refuses what it does not know
+        return urlunsplit(parts._replace(query=urlencode(query)))
     virtual_host = query.pop("db", "0")
     credentials = f":{parts.password}@" if parts.password else ""
     return urlunsplit(
@@ -231,6 +232,11 @@ CELERY_BROKER_URL = _broker(REDIS_URL)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 2 * ENVIRONMENT.task_seconds_max,
+    # How often a worker looks for the work of vanished ones. The lock it takes for that must not
+    # outlive by minutes a worker that is killed while it holds it.
+    "unacked_restore_interval": 5,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 30,
     "global_keyprefix": "tidegate:celery:",
 }
 CELERY_RESULT_BACKEND = None
