@@ -1,0 +1,57 @@
+"""What every benchmark prints and writes: a table for people, rows for machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `ratio`: ours over the peer or limit measured in the same run; more is better."""
+
+    id: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+    goal: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        if self.goal is None or self.ratio is None:
+            return None
+        return self.ratio >= self.goal
+
+
+def options(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    return parser.parse_args()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def show(title: str, rows: Sequence[Row], file: Path | None) -> None:
+    print(f"\n{title}, on {os.cpu_count()} cores, Python {platform.python_version()}\n")
+    print("| id | value | unit | against | ratio | goal | holds |")
+    print("|---|---:|---|---|---:|---:|---|")
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        holds = {None: "", True: "yes", False: "no"}[row.holds]
+        value = f"{row.value:,.2f}"
+        print(f"| `{row.id}` | {value} | {row.unit} | {row.against} | {ratio} | {goal} | {holds} |")
+    if file:
+        facts = [{**asdict(row), "holds": row.holds} for row in rows]
+        file.write_text(json.dumps(facts, indent=1) + "\n")
