@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from console.environment import ConfigurationError
 from console.stack import commands
 from console.stack.errors import StackError
+from console.stack.up import up
 
 
 def main() -> int:
@@ -23,25 +25,30 @@ def main() -> int:
     logs = verbs.add_parser("logs", help="what a service said")
     logs.add_argument("service", nargs="?", help="one service; without it, which there are")
     logs.add_argument("-n", "--lines", type=int, default=40, help="how many lines (default: 40)")
+    logs.add_argument("-f", "--follow", action="store_true", help="and whatever is added")
     options = parser.parse_args()
     try:
         match options.verb:
             case "up":
-                return commands.up()
+                return up()
             case "down":
                 return commands.down()
             case "status":
                 return commands.status()
             case _:
-                return commands.logs(options.service, options.lines)
+                return commands.logs(options.service, options.lines, follow=options.follow)
     except ConfigurationError as error:
         print(f"Tidegate can't start, because of its settings:\n{error}", file=sys.stderr)
         return os.EX_CONFIG
     except StackError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:
-        return 0
+        # Whoever read us has enough. Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

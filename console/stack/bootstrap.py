@@ -1,26 +1,33 @@
 """Make the environment that everything runs in, with nothing but Python 3.11 and its standard library.
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `browser` Debian's
-Chromium where there is none. Each says how long it took and does nothing the second time.
+Chromium where there is none. Each says how long it took, and does nothing the second time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+STATE = PROJECT / ".tidegate"
 ENVIRONMENT = PROJECT / ".venv"
+PYTHON = ENVIRONMENT / "bin" / "python"
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
 PYTHON_MIN = (3, 11)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LAST_LINES = 12
+UNREACHABLE = "Is the package index reachable from here?"
 
 
 class Failed(Exception):
@@ -32,72 +39,79 @@ def main() -> int:
     parser.add_argument("what", choices=["run", "dev", "browser"])
     what = parser.parse_args().what
     try:
-        if sys.version_info < PYTHON_MIN:
-            raise Failed(
-                f"Tidegate needs Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer; "
-                f"this is {sys.version.split()[0]}. Say which: make PYTHON=/path/to/python3.11 …"
-            )
-        if what == "browser":
-            browser()
-        else:
-            environment(what)
+        browser() if what == "browser" else environment(what)
     except Failed as error:
         print(error, file=sys.stderr)
-        return 1
+        return os.EX_UNAVAILABLE
     except OSError as error:
         print(f"Can't make the environment: {error.strerror}: {error.filename}", file=sys.stderr)
-        return 1
+        return os.EX_OSERR
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def environment(kind: str) -> None:
-    """`.venv` as the lock says. `run` adds what is missing; only `dev` also removes what is not in it."""
-    lock = LOCKS / f"{kind}.txt"
-    stamp = ENVIRONMENT / f".{kind}-installed"
-    wanted = f"{hashlib.sha256(lock.read_bytes()).hexdigest()} {sys.version}"
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return
-    uv = _uv()
-    if not (ENVIRONMENT / "bin" / "python").exists():
-        _stage(
-            "environment",
-            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(ENVIRONMENT)],
+    """`.venv` as the lock says. `run` adds what is missing; only `dev` removes what is not in it."""
+    if sys.version_info < PYTHON_MIN:
+        raise Failed(
+            f"Tidegate needs Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer; this is "
+            f"{sys.version.split()[0]}. Say which: make PYTHON=/path/to/python3.11 …"
         )
-    verb = ["sync"] if kind == "dev" else ["install", "-r"]
-    python = str(ENVIRONMENT / "bin" / "python")
+    if _is_installed(kind):
+        return
+    with _alone():
+        if not _is_installed(kind):  # somebody else may have done it while we waited
+            _install(kind)
+
+
+def _is_installed(kind: str) -> bool:
+    stamp = _stamp(kind)
+    return PYTHON.exists() and stamp.is_file() and stamp.read_text() == _wanted(kind)
+
+
+def _install(kind: str) -> None:
+    uv = _uv()
+    if not PYTHON.exists():
+        venv = [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable]
+        _stage("environment", [*venv, str(ENVIRONMENT)])
+    for name in ("run", "dev"):  # what was installed before is no longer exactly that
+        _stamp(name).unlink(missing_ok=True)
+    verb = ["sync"] if kind == "dev" else ["install", "--requirements"]
+    how = ["--require-hashes", "--quiet", "--python", str(PYTHON)]
     _stage(
         f"packages ({kind})",
-        [uv, "pip", *verb, str(lock), "--require-hashes", "--quiet", "--python", python],
-        "The packages could not be installed. Is the package index reachable from here?",
+        [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how],
+        f"The packages could not be installed. {UNREACHABLE}",
     )
-    for other in ENVIRONMENT.glob(".*-installed"):
-        other.unlink()  # what was installed before is no longer exactly that
-    stamp.write_text(wanted)
-    if kind == "dev":
-        run_lock = LOCKS / "run.txt"  # a part of dev
-        run_stamp = f"{hashlib.sha256(run_lock.read_bytes()).hexdigest()} {sys.version}"
-        (ENVIRONMENT / ".run-installed").write_text(run_stamp)
+    _stamp(kind).write_text(_wanted(kind))
+    if kind == "dev":  # which contains all of run
+        _stamp("run").write_text(_wanted("run"))
+
+
+def _stamp(kind: str) -> Path:
+    return ENVIRONMENT / f".{kind}-installed"
+
+
+def _wanted(kind: str) -> str:
+    """What a stamp says: the lock that was installed, and for which Python."""
+    return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _uv() -> str:
-    """The uv that the lock names, beside the environment, so that syncing does not remove it."""
-    home = PROJECT / ".tidegate" / "uv"
-    uv = home / "bin" / "uv"
-    stamp = home / ".installed"
-    wanted = hashlib.sha256(UV_LOCK.read_bytes()).hexdigest()
-    if uv.exists() and stamp.is_file() and stamp.read_text() == wanted:
-        return str(uv)
-    pip = _pip()
-    _stage(
-        "uv",
-        [
-            *pip,
-            *("install", "--quiet", "--disable-pip-version-check", "--no-warn-script-location"),
-            *("--require-hashes", "--upgrade", "--target", str(home), "-r", str(UV_LOCK)),
-        ],
-        "uv could not be installed. Is the package index reachable from here?",
-    )
-    stamp.write_text(wanted)
+    """The uv that its lock names, outside the environment, so that syncing does not remove it."""
+    home = STATE / "uv"
+    uv, stamp = home / "bin" / "uv", home / ".installed"
+    wanted = _digest(UV_LOCK)
+    if not (uv.exists() and stamp.is_file() and stamp.read_text() == wanted):
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-warn-script-location"]
+        what = ["--require-hashes", "--upgrade", "--target", str(home), "--requirement", str(UV_LOCK)]
+        _stage("uv", [*_pip(), "install", *quiet, *what], f"uv could not be installed. {UNREACHABLE}")
+        stamp.write_text(wanted)
     return str(uv)
 
 
@@ -106,15 +120,18 @@ def _pip() -> list[str]:
     ours = [sys.executable, "-m", "pip"]
     if _works([*ours, "--version"]):
         return ours
-    scratch = PROJECT / ".tidegate" / "pip"
-    if _works([sys.executable, "-m", "venv", "--clear", str(scratch)]):
-        return [str(scratch / "bin" / "python"), "-m", "pip"]
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        _apt("python3-venv", "python3-pip")
-        if _works([*ours, "--version"]):
-            return ours
+    scratch = STATE / "pip"
+    fresh = [sys.executable, "-m", "venv", "--clear", str(scratch)]
+    theirs = [str(scratch / "bin" / "python"), "-m", "pip"]
+    if _works(fresh):
+        return theirs
+    if _can_apt():
+        _apt("python3-venv")
+        if _works(fresh):
+            return theirs
     raise Failed(
-        f"{sys.executable} has neither pip nor venv. On Debian and Ubuntu: apt install python3-venv"
+        f"{sys.executable} has neither pip nor venv, and something has to install the packages. "
+        "On Debian and Ubuntu: apt install python3-venv"
     )
 
 
@@ -122,19 +139,38 @@ def browser() -> None:
     """A Chromium for the tests of the pages."""
     if any(shutil.which(name) for name in BROWSERS):
         return
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
+    if not _can_apt():
         raise Failed(
             "The tests of the pages need a Chromium, and there is none. Install it (on Debian: "
             "apt install chromium), or leave them out with `make check`."
         )
-    _apt("chromium")
+    with _alone():
+        _apt("chromium")
 
 
-def _apt(*packages: str) -> None:
+def _can_apt() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _apt(package: str) -> None:
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
-    _stage("package lists", ["apt-get", "update", "-qq"], "apt-get update failed.", quiet)
-    _stage(", ".join(packages), install, f"{packages[0]} could not be installed.", quiet)
+    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", package]
+    complaint = f"{package} could not be installed. Are the package mirrors reachable from here?"
+    _stage("package lists", ["apt-get", "update", "-qq"], complaint, quiet)
+    _stage(package, install, complaint, quiet)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One installation at a time in one checkout; whoever comes second waits and says so."""
+    STATE.mkdir(exist_ok=True)
+    with (STATE / "bootstrap.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Waiting for another `make` that is installing …", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _works(command: list[str]) -> bool:
@@ -142,21 +178,25 @@ def _works(command: list[str]) -> bool:
 
 
 def _stage(
-    name: str, command: list[str], complaint: str = "", environment: dict[str, str] | None = None
+    name: str, command: list[str], complaint: str = "", variables: Mapping[str, str] | None = None
 ) -> None:
+    """Run one command and say how long it took; Failed with its last words if it does."""
+    print(f"{name} … ", end="", flush=True)
     began = time.monotonic()
     done = subprocess.run(
         command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         check=False,
-        env=environment,
+        env=variables,
     )
+    print(f"{time.monotonic() - began:.1f} s", flush=True)
     if done.returncode:
-        last = "\n".join(done.stdout.strip().splitlines()[-12:])
+        last = "\n".join(done.stdout.strip().splitlines()[-LAST_LINES:])
         raise Failed(f"{last}\n\n{complaint or f'“{name}” failed.'}")
-    print(f"{name}: {time.monotonic() - began:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from console.stack.core import State
+from console.stack.core import Service, State
+from console.stack.printer import Printer
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NAME_WIDTH = 9
 CRASHES_BEFORE_SAYING_SO = 3
+PLAIN_WIDTH = 100  # where there is no terminal to ask
 
 
 class Display:
     """The supervisor's watcher. On a terminal it draws; elsewhere it prints plain lines."""
 
-    def __init__(self, services: list[str], *, began: float, notes: list[str]) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+    def __init__(
+        self, services: dict[str, str], *, began: float, address: str, notes: list[str]
+    ) -> None:
+        """`services`: the name of each, and what to say of its version."""
+        self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = PLAIN_WIDTH
+        self.printer = Printer(self.console)
         self.began = began
-        self.address = ""
+        self.address = address
         self.notes = notes
-        self.versions: dict[str, str] = {}
+        self.versions = services
         self.states = dict.fromkeys(services, State.WAITING)
         self.started: dict[str, float] = {}
         self.took: dict[str, float] = {}
         self.stages: list[tuple[str, float]] = []
         self.admin: dict[str, str] | None = None
-        self.deaths: dict[str, int] = {}
         self.is_up = False
+        self._is_stopping = False
         self._colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(services)}
         self._live: Live | None = None
 
@@ -47,60 +56,81 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         self._end_live()
+        self.printer.close()
+
+    def say(self, sentence: str) -> None:
+        self.printer.print(Text(sentence, style="bold"))
 
     def stage(self, name: str, seconds: float) -> None:
         """Something that had to be done first is done."""
         self.stages.append((name, seconds))
         if not self._live:
-            self.console.print(f"{name}: {seconds:.2f} s")
+            self.say(f"{name}: {seconds:.2f} s")
 
-    def changed(self, service: str, state: State, reason: str) -> None:
-        now = time.monotonic()
-        self.states[service] = state
+    def changed(self, service: Service, last_lines: list[str]) -> None:
+        name, state, now = service.spec.name, service.state, time.monotonic()
+        self.states[name] = state
         if state is State.STARTING:
-            self.started[service] = now
-        if state in (State.READY, State.DONE) and service not in self.took:
-            self.took[service] = now - self.started[service]
+            self.started[name] = now
+        elif state in (State.READY, State.DONE) and name not in self.took:
+            self.took[name] = now - self.started[name]
             if not self._live and not self.is_up:
-                self.console.print(f"{service}: ready after {self.took[service]:.2f} s")
-                return
-        if state is State.BACKING_OFF:
-            self.deaths[service] = self.deaths.get(service, 0) + 1
-            often = self.deaths[service] >= CRASHES_BEFORE_SAYING_SO
-            again = f" ({self.deaths[service]} times so far: see its log)" if often else ""
-            self._say(service, f"died: {reason}. It is started again.{again}", style="bold red")
-        elif self.is_up and state in (State.READY, State.STOPPED):
-            self._say(service, "ready again" if state is State.READY else "stopped", style="bold")
+                self.say(f"{name}: ready after {self.took[name]:.2f} s")
+        elif state is State.READY:
+            self._tell(name, "ready again", style="bold")
+        elif state is State.BACKING_OFF:
+            self._died(service, last_lines)
+        elif state is State.STOPPING and not self._is_stopping:
+            self._is_stopping = True
+            self.say("Stopping, in order. Ctrl-C again hurries.")
+        elif state is State.STOPPED and self.is_up:
+            self._tell(name, "stopped", style="bold")
 
     def line(self, service: str, line: str) -> None:
-        if self.is_up or self.states[service] in (State.BACKING_OFF, State.FAILED):
-            self._say(service, line)
+        """Something said something. During the start that would only disturb; it is in the log."""
+        if self.is_up:
+            self._tell(service, line)
 
     def prepared(self, fact: dict[str, Any]) -> None:
-        if "admin" in fact:
-            self.admin = fact["admin"]
+        """How a step of the preparation went; the first admin's password is shown in the end."""
+        admin = fact.get("admin")
+        if isinstance(admin, dict):
+            self.admin = {name: str(value) for name, value in admin.items()}
         elif "stage" in fact:
-            self.stage(f"prepare: {fact['stage']}", float(fact["seconds"]))
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self.stage(str(fact["stage"]), float(fact["seconds"]))
 
     def up(self) -> None:
         self.is_up = True
         self._end_live()
-        self.console.print(self._welcome())
+        self.printer.print(self._welcome())
 
-    def _say(self, service: str, line: str, style: str = "") -> None:
+    def _died(self, service: Service, last_lines: list[str]) -> None:
+        name = service.spec.name
+        self._tell(name, f"died: {service.reason}. It is started again.", style="bold red")
+        keeps_dying = service.failures >= CRASHES_BEFORE_SAYING_SO
+        if keeps_dying:
+            self._tell(name, f"It keeps dying: {service.failures} times in a row.", style="bold red")
+        if keeps_dying or not self.is_up:
+            for line in last_lines:
+                self._tell(name, line)
+
+    def _tell(self, service: str, line: str, style: str = "") -> None:
         prefix = Text(f"{service:<{NAME_WIDTH}}│ ", style=self._colour.get(service, ""))
-        self.console.print(prefix + Text.from_ansi(line, style=style))
+        self.printer.print(prefix + Text.from_ansi(line, style=style))
 
     def _end_live(self) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                self._live.stop()
             self._live = None
 
-    def _progress(self) -> Table:
+    def _progress(self) -> RenderableType:
+        """The table that is drawn again and again while everything starts."""
         table = Table.grid(padding=(0, 2))
         for name, state in self.states.items():
             if name in self.took:
-                mark: Any = Text("●", style="green")
+                mark: RenderableType = Text("●", style="green")
                 how = Text(f"{self.took[name]:5.2f} s", style="dim")
             elif state is State.STARTING:
                 mark = Spinner("dots", style="cyan")
@@ -114,18 +144,22 @@ class Display:
         facts = Table.grid(padding=(0, 2))
         facts.add_row("Address", Text(self.address, style="bold underline"))
         if self.admin:
-            password = Text(self.admin["password"], style="bold")
-            facts.add_row("Log in as", Text(self.admin["username"], style="bold"))
+            password = Text(self.admin.get("password", ""), style="bold")
+            facts.add_row("Log in as", Text(self.admin.get("username", ""), style="bold"))
             facts.add_row("Password", password + Text("   shown this once", style="dim"))
         else:
             facts.add_row("Log in as", "admin, with the password of the first start")
-            facts.add_row("", Text("forgotten? python manage.py changepassword admin", style="dim"))
+            forgotten = "forgotten? .venv/bin/python manage.py changepassword admin"
+            facts.add_row("", Text(forgotten, style="dim"))
         facts.add_row("API", f"{self.address}/api/v1/docs")
         facts.add_row("Stop", "Ctrl-C here, or `make down`")
-        times = "  ".join(
-            f"{name} {seconds:.1f}" for name, seconds in [*self.stages, *self.took.items()]
-        )
-        total = time.monotonic() - self.began
-        parts: list[Any] = [*(Text(note, style="yellow") for note in self.notes), facts]
-        parts += ["", Text(f"{total:.1f} s in all: {times}", style="dim")]
+        parts: list[RenderableType] = [*(Text(note, style="yellow") for note in self.notes), facts]
+        parts += ["", self._timings()]
         return Panel(Group(*parts), title="Tidegate is up", border_style="green", expand=False)
+
+    def _timings(self) -> RenderableType:
+        """Each stage that came before, each service since it was spawned, and all in all."""
+        total = f"up in {time.monotonic() - self.began:.1f} s"
+        times = [*self.stages, *self.took.items()]
+        each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in times)
+        return Text(f"{total}: {each}", style="dim", overflow="fold")

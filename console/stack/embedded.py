@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from console.stack import postgres, redis
-from console.stack.errors import StackError
+from console.stack import lock, postgres, redis
+from console.stack.errors import StackError, sentences
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
@@ -20,6 +20,8 @@ PAUSE_SECONDS = 0.02
 
 
 class Server(Protocol):
+    """What both have in common, and all that is needed to run one."""
+
     stop_signal: signal.Signals
 
     @property
@@ -27,9 +29,13 @@ class Server(Protocol):
 
     def answers(self, timeout_seconds: int = 2) -> bool: ...
 
+    def stop_leftover(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Embedded:
+    """A running pair."""
+
     postgres: postgres.PostgresServer
     redis: redis.RedisServer
 
@@ -46,17 +52,21 @@ class Embedded:
 def embedded_servers(directory: Path, *, durable: bool = False) -> Iterator[Embedded]:
     """Both servers, ready, with their data under `directory`; stopped at the end.
 
-    Their names are their own, so any number of pairs run beside each other.
+    Their names are their own, so any number of pairs run beside each other; a second pair over the
+    same directory raises lock.HeldError. Without `durable` they are faster and survive no crash.
     """
-    servers = Embedded(
-        postgres.prepare(directory / "postgres", durable=durable),
-        redis.prepare(directory / "redis", durable=durable),
-    )
-    with (
-        running(servers.postgres, directory / "postgres.log"),
-        running(servers.redis, directory / "redis.log"),
-    ):
-        yield servers
+    with sentences("make a directory", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with lock.held(directory):
+        servers = Embedded(
+            postgres.prepare(directory / "postgres", durable=durable),
+            redis.prepare(directory / "redis", durable=durable),
+        )
+        with (
+            running(servers.postgres, directory / "postgres.log"),
+            running(servers.redis, directory / "redis.log"),
+        ):
+            yield servers
 
 
 @contextlib.contextmanager
@@ -70,8 +80,9 @@ def running(server: Server, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         deadline = time.monotonic() + START_SECONDS_MAX
         while not server.answers():
             if process.poll() is not None or time.monotonic() > deadline:
-                last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise StackError(f"{server.command[0]} did not start: {''.join(last)}")
+                last = "\n".join(log.read_text(errors="replace").strip().splitlines()[-5:])
+                sentence = f"`{' '.join(server.command)}` did not start. The end of {log}:\n{last}"
+                raise StackError(sentence)
             time.sleep(PAUSE_SECONDS)
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""Where an embedded server listens: a Unix socket, or a loopback port where the path does not lend itself to one."""
+"""Where an embedded server listens: a Unix socket, or a loopback port where its path cannot be one."""
 
 from __future__ import annotations
 

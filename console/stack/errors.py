@@ -27,7 +27,7 @@ def sentences(doing: str, path: Path) -> Iterator[None]:
 
 
 def _in_words(error: OSError, doing: str, path: Path) -> StackError:
-    where = error.filename if isinstance(error.filename, str) else path
+    where = error.filename if isinstance(error.filename, str) else str(path)
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             why, code = f"the disk (or the quota) that holds {where} is full", os.EX_IOERR

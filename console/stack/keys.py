@@ -25,8 +25,11 @@ def kept(path: Path) -> str:
             return key
 
 
-def write_private(path: Path, text: str) -> None:
-    """Put `text` into `path` in one step, readable by nobody else at any moment."""
+def write_private(path: Path, text: str, *, lasting: bool = True) -> None:
+    """Put `text` into `path` in one step, readable by nobody else at any moment.
+
+    What need not outlast the machine's power is not `lasting`, and does not wait for the disk.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -34,7 +37,8 @@ def write_private(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
 import psutil
 
-STOP_SECONDS = 15.0
-KILL_SECONDS = 5.0
+from console.stack.errors import sentences
+
+STOP_SECONDS_MAX = 15.0
+KILL_SECONDS_MAX = 5.0
 
 
-def stop_server(pid_file: Path, directory: Path, how: signal.Signals) -> bool:
-    """Stop the server that wrote `pid_file` and works in `directory`; tell whether there was one.
+def stop_server(pid_file: Path, directory: Path, *, names: frozenset[str], how: signal.Signals) -> bool:
+    """Stop the server with one of `names` that works in `directory`; tell whether there was one.
+
+    Afterwards nothing of it is running, and only then `pid_file` goes: PostgreSQL reads there whether
+    a process of its predecessor is still attached to the memory that they shared.
 
     A process id alone proves nothing, for ids are used again (after a reboot, or in a container, the
     same small number is likely somebody else). Both servers change into their data directory, so that
-    is what identifies them. Afterwards nothing is running there and the file is gone.
+    is what identifies them and all their children.
     """
-    process = _server(pid_file, directory)
-    if process:
-        for sign, seconds in ((how, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-            try:
-                process.send_signal(sign)
-                process.wait(seconds)
-            except psutil.NoSuchProcess:
-                break
-            except psutil.TimeoutExpired:
-                continue
-            else:
-                break
-    pid_file.unlink(missing_ok=True)
-    return process is not None
+    processes = _working_in(directory, names)
+    first = _first_line(pid_file)
+    for process in processes:
+        if str(process.pid) == first:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                process.send_signal(how)
+                process.wait(STOP_SECONDS_MAX)
+    stubborn = [process for process in processes if process.is_running()]
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=KILL_SECONDS_MAX)
+    with sentences("remove what a killed server left", pid_file):
+        pid_file.unlink(missing_ok=True)
+    return bool(processes)
 
 
-def _server(pid_file: Path, directory: Path) -> psutil.Process | None:
+def _working_in(directory: Path, names: frozenset[str]) -> list[psutil.Process]:
+    found = []
+    where = directory.resolve()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.name() in names and Path(process.cwd()) == where:
+                found.append(process)
+    return found
+
+
+def _first_line(path: Path) -> str:
     try:
-        pid = int(pid_file.read_text(encoding="ascii").split("\n", 1)[0])
-        process = psutil.Process(pid)
-        return process if Path(process.cwd()) == directory.resolve() else None
-    except (FileNotFoundError, ValueError, psutil.NoSuchProcess, psutil.AccessDenied):
-        return None
+        return path.read_text(encoding="ascii", errors="replace").split("\n", 1)[0].strip()
+    except FileNotFoundError:
+        return ""

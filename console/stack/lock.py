@@ -65,10 +65,12 @@ def held(directory: Path) -> Iterator[Held]:
 
 def holder(directory: Path) -> dict[str, Any] | None:
     """What the present holder says about itself, or None if nobody holds the lock."""
-    try:
-        descriptor = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+    path = directory / FILE_NAME
+    with sentences("read who holds the lock", path):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -82,7 +82,12 @@ class PostgresServer:
 
     def stop_leftover(self) -> bool:
         """Stop a server that a killed supervisor left behind on these files."""
-        return leftovers.stop_server(self.data / "postmaster.pid", self.data, self.stop_signal)
+        return leftovers.stop_server(
+            self.data / "postmaster.pid",
+            self.data,
+            names=frozenset({"postgres"}),
+            how=self.stop_signal,
+        )
 
 
 def prepare(home: Path, *, durable: bool = True) -> PostgresServer:

@@ -1,29 +1,31 @@
-"""Starting, hearing, signalling and remembering processes: the hands of the supervisor."""
+"""Starting, hearing and signalling processes: the hands of the supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from console.stack.keys import write_private
-from console.stack.services import Service
+from console.environment import PROJECT
+from console.stack.services import WEB_SOCKET, Service
 
 LINE_BYTES_MAX = 64 * 1024
-CREATED_TOLERANCE_SECONDS = 1.0
+DATAGRAM_BYTES_MAX = 4096
+LAST_WORDS_SECONDS = 2.0
 
 
 class Notifications:
-    """The socket on which one service tells of itself (sd_notify)."""
+    """The socket on which one service tells of itself (sd_notify).
+
+    On Linux it has a name that nobody can guess and no file, so nothing is left of it, come what may.
+    """
 
     def __init__(self, directory: Path, name: str, heard: Callable[[str], None]) -> None:
         self._path: Path | None = None
@@ -42,7 +44,7 @@ class Notifications:
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for line in self._socket.recv(4096).decode(errors="replace").splitlines():
+            for line in self._socket.recv(DATAGRAM_BYTES_MAX).decode(errors="replace").splitlines():
                 self._heard(line)
 
     def close(self) -> None:
@@ -52,55 +54,91 @@ class Notifications:
             self._path.unlink(missing_ok=True)
 
 
-class Remembered:
-    """Which processes were started, for whoever comes after a supervisor that was killed.
+@dataclass(frozen=True)
+class Child:
+    """A process in a session of its own, and what it prints.
 
-    A process id may have been given to somebody else meanwhile, so the time of its start is kept too.
+    The pipes are ours and not asyncio's, whose `wait` ends only when they do: what a dead process has
+    left running may hold them open for as long as it likes.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    process: asyncio.subprocess.Process
+    output: asyncio.StreamReader
+    errors: asyncio.StreamReader | None
+    _transports: tuple[asyncio.ReadTransport, ...]
 
-    def remember(self, name: str, pid: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            created = psutil.Process(pid).create_time()
-            write_private(self.directory / f"{name}.json", json.dumps({"pid": pid, "created": created}))
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
-    def forget(self, name: str) -> None:
-        (self.directory / f"{name}.json").unlink(missing_ok=True)
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the process itself; one that has ended is left in peace."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
 
-    def alive(self) -> dict[str, psutil.Process]:
-        found = {}
-        for path in sorted(self.directory.glob("*.json")):
-            try:
-                fact = json.loads(path.read_text())
-                process = psutil.Process(fact["pid"])
-                same = abs(process.create_time() - fact["created"]) < CREATED_TOLERANCE_SECONDS
-            except (ValueError, KeyError, psutil.NoSuchProcess):
-                same = False
-            if same:
-                found[path.stem] = process
-            else:
-                path.unlink(missing_ok=True)
-        return found
+    def kill_session(self) -> None:
+        """Kill it and whatever it has started; after its end, what it has left behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def end(self, *reading: asyncio.Task[None]) -> int:
+        """Wait until it has ended, its last words are read and nothing of it is left; its code."""
+        code = await self.process.wait()
+        self.kill_session()
+        await asyncio.wait(reading, timeout=LAST_WORDS_SECONDS)
+        for task in reading:
+            task.cancel()
+        for transport in self._transports:
+            transport.close()
+        return code
 
 
 async def spawn(
     service: Service, environment: Mapping[str, str], web_socket: socket.socket | None
-) -> asyncio.subprocess.Process:
+) -> Child:
     """Start it in a session of its own, so that Ctrl-C at the terminal reaches only the supervisor."""
     descriptor = web_socket.fileno() if web_socket and service.listens else -1
-    command = [part.format(web_socket=descriptor) for part in service.command]
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE if service.spec.once else asyncio.subprocess.STDOUT,
-        env={**environment, **service.environment},
-        pass_fds=(descriptor,) if descriptor >= 0 else (),
-        start_new_session=True,
-        limit=LINE_BYTES_MAX,
+    command = [str(descriptor) if part == WEB_SOCKET else part for part in service.command]
+    watchdog = service.spec.watchdog_seconds
+    told = {"WATCHDOG_USEC": str(int(watchdog * 1e6))} if watchdog else {}
+    with contextlib.ExitStack() as ours:
+        output, into_output, transport = await _pipe(ours)
+        transports = [transport]
+        errors, into_errors = None, into_output
+        if service.spec.once:  # its output is for us, its errors for people
+            errors, into_errors, transport = await _pipe(ours)
+            transports.append(transport)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=into_output,
+                stderr=into_errors,
+                cwd=PROJECT,
+                env={**environment, **told, **service.environment},
+                pass_fds=(descriptor,) if descriptor >= 0 else (),
+                start_new_session=True,
+            )
+        except OSError:
+            for one in transports:
+                one.close()
+            raise
+    return Child(process, output, errors, tuple(transports))
+
+
+async def _pipe(
+    until_started: contextlib.ExitStack,
+) -> tuple[asyncio.StreamReader, int, asyncio.ReadTransport]:
+    """A reader, and a writing end that we keep only `until_started`."""
+    source, sink = os.pipe()
+    until_started.callback(os.close, sink)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(LINE_BYTES_MAX, loop)
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), os.fdopen(source, "rb", 0)
     )
+    return reader, sink, transport
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
@@ -117,15 +155,6 @@ async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         yield line.decode(errors="replace").rstrip("\n")
 
 
-def signal_group(pid: int, number: signal.Signals, *, whole: bool) -> None:
-    """Signal a process, or with `whole` also everything it started."""
-    with contextlib.suppress(ProcessLookupError):
-        if whole:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-
-
 def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
@@ -133,17 +162,3 @@ def how_it_ended(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def stop_leftovers(remembered: Remembered, seconds: float = 10.0) -> list[str]:
-    """Stop what a killed supervisor left running; the names of what there was."""
-    left = remembered.alive()
-    for process in left.values():
-        signal_group(process.pid, signal.SIGTERM, whole=False)
-    _, stubborn = psutil.wait_procs(list(left.values()), timeout=seconds)
-    for process in stubborn:
-        signal_group(process.pid, signal.SIGKILL, whole=True)
-    psutil.wait_procs(stubborn, timeout=seconds)
-    for name in left:
-        remembered.forget(name)
-    return list(left)

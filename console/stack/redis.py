@@ -59,7 +59,12 @@ class RedisServer:
 
     def stop_leftover(self) -> bool:
         """Stop a server that a killed supervisor left behind on these files."""
-        return leftovers.stop_server(self.home / "redis.pid", self.home, self.stop_signal)
+        return leftovers.stop_server(
+            self.home / "redis.pid",
+            self.home,
+            names=frozenset({"redis-server", "valkey-server"}),
+            how=self.stop_signal,
+        )
 
 
 def prepare(home: Path, *, durable: bool = True) -> RedisServer:

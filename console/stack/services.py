@@ -12,9 +12,16 @@ from console.stack.core import Spec
 from console.stack.embedded import Server
 from console.stack.privileges import launcher
 
-PYTHON = sys.executable
 WATCHDOG_SECONDS = 10.0
-CELERY = (PYTHON, "-m", "celery", "-A", "console.celery")
+PREPARE_SECONDS_MAX = 300.0
+SERVER_ATTEMPTS_MAX = 3
+SERVER_STOP_SECONDS_MAX = 30.0
+WEB_SOCKET = "{web socket}"  # in a command, stands for the number of the descriptor
+
+PYTHON = sys.executable
+CELERY = (PYTHON, "-m", "celery", "--quiet", "-A", "console.celery")
+# One machine, one user, JSON only: Celery's warning about root has nothing to warn of here.
+NO_WARNING_ABOUT_ROOT = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Service:
     command: tuple[str, ...]
     stop_signal: signal.Signals = signal.SIGTERM
     answers: Callable[[], bool] | None = None
+    tidy: Callable[[], object] | None = None  # done before each start
     listens: bool = False  # gets the web socket
     environment: dict[str, str] = field(default_factory=dict)
     version: str = ""
@@ -40,41 +48,57 @@ class Service:
 def server(name: str, run: Server, version: str) -> Service:
     """PostgreSQL or Redis."""
     return Service(
-        Spec(name, watchdog_seconds=WATCHDOG_SECONDS, stop_seconds_max=30),
+        Spec(
+            name,
+            attempts_max=SERVER_ATTEMPTS_MAX,
+            keeps_data=True,
+            watchdog_seconds=WATCHDOG_SECONDS,
+            stop_seconds_max=SERVER_STOP_SECONDS_MAX,
+        ),
         tuple(run.command),
         stop_signal=run.stop_signal,
         answers=run.answers,
+        tidy=run.stop_leftover,
         version=version,
     )
 
 
+def step(name: str, *command: str, after: tuple[str, ...]) -> Service:
+    """Something that has to succeed once. It tells how it goes in JSON lines; see `supervisor`."""
+    return Service(
+        Spec(name, after=after, once=True, ready_seconds_max=PREPARE_SECONDS_MAX),
+        (*launcher(dies_with_us=signal.SIGTERM), *command),
+    )
+
+
 def ours(
-    name: str, *command: str, after: tuple[str, ...] = ("prepare",), listens: bool = False
+    name: str,
+    *command: str,
+    after: tuple[str, ...] = ("prepare",),
+    listens: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> Service:
     """A process of Tidegate, which tells by itself when it is ready and that it is alive."""
-    dies_with_us = launcher(dies_with_us=signal.SIGTERM)
     return Service(
         Spec(name, after=after, watchdog_seconds=WATCHDOG_SECONDS),
-        (*dies_with_us, *command),
+        (*launcher(dies_with_us=signal.SIGTERM), *command),
         listens=listens,
+        environment=environment or {},
     )
 
 
 def console_services(servers: tuple[str, ...], state: Path, worker_processes: int) -> list[Service]:
     """Everything but PostgreSQL and Redis, of which `servers` are started here too."""
-    prepare = Service(
-        Spec("prepare", after=servers, once=True, ready_seconds_max=300),
-        (PYTHON, "manage.py", "prepare"),
-    )
     return [
-        prepare,
-        ours("web", PYTHON, "-m", "console.serve", "--fd", "{web_socket}", listens=True),
+        step("prepare", PYTHON, "manage.py", "prepare", after=servers),
+        ours("web", PYTHON, "-m", "console.serve", "--fd", WEB_SOCKET, listens=True),
         ours(
             "worker",
             *CELERY,
             "worker",
             *("--pool", "prefork", "--concurrency", str(worker_processes)),
             *("--without-gossip", "--without-mingle", "--loglevel", "INFO"),
+            environment=NO_WARNING_ABOUT_ROOT,
         ),
         ours("beat", *CELERY, "beat", "--schedule", str(state / "beat-schedule"), "--pidfile="),
         ours("ingest", PYTHON, "manage.py", "ingest"),

@@ -1,40 +1,38 @@
-"""Carries out what `core` decides: one asyncio loop, one task per process, nothing polled but time."""
+"""Carries out what `core` decides: one asyncio loop, one task per process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from console.stack import snapshot
 from console.stack.core import Deed, Effect, State, Supervision
+from console.stack.core import Service as Watched
 from console.stack.errors import StackError
 from console.stack.logs import Logs
-from console.stack.processes import (
-    Notifications,
-    Remembered,
-    how_it_ended,
-    lines,
-    signal_group,
-    spawn,
-)
+from console.stack.processes import Child, Notifications, how_it_ended, lines, spawn
+from console.stack.remembered import Remembered
 from console.stack.services import Service
 
-TICK_SECONDS = 0.25
+TICK_SECONDS = 0.1
 ASK_WHILE_STARTING_SECONDS = 0.05
 ASK_WHILE_READY_SECONDS = 2.0
 JITTER = 0.2
+LAST_LINES = 10
 
 
 class Watcher(Protocol):
     """Who looks on: the display, or a test."""
 
-    def changed(self, service: str, state: State, reason: str) -> None: ...
+    def changed(self, service: Watched, last_lines: list[str]) -> None: ...
     def line(self, service: str, line: str) -> None: ...
     def prepared(self, fact: dict[str, Any]) -> None: ...
     def up(self) -> None: ...
@@ -49,6 +47,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         run_directory: Path,
+        status_file: Path,
         logs: Logs,
         watcher: Watcher,
         web_socket: socket.socket | None = None,
@@ -62,18 +61,19 @@ class Supervisor:
         self.environment = environment
         self.remembered = Remembered(run_directory)
         self.run_directory = run_directory
+        self.status_file = status_file
         self.logs = logs
         self.watcher = watcher
         self.web_socket = web_socket
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._states: dict[str, State] = {}
+        self._seen: dict[str, State] = {}
         self._was_up = False
-        self._failure = ""
+        self._failure: BaseException | None = None
         self._done = asyncio.Event()
 
     async def run(self) -> None:
-        """Until everything has stopped. Raises StackError where a step that has to succeed did not."""
+        """Until everything has stopped. StackError where something that has to succeed did not."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
@@ -83,94 +83,127 @@ class Supervisor:
             await self._done.wait()
         finally:
             ticker.cancel()
+            for child in self.children.values():
+                child.kill_session()  # none are left, unless a fault of our own ended the wait
             await asyncio.gather(ticker, *self._tasks, return_exceptions=True)
         if self._failure:
-            raise StackError(self._failure)
+            raise self._failure
 
     def stop(self) -> None:
-        """Stop in order; called again, at once."""
+        """Stop in order; called again, in a hurry."""
         self._do(self.core.stop(time.monotonic()))
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_SECONDS)
             self._do(self.core.on_tick(time.monotonic()))
+            await asyncio.sleep(TICK_SECONDS)
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
-            process = self.processes.get(effect.name)
+            child = self.children.get(effect.name)
             match effect.deed:
                 case Deed.SPAWN:
                     self._in_background(self._live(self.services[effect.name]))
-                case Deed.STOP if process:
-                    signal_group(process.pid, self.services[effect.name].stop_signal, whole=False)
-                case Deed.KILL if process:
-                    signal_group(process.pid, signal.SIGKILL, whole=True)
+                case Deed.STOP if child:
+                    child.signal(self.services[effect.name].stop_signal)
+                case Deed.KILL if child:
+                    child.kill_session()
         self._tell()
 
     def _tell(self) -> None:
+        changed = False
         for name, service in self.core.services.items():
-            if self._states.get(name) is not service.state:
-                self._states[name] = service.state
-                self.watcher.changed(name, service.state, service.reason)
+            if self._seen.get(name) is not service.state:
+                self._seen[name] = service.state
+                self.watcher.changed(service, self.logs.last_lines(name)[-LAST_LINES:])
+                changed = True
+        if changed:
+            self._write_status()
         if self.core.all_up and not self._was_up:
             self._was_up = True
             self.watcher.up()
         failed = self.core.failed
         if failed and not self.core.stopping:
-            last = self.logs.last_line(failed.spec.name)
-            self._failure = f"“{failed.spec.name}” failed with {failed.reason}: {last}"
+            last = "\n".join(self.logs.last_lines(failed.spec.name)[-LAST_LINES:])
+            sentence = f"“{failed.spec.name}” can't start ({failed.reason}):\n{last}"
+            self._failure = StackError(sentence)
             self.stop()
         if self.core.stopping and self.core.all_down:
             self._done.set()
 
-    def _in_background(self, work: Any) -> None:
+    def _write_status(self) -> None:
+        epoch = time.time() - time.monotonic()
+        snapshot.write(
+            self.status_file,
+            [
+                snapshot.Row(
+                    name=name,
+                    state=service.state.value,
+                    since=epoch + service.since,
+                    restarts=service.restarts,
+                    pid=self.children[name].pid if name in self.children else None,
+                )
+                for name, service in self.core.services.items()
+            ],
+        )
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A life ends in `on_exit`; one that ends in an exception is our fault, and the end of all."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception():
+            self._failure = task.exception()
+            self._done.set()
 
     async def _live(self, service: Service) -> None:
         """One life of one process, from its start to its end."""
-        notifications = Notifications(
-            self.run_directory, service.name, lambda line: self._heard(service.name, line)
-        )
+        name = service.name
+        notifications = Notifications(self.run_directory, name, lambda line: self._heard(name, line))
         environment = {**self.environment, "NOTIFY_SOCKET": notifications.address}
         try:
-            process = await spawn(service, environment, self.web_socket)
+            if service.tidy:
+                await asyncio.to_thread(service.tidy)
+            child = await spawn(service, environment, self.web_socket)
         except OSError as error:
             notifications.close()
-            self._do(self.core.on_exit(service.name, f"it can't be started: {error}", time.monotonic()))
+            self._line(name, f"It can't be started: {error}")
+            self._do(self.core.on_exit(name, str(error), time.monotonic()))
             return
-        self.processes[service.name] = process
-        self.remembered.remember(service.name, process.pid)
-        if self.core.stopping:  # it was told to stop before it was there to be told
-            signal_group(process.pid, service.stop_signal, whole=False)
+        self.children[name] = child
+        self.remembered.remember(name, child.pid, service.stop_signal)
+        self._catch_up(service, child)
         asking = asyncio.create_task(self._ask(service)) if service.answers else None
-        try:
-            await asyncio.gather(*self._readers(service, process))
-            code = await process.wait()
-        finally:
-            if asking:
-                asking.cancel()
-            notifications.close()
-        signal_group(process.pid, signal.SIGKILL, whole=True)  # whatever it left of its own
-        del self.processes[service.name]
-        self.remembered.forget(service.name)
+        code = await child.end(*self._readers(service, child))
+        if asking:
+            asking.cancel()
+        notifications.close()
+        del self.children[name]
+        self.remembered.forget(name)
         how = how_it_ended(code)
-        if code and not self.core.stopping:
-            self._line(service.name, f"({how})")
-        self._do(self.core.on_exit(service.name, how, time.monotonic(), success=code == 0))
+        self._do(self.core.on_exit(name, how, time.monotonic(), success=code == 0))
 
-    def _readers(self, service: Service, process: asyncio.subprocess.Process) -> list[Any]:
-        readers = []
-        if process.stdout:
-            take = self._fact if service.spec.once else self._line
-            readers.append(self._read(service.name, process.stdout, take))
-        if process.stderr:
-            readers.append(self._read(service.name, process.stderr, self._line))
-        return readers
+    def _catch_up(self, service: Service, child: Child) -> None:
+        """Do what was decided while the process was on its way and could not be told."""
+        watched = self.core.services[service.name]
+        if watched.killed_because:
+            child.kill_session()
+        elif watched.state is State.STOPPING:
+            child.signal(service.stop_signal)
 
-    async def _read(self, name: str, stream: asyncio.StreamReader, take: Any) -> None:
+    def _readers(self, service: Service, child: Child) -> list[asyncio.Task[None]]:
+        take = self._fact if service.spec.once else self._line
+        readers = [self._read(service.name, child.output, take)]
+        if child.errors:
+            readers.append(self._read(service.name, child.errors, self._line))
+        return [asyncio.create_task(reader) for reader in readers]
+
+    async def _read(
+        self, name: str, stream: asyncio.StreamReader, take: Callable[[str, str], None]
+    ) -> None:
         async for line in lines(stream):
             take(name, line)
 
@@ -180,12 +213,13 @@ class Supervisor:
 
     def _fact(self, name: str, line: str) -> None:
         """A step tells in JSON how it goes; that may be a password, so no log ever gets it."""
-        try:
+        fact = None
+        with contextlib.suppress(ValueError):
             fact = json.loads(line)
-        except ValueError:
+        if isinstance(fact, dict):
+            self.watcher.prepared(fact)
+        else:
             self._line(name, line)
-            return
-        self.watcher.prepared(fact)
 
     def _heard(self, name: str, line: str) -> None:
         now = time.monotonic()
@@ -196,8 +230,7 @@ class Supervisor:
 
     async def _ask(self, service: Service) -> None:
         """Ask a server that does not tell by itself: often until it is ready, then now and then."""
-        if service.answers is None:
-            return
+        assert service.answers  # noqa: S101 - for mypy
         while True:
             if await asyncio.to_thread(service.answers):
                 now = time.monotonic()

@@ -1,0 +1,62 @@
+# Everything a person does with this repository. `make` alone lists it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+IN = .venv/bin/python
+UV = .tidegate/uv/bin/uv
+NAME ?= console
+ARGS ?=
+SEEDS ?= 200
+STEPS ?= 400
+
+.DEFAULT_GOAL := help
+.PHONY: help up down check test lint fmt bench sim docs clean lock run-environment dev-environment
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+up: run-environment ## start everything, for real; Ctrl-C stops it
+	@exec $(IN) -m console.stack up
+
+down: ## stop what `make up` started
+	@test ! -x $(IN) || $(IN) -m console.stack down
+
+check: dev-environment ## the everyday tests, without browser and whole stacks
+	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)
+
+test: dev-environment ## all tests; installs Chromium where root may and it is absent
+	@$(PYTHON) console/stack/bootstrap.py browser
+	$(IN) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: dev-environment ## ruff, mypy --strict, the dependency rule
+	$(IN) -m ruff check .
+	$(IN) -m ruff format --check .
+	$(IN) -m mypy
+	.venv/bin/lint-imports
+
+fmt: dev-environment ## format the code and mend what can be mended
+	$(IN) -m ruff check --fix .
+	$(IN) -m ruff format .
+
+bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json rows.json"
+	$(IN) -m benchmarks.$(NAME) $(ARGS)
+
+sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
+	SEEDS=$(SEEDS) STEPS=$(STEPS) $(IN) -m pytest -m sim -s -q $(ARGS)
+
+docs: dev-environment ## write the docs that are made from code
+	$(IN) -m console.write_docs
+
+clean: down ## remove environment and caches; DATA=1 also what the stack has stored
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	$(if $(DATA),rm -rf .tidegate,)
+
+lock: dev-environment ## resolve the dependencies anew
+	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt
+
+run-environment:
+	@$(PYTHON) console/stack/bootstrap.py run
+
+dev-environment:
+	@$(PYTHON) console/stack/bootstrap.py dev

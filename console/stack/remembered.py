@@ -1,0 +1,108 @@
+"""Which processes were started, for whoever comes after a supervisor that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from console.environment import PROJECT
+from console.stack.keys import write_private
+
+CREATED_TOLERANCE_SECONDS = 1.0
+STOP_SECONDS_MAX = 15.0
+KILL_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One process: a process id may be given to somebody else, but not with the same birthday."""
+
+    pid: int
+    created: float
+    stop_signal: int
+
+    def process(self) -> psutil.Process | None:
+        """The process itself, if it still lives."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.created) < CREATED_TOLERANCE_SECONDS:
+                return process
+        return None
+
+    def orphans(self) -> Iterator[psutil.Process]:
+        """What it left in its session, of which it was the first process.
+
+        As long as anything of that session lives, its id is given to nobody else. To be sure that it is
+        not a later session under the same id, whose first process ended too, its members must be
+        younger than ours was and stand in our directory.
+        """
+        if psutil.pid_exists(self.pid):
+            return
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
+                if (
+                    os.getsid(process.pid) == self.pid
+                    and process.create_time() > self.created - CREATED_TOLERANCE_SECONDS
+                    and Path(process.cwd()) == PROJECT
+                ):
+                    yield process
+
+
+class Remembered:
+    """A file per process in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def remember(self, name: str, pid: int, stop_signal: signal.Signals) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            fact = Fact(pid, psutil.Process(pid).create_time(), int(stop_signal))
+            write_private(self._path(name), json.dumps(asdict(fact)), lasting=False)
+
+    def forget(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+    def facts(self) -> dict[str, Fact]:
+        found = {}
+        for path in sorted(self.directory.glob("*.json")):
+            with contextlib.suppress(ValueError, TypeError, OSError):
+                found[path.stem] = Fact(**json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+    def stop_all(self) -> list[str]:
+        """Stop whatever still runs, and forget it; the names of what did.
+
+        Each is asked in its own way, and killed with all that it has started when it does not listen.
+        """
+        left: dict[str, list[psutil.Process]] = {}
+        for name, fact in self.facts().items():
+            process = fact.process()
+            if process:
+                _signal([process], signal.Signals(fact.stop_signal))
+            left[name] = [process] if process else []
+        psutil.wait_procs([p for group in left.values() for p in group], timeout=STOP_SECONDS_MAX)
+        for name, fact in self.facts().items():
+            process = fact.process()
+            orphans = [process, *process.children(recursive=True)] if process else fact.orphans()
+            left[name] += orphans
+            _signal(left[name], signal.SIGKILL)
+        psutil.wait_procs([p for group in left.values() for p in group], timeout=KILL_SECONDS_MAX)
+        for name in left:
+            self.forget(name)
+        return [name for name, processes in left.items() if processes]
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
