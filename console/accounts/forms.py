@@ -14,8 +14,11 @@ EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
 
 class LogInForm(forms.Form):
     username = forms.CharField(
+        label="User name",
         max_length=63,
-        widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True}),
+        widget=forms.TextInput(
+            attrs={"autocomplete": "username", "autocapitalize": "none", "autofocus": True}
+        ),
     )
     password = forms.CharField(
         max_length=256,

@@ -68,4 +68,6 @@ def as_json(value: Any) -> str:
     """A value of a diff as people read it: text as it is, everything else as JSON."""
     if value is None:
         return "—"
+    if value == "":
+        return "(empty)"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

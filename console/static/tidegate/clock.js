@@ -22,7 +22,7 @@ function tick() {
   }
   for (const element of document.querySelectorAll("time[data-moment]:not([title])")) {
     element.title = element.textContent;
-    element.textContent = local.format(new Date(element.dateTime));
+    element.textContent = local.format(new Date(element.dateTime)).replace(/GMT(?:\+0)?$/, "UTC");
   }
 }
 

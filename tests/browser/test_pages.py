@@ -1,0 +1,275 @@
+"""What people see and do: in light and dark, wide and narrow, with keyboard, without scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect
+
+from tests.browser.chromium import chromium
+from tests.live import LiveConsole, live_console
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+WIDE = ViewportSize(width=1440, height=900)
+NARROW = ViewportSize(width=390, height=844)
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+PAGES = {
+    "overview": "/",
+    "orgs": "/orgs/",
+    "new org": "/new-org/",
+    "org": "/orgs/acme/",
+    "edit org": "/orgs/acme/edit/",
+    "audit": "/audit/",
+    "audit, nothing found": "/audit/?q=nothing-like-this",
+    "audit, nonsense": "/audit/?org=nonsense",
+    "entry": "/audit/2/",
+    "tokens": "/tokens/",
+    "account": "/account/",
+    "password": "/account/password/",
+    "users": "/users/",
+    "new user": "/new-user/",
+    "user": "/users/admin/",
+    "design": "/-/design",
+    "404": "/nope",
+}
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    """A console with an org, a member of it, a renaming and a token."""
+    with live_console(tmp_path_factory.mktemp("console")) as console:
+        headers = {"Authorization": f"Bearer {console.token()}", "Idempotency-Key": "k", "If-Match": "*"}
+        with httpx.Client(base_url=f"{console.address}/api/v1", headers=headers) as api:
+            made = api.post("/orgs", json={"slug": "acme", "name": "Acme", "reason": "new customer"})
+            made.raise_for_status()
+            api.put("/orgs/acme/members/admin", json={"role": "org admin"}).raise_for_status()
+            api.patch("/orgs/acme", json={"name": "Acme Ltd"}).raise_for_status()
+        yield console
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def cookies(browser: Browser, console: LiveConsole) -> Any:
+    """Those of somebody who has logged in."""
+    context = browser.new_context(base_url=console.address)
+    log_in(context.new_page(), console)
+    found = context.cookies()
+    context.close()
+    return found
+
+
+def log_in(page: Page, console: LiveConsole) -> None:
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill(console.username)
+    page.get_by_label("Password").fill(console.password)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(browser: Browser, console: LiveConsole, cookies: Any) -> Iterator[Open]:
+    """A page of somebody who is logged in. Whatever the browser complains of fails the test."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def complain(message: ConsoleMessage) -> None:
+        # The status of a page that is meant to be an error is no fault.
+        if message.type in ("error", "warning") and "status of 404" not in message.text:
+            complaints.append(message.text)
+
+    def open_page(path: str = "/", **options: Any) -> Page:
+        context = browser.new_context(base_url=console.address, **options)
+        contexts.append(context)
+        context.add_cookies(cookies)
+        page = context.new_page()
+        page.on("console", complain)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
+    scheme: str, size: ViewportSize, open_page: Open
+) -> None:
+    page = open_page("/", color_scheme=scheme, viewport=size)
+    faults = []
+    for name, path in PAGES.items():
+        page.goto(path)
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            faults.append(f"{name}: scrolls sideways")
+        page.evaluate(AXE)
+        found = page.evaluate("axe.run().then((result) => result.violations)")
+        faults += [
+            f"{name}: {violation['id']}: {node['html'][:120]}"
+            for violation in found
+            if violation["impact"] in ("serious", "critical")
+            for node in violation["nodes"]
+        ]
+    assert faults == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_log_in_page_is_accessible_with_its_errors_too(
+    scheme: str, browser: Browser, console: LiveConsole
+) -> None:
+    dark = "dark" if scheme == "dark" else "light"
+    context = browser.new_context(base_url=console.address, color_scheme=dark, viewport=NARROW)
+    page = context.new_page()
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill("somebody")
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("do not belong together")
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run().then((result) => result.violations)")
+    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    context.close()
+
+
+def test_the_documentation_of_the_api_comes_from_here_alone(
+    open_page: Open, console: LiveConsole
+) -> None:
+    page = open_page("about:blank")
+    elsewhere: list[str] = []
+    page.on(
+        "request",
+        lambda request: (
+            elsewhere.append(request.url)
+            if not request.url.startswith((console.address, "data:", "blob:"))
+            else None
+        ),
+    )
+    page.goto("/api/v1/docs")
+    expect(page.get_by_text("/api/v1/orgs").first).to_be_visible()
+    assert elsewhere == []
+
+
+def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> None:
+    page = open_page("/orgs/")
+    page.get_by_role("link", name="Add org").click()
+    page.get_by_label("Slug").fill("Not A Slug")
+    page.get_by_label("Name").fill("Initech")
+    page.get_by_role("button", name="Add org").click()
+    expect(page.locator(".field-error")).to_contain_text("valid value")
+    page.get_by_label("Slug").fill("initech")
+    page.get_by_role("button", name="Add org").click()
+    expect(page.get_by_role("status")).to_contain_text("Initech is there")
+    page.get_by_role("link", name="Edit").click()
+    page.get_by_label("Name", exact=True).fill("Initrode")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", name="Initrode")).to_be_visible()
+    page.get_by_role("link", name="org.update").first.click()
+    expect(page.get_by_role("row", name=re.compile("name"))).to_contain_text("Initrode")
+    page.get_by_role("button", name="Undo this change").click()
+    expect(page.get_by_role("status")).to_contain_text("Taken back")
+    page.goto("/orgs/initech/")
+    expect(page.get_by_role("heading", name="Initech", exact=True)).to_be_visible()
+
+
+def test_a_new_token_is_shown_once_and_works(open_page: Open, console: LiveConsole) -> None:
+    page = open_page("/tokens/")
+    page.get_by_label("Name").fill("resize bot")
+    page.get_by_role("button", name="Make token").click()
+    text = page.locator("#made").inner_text()
+    headers = {"Authorization": f"Bearer {text}"}
+    assert httpx.get(f"{console.address}/api/v1/me", headers=headers).json()["username"] == "admin"
+    page.goto("/tokens/")
+    assert text not in page.content()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("row", name=re.compile("resize bot")).get_by_role("button").click()
+    expect(page.get_by_role("row", name=re.compile("resize bot"))).to_contain_text("revoked")
+    assert httpx.get(f"{console.address}/api/v1/me", headers=headers).status_code == 401
+
+
+def test_keys_lead_to_pages_help_and_search_but_not_while_typing(open_page: Open) -> None:
+    page = open_page("/")
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    expect(page.get_by_role("heading", name="Audit")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search")).to_be_focused()
+    page.keyboard.type("g?o")
+    expect(page.get_by_label("Search")).to_have_value("g?o")
+    page.get_by_role("heading", name="Audit").click()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+def test_the_theme_is_remembered(open_page: Open) -> None:
+    page = open_page("/", color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_label("Theme").select_option("dark")
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(ground) == dark
+    expect(page.get_by_label("Theme")).to_have_value("dark")
+
+
+def test_ages_go_on_counting(open_page: Open) -> None:
+    page = open_page("/audit/2/")
+    age = page.locator("time[data-age]").first
+    before = age.inner_text()
+    expect(age).not_to_have_text(before, timeout=3000)
+
+
+def test_the_overview_renews_itself_and_doubles_nothing(open_page: Open) -> None:
+    page = open_page("/")
+    with page.expect_response(lambda response: response.request.headers.get("hx-request") == "true"):
+        pass
+    expect(page.get_by_role("heading", name="Console processes")).to_have_count(1)
+    expect(page.get_by_role("heading", name="Overview")).to_have_count(1)
+
+
+def test_a_page_left_open_after_log_out_asks_to_log_in_again(
+    browser: Browser, console: LiveConsole
+) -> None:
+    context = browser.new_context(base_url=console.address)
+    page = context.new_page()
+    log_in(page, console)
+    context.clear_cookies()
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible(timeout=10_000)
+    context.close()
+
+
+def test_everything_works_without_scripts(browser: Browser, console: LiveConsole) -> None:
+    context = browser.new_context(base_url=console.address, java_script_enabled=False)
+    page = context.new_page()
+    log_in(page, console)
+    page.get_by_role("link", name="Orgs", exact=False).first.click()
+    page.get_by_role("link", name="Add org").click()
+    page.get_by_label("Slug").fill("hooli")
+    page.get_by_label("Name").fill("Hooli")
+    page.get_by_role("button", name="Add org").click()
+    expect(page.get_by_role("heading", name="Hooli")).to_be_visible()
+    page.goto("/audit/")
+    page.get_by_label("Search").fill("Hooli")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_role("row")).to_have_count(2)  # the head and the one
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    context.close()
