@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -131,10 +131,9 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_log_in_page_is_accessible_with_its_errors_too(
-    scheme: str, browser: Browser, console: LiveConsole
+    scheme: Literal["light", "dark"], browser: Browser, console: LiveConsole
 ) -> None:
-    dark = "dark" if scheme == "dark" else "light"
-    context = browser.new_context(base_url=console.address, color_scheme=dark, viewport=NARROW)
+    context = browser.new_context(base_url=console.address, color_scheme=scheme, viewport=NARROW)
     page = context.new_page()
     page.goto("/log-in/")
     page.get_by_label("User name").fill("somebody")

@@ -132,14 +132,14 @@ def test_the_request_id_reaches_what_a_task_records(broker: redis.Redis, tmp_pat
 def test_work_is_queued_only_when_its_change_is_committed(broker: redis.Redis) -> None:
     def change_and_fail() -> None:
         with transaction.atomic():
-            cast(Any, effect_once).delay_on_commit("rolled-back")
+            cast("Any", effect_once).delay_on_commit("rolled-back")
             raise RuntimeError("after the change")
 
     with pytest.raises(RuntimeError):
         change_and_fail()
     assert _queued(broker) == 0
     with transaction.atomic():
-        cast(Any, effect_once).delay_on_commit("committed")
+        cast("Any", effect_once).delay_on_commit("committed")
         assert _queued(broker) == 0
     assert _queued(broker) == 1
 
