@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, register_converter
 
 from console.accounts import views as accounts
+from console.accounts.converters import UserNameConverter
 from console.api.v1 import api
 from console.audit import views as audit
 from console.orgs import views as orgs
 from console.shell import views as shell
+
+register_converter(UserNameConverter, "user")
 
 urlpatterns = [
     path("", shell.home, name="home"),
@@ -18,8 +21,8 @@ urlpatterns = [
     path("tokens/<slug:public_id>/revoke/", accounts.revoke_token, name="token-revoke"),
     path("users/", accounts.list_users, name="users"),
     path("new-user/", accounts.new_user, name="user-new"),
-    path("users/<str:username>/", accounts.edit_user, name="user"),
-    path("users/<str:username>/reset-password/", accounts.reset_password, name="user-reset"),
+    path("users/<user:username>/", accounts.edit_user, name="user"),
+    path("users/<user:username>/reset-password/", accounts.reset_password, name="user-reset"),
     path("orgs/", orgs.list_orgs, name="orgs"),
     path("new-org/", orgs.new_org, name="org-new"),
     path("orgs/<slug:slug>/", orgs.show_org, name="org"),
@@ -27,7 +30,7 @@ urlpatterns = [
     path("orgs/<slug:slug>/delete/", orgs.delete_org, name="org-delete"),
     path("orgs/<slug:slug>/members/", orgs.set_member, name="org-member"),
     path(
-        "orgs/<slug:slug>/members/<str:username>/remove/",
+        "orgs/<slug:slug>/members/<user:username>/remove/",
         orgs.remove_member,
         name="org-member-remove",
     ),

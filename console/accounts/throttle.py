@@ -1,4 +1,4 @@
-"""Failed log-ins are counted by name and by address; whoever fails too often has to wait.
+"""Log-ins that fail are counted by name and by address; whoever fails too often has to wait.
 
 The counters live in PostgreSQL with everything else that must not be lost, and a counter is moved
 by one statement, so that any number of web processes count together.
@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import F
 from django.utils import timezone
 
 from console.accounts.models import FailedLogin
@@ -40,22 +41,15 @@ def _key(kind: str, value: str) -> bytes:
     ).digest()
 
 
-def wait_seconds(username: str, address: str | None) -> int:
-    """How long until another attempt is looked at; 0 is now."""
-    limits = {limit.key: limit.count_max for limit in _limits(username, address)}
-    now = timezone.now()
-    ends = [
-        row.window_ends_at
-        for row in FailedLogin.objects.filter(key_sha256__in=limits, window_ends_at__gt=now)
-        if row.count >= limits[bytes(row.key_sha256)]
-    ]
-    return max((_seconds(end - now) for end in ends), default=0)
+def count_attempt(username: str, address: str | None) -> int:
+    """Count an attempt before it is looked at; the seconds until one is looked at again, 0 for now.
 
-
-def count_failure(username: str, address: str | None) -> None:
-    """One more failed attempt. A window that has ended begins anew."""
+    Counting comes first, in one statement, so that attempts at the same time can't outrun the limit.
+    A window that has ended begins anew. An attempt that has to wait prolongs nothing.
+    """
     now = timezone.now()
     ends_at = now + timedelta(seconds=settings.ENVIRONMENT.login_window_seconds)
+    waits = [0]
     with connection.cursor() as cursor:
         for limit in _limits(username, address):
             cursor.execute(
@@ -66,14 +60,25 @@ def count_failure(username: str, address: str | None) -> None:
                     count = CASE WHEN f.window_ends_at > %s THEN f.count + 1 ELSE 1 END,
                     window_ends_at = CASE WHEN f.window_ends_at > %s THEN f.window_ends_at
                                           ELSE EXCLUDED.window_ends_at END
+                RETURNING count, window_ends_at
                 """,
                 [limit.key, ends_at, now, now],
             )
+            count, window_ends_at = cursor.fetchone()
+            if count > limit.count_max:
+                waits.append(_seconds(window_ends_at - now))
+    return max(waits)
 
 
-def forget_failures(username: str) -> None:
-    """After a successful log-in its name starts afresh. The address does not: it may be guessing."""
-    FailedLogin.objects.filter(key_sha256=_key("name", username.strip().lower())).delete()
+def forgive(username: str, address: str | None) -> None:
+    """The attempt succeeded: its name starts afresh, and its address has one attempt less.
+
+    Not more than that: whoever guesses many names may know the password of one.
+    """
+    name, *others = _limits(username, address)
+    FailedLogin.objects.filter(key_sha256=name.key).delete()
+    for limit in others:
+        FailedLogin.objects.filter(key_sha256=limit.key, count__gt=0).update(count=F("count") - 1)
 
 
 def drop_ended_windows(now: datetime) -> int:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from django.contrib import auth, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 def log_in(request: HttpRequest) -> HttpResponse:
     target = _safe_target(request)
     if principal_of(request) is not None:
-        return redirect(target)
+        return HttpResponseRedirect(target)
     form = LogInForm(request.POST or None)
     status = 200
     if request.method == "POST" and form.is_valid():
         username, address = form.cleaned_data["username"], request_context.client_address(request)
-        wait = throttle.wait_seconds(username, address)
+        wait = throttle.count_attempt(username, address)
         if wait:
             form.add_error(None, f"Too many failed attempts. Try again in {wait} seconds.")
             response = render(
@@ -45,10 +45,9 @@ def log_in(request: HttpRequest) -> HttpResponse:
             return response
         user = auth.authenticate(request, **form.cleaned_data)
         if user is not None:
-            throttle.forget_failures(username)
+            throttle.forgive(username, address)
             auth.login(request, user)
-            return redirect(target)
-        throttle.count_failure(username, address)
+            return HttpResponseRedirect(target)
         log.warning("a log-in failed, from %s", address)
         form.add_error(None, "That name and password do not belong together.")
         status = 401
@@ -65,7 +64,7 @@ def log_out(request: HttpRequest) -> HttpResponse:
 def _safe_target(request: HttpRequest) -> str:
     """Where to go after log-in: only ever to a page of ours."""
     target = request.POST.get("next") or request.GET.get("next") or ""
-    if target and url_has_allowed_host_and_scheme(
+    if target.startswith("/") and url_has_allowed_host_and_scheme(
         target, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
         parts = urlsplit(target)

@@ -10,18 +10,20 @@ from django.utils import timezone
 
 from console.accounts import throttle
 from console.api import idempotency
+from telemetry.sources import forget_silent_sources
 
 log = logging.getLogger(__name__)
 
 
 @shared_task
 def forget_what_is_over() -> None:
-    """Drop sessions, log-in windows and stored answers whose time has passed."""
+    """Drop sessions, log-in windows, stored answers and silent processes whose time has passed."""
     now = timezone.now()
     sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
     log.info(
-        "forgot %d sessions, %d log-in windows, %d stored answers",
+        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes",
         sessions,
         throttle.drop_ended_windows(now),
         idempotency.drop_old(now),
+        forget_silent_sources(now),
     )

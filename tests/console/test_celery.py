@@ -154,8 +154,8 @@ def test_housekeeping_forgets_what_is_over(people: Any, django_capture_on_commit
     from console.accounts.models import FailedLogin
     from console.shell.tasks import forget_what_is_over
 
-    throttle.count_failure("ada", None)
-    throttle.count_failure("bob", None)
+    throttle.count_attempt("ada", None)
+    throttle.count_attempt("bob", None)
     past = timezone.now() - timedelta(seconds=1)
     FailedLogin.objects.filter(key_sha256=throttle._key("name", "ada")).update(window_ends_at=past)
     forget_what_is_over()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
@@ -73,12 +75,33 @@ def test_too_many_failures_make_even_the_right_password_wait(settings: Any) -> N
 def test_the_wait_ends_with_its_window(settings: Any) -> None:
     make_user("ada")
     for _ in range(settings.ENVIRONMENT.login_attempts_max):
-        throttle.count_failure("ada", None)
-    assert throttle.wait_seconds("ada", None) > 0
+        assert throttle.count_attempt("ada", None) == 0
+    assert throttle.count_attempt("ada", None) > 0
     FailedLogin.objects.update(window_ends_at=timezone.now())
-    assert throttle.wait_seconds("ada", None) == 0
-    throttle.count_failure("ada", None)
+    assert throttle.count_attempt("ada", None) == 0
     assert FailedLogin.objects.get().count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_attempts_at_the_same_time_do_not_outrun_the_limit(settings: Any) -> None:
+    """The promise of the limit, under threads that all begin at once."""
+    limit = settings.ENVIRONMENT.login_attempts_max
+    barrier = threading.Barrier(limit * 2)
+    looked_at: list[bool] = []
+
+    def attempt() -> None:
+        barrier.wait()
+        try:
+            looked_at.append(throttle.count_attempt("ada", None) == 0)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=attempt) for _ in range(limit * 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert looked_at.count(True) == limit
 
 
 def test_one_name_that_waits_does_not_make_others_wait(settings: Any) -> None:
@@ -92,7 +115,7 @@ def test_one_name_that_waits_does_not_make_others_wait(settings: Any) -> None:
 def test_an_address_that_guesses_many_names_waits(settings: Any) -> None:
     make_user("ada")
     for number in range(settings.ENVIRONMENT.login_attempts_max * throttle.PER_ADDRESS_FACTOR):
-        throttle.count_failure(f"name-{number}", "127.0.0.1")
+        throttle.count_attempt(f"name-{number}", "127.0.0.1")
     assert log_in(Client()).status_code == 429
 
 
@@ -101,13 +124,12 @@ def test_success_forgets_the_failures_of_the_name() -> None:
     for _ in range(3):
         log_in(Client(), password="wrong")
     log_in(Client())
-    assert throttle.wait_seconds("ada", None) == 0
     counts = FailedLogin.objects.values_list("count", flat=True)
     assert list(counts) == [3]  # the address's
 
 
 def test_names_are_not_kept_in_the_clear() -> None:
-    throttle.count_failure("a-password-typed-here", "10.0.0.1")
+    throttle.count_attempt("a-password-typed-here", "10.0.0.1")
     assert all(b"password" not in bytes(row.key_sha256) for row in FailedLogin.objects.all())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
 from hypothesis import given
@@ -239,4 +240,7 @@ def test_the_diff_names_every_leaf_that_differs() -> None:
 
 
 def _text(response: Any) -> str:
-    return b"".join(response.streaming_content).decode()
+    async def collect() -> bytes:
+        return b"".join([part async for part in response])
+
+    return async_to_sync(collect)().decode()
