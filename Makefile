@@ -40,7 +40,7 @@ bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json 
 	$(IN) -m benchmarks.$(NAME) $(ARGS)
 
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
-	SEEDS=$(SEEDS) STEPS=$(STEPS) $(IN) -m pytest -m sim -s -q $(ARGS)
+	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) $(IN) -m pytest -m sim -s -q $(ARGS)
 
 docs: dev-environment ## write the docs that are made from code
 	$(IN) -m console.write_docs

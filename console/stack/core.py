@@ -98,7 +98,7 @@ class Supervision:
         self.stopping = False
         self._jitter = jitter
         self._before = {name: self._all_before(name) for name in self.services}
-        self._ticked_at: float | None = None
+        self._ticked_at = 0.0
 
     @property
     def all_up(self) -> bool:
@@ -116,6 +116,7 @@ class Supervision:
 
     def start(self, now: float) -> list[Effect]:
         """Begin: whatever comes after nothing is spawned."""
+        self._ticked_at = now
         return self._spawn_what_may(now)
 
     def on_ready(self, name: str, now: float) -> list[Effect]:
@@ -160,8 +161,7 @@ class Supervision:
         Called several times a second. When it was not, then this process was what stood still (a
         suspended job, a stopped terminal), and nobody else is to blame: all deadlines move along.
         """
-        slept = now - self._ticked_at if self._ticked_at is not None else 0.0
-        self._ticked_at = now
+        slept, self._ticked_at = now - self._ticked_at, now
         if slept > STALL_SECONDS:
             for service in self.services.values():
                 service.deadline += slept

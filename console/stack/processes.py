@@ -100,8 +100,6 @@ async def spawn(
     """Start it in a session of its own, so that Ctrl-C at the terminal reaches only the supervisor."""
     descriptor = web_socket.fileno() if web_socket and service.listens else -1
     command = [str(descriptor) if part == WEB_SOCKET else part for part in service.command]
-    watchdog = service.spec.watchdog_seconds
-    told = {"WATCHDOG_USEC": str(int(watchdog * 1e6))} if watchdog else {}
     with contextlib.ExitStack() as ours:
         output, into_output, transport = await _pipe(ours)
         transports = [transport]
@@ -116,7 +114,7 @@ async def spawn(
                 stdout=into_output,
                 stderr=into_errors,
                 cwd=PROJECT,
-                env={**environment, **told, **service.environment},
+                env={**environment, **service.environment},
                 pass_fds=(descriptor,) if descriptor >= 0 else (),
                 start_new_session=True,
             )

@@ -162,29 +162,38 @@ class Supervisor:
     async def _live(self, service: Service) -> None:
         """One life of one process, from its start to its end."""
         name = service.name
-        notifications = Notifications(self.run_directory, name, lambda line: self._heard(name, line))
-        environment = {**self.environment, "NOTIFY_SOCKET": notifications.address}
-        try:
-            if service.tidy:
-                await asyncio.to_thread(service.tidy)
-            child = await spawn(service, environment, self.web_socket)
-        except OSError as error:
-            notifications.close()
-            self._line(name, f"It can't be started: {error}")
-            self._do(self.core.on_exit(name, str(error), time.monotonic()))
-            return
-        self.children[name] = child
-        self.remembered.remember(name, child.pid, service.stop_signal)
-        self._catch_up(service, child)
-        asking = asyncio.create_task(self._ask(service)) if service.answers else None
-        code = await child.end(*self._readers(service, child))
-        if asking:
-            asking.cancel()
-        notifications.close()
+        with contextlib.ExitStack() as until_it_ends:
+            try:
+                if service.tidy:
+                    await asyncio.to_thread(service.tidy)
+                environment = {**self.environment, **self._told(service, until_it_ends)}
+                child = await spawn(service, environment, self.web_socket)
+            except OSError as error:
+                self._line(name, f"It can't be started: {error}")
+                self._do(self.core.on_exit(name, str(error), time.monotonic()))
+                return
+            self.children[name] = child
+            self.remembered.remember(name, child.pid, service.stop_signal)
+            self._catch_up(service, child)
+            if service.answers:
+                asking = asyncio.create_task(self._ask(service, service.answers))
+                until_it_ends.callback(asking.cancel)
+            code = await child.end(*self._readers(service, child))
         del self.children[name]
         self.remembered.forget(name)
         how = how_it_ended(code)
         self._do(self.core.on_exit(name, how, time.monotonic(), success=code == 0))
+
+    def _told(self, service: Service, until_it_ends: contextlib.ExitStack) -> dict[str, str]:
+        """What a process has to know to tell of itself; one that is asked has nothing to tell."""
+        if service.answers:
+            return {}
+        name = service.name
+        listener = Notifications(self.run_directory, name, lambda line: self._heard(name, line))
+        until_it_ends.callback(listener.close)
+        watchdog = service.spec.watchdog_seconds
+        told = {"WATCHDOG_USEC": str(int(watchdog * 1e6))} if watchdog else {}
+        return {**told, "NOTIFY_SOCKET": listener.address}
 
     def _catch_up(self, service: Service, child: Child) -> None:
         """Do what was decided while the process was on its way and could not be told."""
@@ -228,11 +237,10 @@ class Supervisor:
         elif line == "WATCHDOG=1":
             self.core.on_alive(name, now)
 
-    async def _ask(self, service: Service) -> None:
+    async def _ask(self, service: Service, answers: Callable[[], bool]) -> None:
         """Ask a server that does not tell by itself: often until it is ready, then now and then."""
-        assert service.answers  # noqa: S101 - for mypy
         while True:
-            if await asyncio.to_thread(service.answers):
+            if await asyncio.to_thread(answers):
                 now = time.monotonic()
                 self._do(self.core.on_ready(service.name, now))
                 self.core.on_alive(service.name, now)
