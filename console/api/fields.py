@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from ninja import Schema
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, StringConstraints
 
 NO_NUL = r"^[^\x00]*$"
 
@@ -33,7 +34,15 @@ def _not_a_number(value: object) -> object:
     return value
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]
+def _in_utc(value: datetime) -> datetime:
+    """PostgreSQL knows only offsets of less than sixteen hours; we store and compare in UTC."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("no calendar reaches that far") from None
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterValidator(_in_utc)]
 
 
 class Input(Schema):

@@ -72,6 +72,23 @@ def test_every_error_is_a_problem_document(
     assert problem["detail"].endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("since", "status"),
+    [
+        ("2026-11-21T03:00:00Z", 200),
+        ("0547-10-19T08:24:57-20:01", 200),
+        ("0001-01-01T00:00:00+23:59", 422),
+        ("9999-12-31T23:59:59-23:59", 422),
+        ("2026-11-21T03:00:00", 422),
+        ("1700000000", 422),
+    ],
+)
+def test_times_are_taken_with_any_offset_but_never_without(
+    since: str, status: int, admin: Client
+) -> None:
+    assert admin.get("/api/v1/audit", {"since": since}).status_code == status
+
+
 def test_an_error_points_at_the_field(admin: Client) -> None:
     problem = make(admin, {"slug": "Not A Slug", "name": ""}).json()
     assert {error["pointer"] for error in problem["errors"]} == {"/body/slug", "/body/name"}
