@@ -51,14 +51,16 @@ class LiveConsole:
 
 
 @contextlib.contextmanager
-def live_console(directory: Path, **settings: str) -> Iterator[LiveConsole]:
+def live_console(
+    directory: Path, settings: dict[str, str] | None = None, health_headers: dict[str, str] | None = None
+) -> Iterator[LiveConsole]:
     """Serve a fresh console, its first admin made, until the block ends. `settings` by their names."""
     with database() as database_url:
         environment = {
             **os.environ,
             "DATABASE_URL": database_url,
             "TIDEGATE_STATIC_DIR": str(directory / "static"),
-            **settings,
+            **(settings or {}),
         }
         prepared = subprocess.run(
             [sys.executable, "manage.py", "prepare"],
@@ -82,7 +84,10 @@ def live_console(directory: Path, **settings: str) -> Iterator[LiveConsole]:
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:
                 # The socket listens already, so this waits in it until the server is there.
-                httpx.get(f"{address}/-/health", timeout=START_SECONDS_MAX).raise_for_status()
+                health = httpx.get(
+                    f"{address}/-/health", timeout=START_SECONDS_MAX, headers=health_headers
+                )
+                health.raise_for_status()
                 yield LiveConsole(address, admin["username"], admin["password"], environment, process)
             finally:
                 process.terminate()

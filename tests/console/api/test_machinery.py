@@ -245,6 +245,19 @@ def test_while_the_first_is_running_the_second_is_told_so(people: People, admin:
     assert make(admin).status_code == 201
 
 
+def test_what_is_deleted_is_gone_and_deleting_it_again_by_the_same_key_spares_a_new_one(
+    people: People, admin: Client
+) -> None:
+    headers = {"If-Match": "*", "Idempotency-Key": "k-2"}
+    assert admin.delete("/api/v1/orgs/acme", headers=headers).status_code == 204
+    assert admin.get("/api/v1/orgs/acme").status_code == 404
+    assert admin.get("/api/v1/orgs/acme/members").status_code == 404
+    make(admin, {"slug": "acme", "name": "Another"})
+    again = admin.delete("/api/v1/orgs/acme", headers=headers)
+    assert (again.status_code, again["Idempotency-Replayed"]) == (204, "true")
+    assert admin.get("/api/v1/orgs/acme").json()["name"] == "Another"
+
+
 # Cursors
 
 
