@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.spinner import Spinner
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from console.stack.core import Service, State
-from console.stack.printer import Printer
+from console.stack.printer import Printer, SteadyConsole
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NAME_WIDTH = 9
@@ -30,7 +30,7 @@ class Display:
         self, services: dict[str, str], *, began: float, address: str, notes: list[str]
     ) -> None:
         """`services`: the name of each, and what to say of its version."""
-        self.console = Console(highlight=False)
+        self.console = SteadyConsole(highlight=False)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
         self.printer = Printer(self.console)

@@ -19,6 +19,7 @@ from console.stack.errors import StackError, sentences
 
 USER = DATABASE = "tidegate"
 PORT = 5432  # it names the socket file; nothing listens on TCP unless the path is too long
+SOCKET_NAME = f".s.PGSQL.{PORT}"
 INIT_SECONDS_MAX = 120
 BUILTIN_LOCALE_MAJOR_MIN = 17
 # For tests: nothing of it has to outlive the run, so nothing waits for the disk.
@@ -41,6 +42,10 @@ class PostgresServer:
     @property
     def data(self) -> Path:
         return self.home / "data"
+
+    @property
+    def sockets(self) -> Path:
+        return self.home / "run"
 
     @property
     def version(self) -> str:
@@ -87,6 +92,7 @@ class PostgresServer:
             self.data,
             names=frozenset({"postgres"}),
             how=self.stop_signal,
+            traces=[self.sockets / name for name in (SOCKET_NAME, f"{SOCKET_NAME}.lock")],
         )
 
 
@@ -100,19 +106,18 @@ def prepare(home: Path, *, durable: bool = True) -> PostgresServer:
             os.chown(home, 0, 0)  # a start that broke off may have left it to somebody gone
     made_by = int(version_file.read_text().split(".")[0]) if version_file.exists() else None
     installation = find_postgres(made_by)
-    sockets = home / "run"
     server = PostgresServer(
         home=home,
         installation=installation,
         identity=privileges.for_postgres(home, [installation.directory / "postgres"]),
-        endpoint=endpoint.choose(sockets / f".s.PGSQL.{PORT}"),
+        endpoint=endpoint.choose(home / "run" / SOCKET_NAME),
         # Beside the home and not in it: the home belongs to another user when we are root.
         password=keys.kept(home.with_name(f"{home.name}.password")),
         durable=durable,
     )
-    with sentences("make a directory for PostgreSQL", sockets):
-        sockets.mkdir(exist_ok=True)
-        for path in (home, sockets):
+    with sentences("make a directory for PostgreSQL", server.sockets):
+        server.sockets.mkdir(exist_ok=True)
+        for path in (home, server.sockets):
             path.chmod(0o700)
             if server.identity:
                 server.identity.own(path)

@@ -17,6 +17,13 @@ QUEUE_MAX = 5_000
 CLOSE_SECONDS_MAX = 2.0
 
 
+class SteadyConsole(Console):
+    """A console that leaves it to us what a broken pipe means; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Printer:
     """A thread that prints what it is given, in order. What it has no room for is counted and told."""
 

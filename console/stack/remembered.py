@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import psutil
 
 from console.environment import PROJECT
 from console.stack.keys import write_private
+from console.stack.leftovers import is_running, send, wait_until_gone
 
 CREATED_TOLERANCE_SECONDS = 1.0
 STOP_SECONDS_MAX = 15.0
@@ -43,8 +45,11 @@ class Fact:
         not a later session under the same id, whose first process ended too, its members must be
         younger than ours was and stand in our directory.
         """
-        if psutil.pid_exists(self.pid):
+        first = self.process()
+        if first and is_running(first):
             return
+        if first is None and psutil.pid_exists(self.pid):
+            return  # the id is somebody else's by now, so nothing of that session lives
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
                 if (
@@ -81,19 +86,17 @@ class Remembered:
 
         Each is asked in its own way, and killed with all that it has started when it does not listen.
         """
-        left: dict[str, list[psutil.Process]] = {}
-        for name, fact in self.facts().items():
-            process = fact.process()
-            if process:
-                _signal([process], signal.Signals(fact.stop_signal))
-            left[name] = [process] if process else []
-        psutil.wait_procs([p for group in left.values() for p in group], timeout=STOP_SECONDS_MAX)
-        for name, fact in self.facts().items():
-            process = fact.process()
-            orphans = [process, *process.children(recursive=True)] if process else fact.orphans()
-            left[name] += orphans
-            _signal(left[name], signal.SIGKILL)
-        psutil.wait_procs([p for group in left.values() for p in group], timeout=KILL_SECONDS_MAX)
+        facts = self.facts()
+        left = {name: _living(fact.process()) for name, fact in facts.items()}
+        for name, fact in facts.items():
+            send(left[name], signal.Signals(fact.stop_signal))
+        wait_until_gone(_all(left), STOP_SECONDS_MAX)
+        for name, fact in facts.items():
+            for process in _living(fact.process()):
+                left[name] += process.children(recursive=True)
+            left[name] += fact.orphans()
+            send(left[name], signal.SIGKILL)
+        wait_until_gone(_all(left), KILL_SECONDS_MAX)
         for name in left:
             self.forget(name)
         return [name for name, processes in left.items() if processes]
@@ -102,7 +105,9 @@ class Remembered:
         return self.directory / f"{name}.json"
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+def _living(process: psutil.Process | None) -> list[psutil.Process]:
+    return [process] if process and is_running(process) else []
+
+
+def _all(groups: Mapping[str, list[psutil.Process]]) -> list[psutil.Process]:
+    return list(chain.from_iterable(groups.values()))
