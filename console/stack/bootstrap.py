@@ -78,7 +78,9 @@ def _install(kind: str) -> None:
     for name in ("run", "dev"):  # what was installed before is no longer exactly that
         _stamp(name).unlink(missing_ok=True)
     verb = ["sync"] if kind == "dev" else ["install", "--requirements"]
-    how = ["--require-hashes", "--quiet", "--python", str(PYTHON)]
+    # Compiled now and by all cores, not one import after the other at the first start, or at every
+    # start where PYTHONDONTWRITEBYTECODE is set.
+    how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(PYTHON)]
     _stage(
         f"packages ({kind})",
         [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how],
