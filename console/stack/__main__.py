@@ -45,10 +45,19 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read us has enough. Python would complain once more when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read us has enough
         return 128 + signal.SIGPIPE
+    finally:
+        _forget_what_nobody_reads()
+
+
+def _forget_what_nobody_reads() -> None:
+    """Python flushes at its end and complains of a terminal that is gone: let it have none."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

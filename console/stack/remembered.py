@@ -90,6 +90,7 @@ class Remembered:
         left = {name: _living(fact.process()) for name, fact in facts.items()}
         for name, fact in facts.items():
             send(left[name], signal.Signals(fact.stop_signal))
+            send(left[name], signal.SIGCONT)  # for whom somebody has stopped in the middle
         wait_until_gone(_all(left), STOP_SECONDS_MAX)
         for name, fact in facts.items():
             for process in _living(fact.process()):

@@ -1,0 +1,250 @@
+"""`make up`, with everything, as a user has it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from console.environment import PROJECT
+from console.stack import endpoint
+from console.stack.embedded import embedded_servers
+from tests.stack.sessions import is_running
+from tests.stack.whole import COMMAND, Whole, until, whole_stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(300)]
+
+OURS = ("web", "worker", "beat", "ingest")
+SERVERS = ("postgres", "redis")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Whole]:
+    """One that is up, for all tests that leave it so."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as name, whole_stack(Path(name)) as stack:
+        stack.up()
+        yield stack
+
+
+@pytest.fixture
+def own() -> Iterator[Whole]:
+    """One for a test that ends it."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as name, whole_stack(Path(name)) as stack:
+        yield stack
+
+
+def log_in(stack: Whole, password: str) -> httpx.Response:
+    """What the home page answers to whoever has logged in with the password of the first start."""
+    with httpx.Client(base_url=stack.address, follow_redirects=True, timeout=10) as browser:
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', browser.get("/log-in/").text)
+        assert token
+        form = {"username": "admin", "password": password, "csrfmiddlewaretoken": token[1]}
+        browser.post("/log-in/", data=form, headers={"Referer": stack.address + "/log-in/"})
+        return browser.get("/")
+
+
+def test_the_password_that_is_shown_opens_the_console(whole: Whole) -> None:
+    assert whole.is_healthy()
+    assert httpx.get(whole.address + "/log-in/").status_code == httpx.codes.OK
+    home = log_in(whole, whole.password)
+    assert home.status_code == httpx.codes.OK
+    assert home.url.path == "/"
+
+
+def test_the_password_is_shown_once_and_written_nowhere(whole: Whole) -> None:
+    assert whole.said.count(whole.password) == 1
+    for path in whole.state.rglob("*"):
+        if path.is_file():
+            assert whole.password.encode() not in path.read_bytes(), path
+
+
+def test_each_stage_tells_how_long_it_took(whole: Whole) -> None:
+    timings = re.sub(r"[│\s]+", " ", whole.said[whole.said.index("up in ") :])
+    for stage in ("files", "migrate", *SERVERS, *OURS):
+        assert re.search(rf" {stage} \d+\.\d\d", timings), stage
+
+
+@pytest.mark.parametrize("name", [*SERVERS, *OURS])
+def test_whatever_is_killed_comes_back(whole: Whole, name: str) -> None:
+    before = whole.pid(name)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: whole.is_back(name, before))
+    until(whole.is_healthy)
+    assert f"{name:<9}│ died: killed by SIGKILL. It is started again." in whole.said
+
+
+def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
+    """All at once, for it takes a while to be sure of it."""
+    before = {name: whole.pid(name) for name in (*SERVERS, *OURS)}
+    for pid in before.values():
+        os.kill(pid, signal.SIGSTOP)
+    for name, pid in before.items():
+        until(partial(whole.is_back, name, pid))
+        assert f"{name:<9}│ died: silent for 10 s. It is started again." in whole.said
+    until(whole.is_healthy)
+
+
+def test_a_second_one_says_where_the_first_one_is(whole: Whole) -> None:
+    second = whole.run("up")
+    assert second.returncode == os.EX_OK
+    assert f"Tidegate is already running: {whole.address} (process " in second.stdout
+    assert second.stderr == ""
+    assert whole.is_healthy()
+
+
+def test_the_status_is_a_table(whole: Whole) -> None:
+    until(lambda: all(row.state in ("ready", "done") for row in whole.rows().values()))
+    status = whole.run("status", COLUMNS="120")
+    assert status.returncode == os.EX_OK
+    for name in (*SERVERS, *OURS):
+        assert re.search(rf"\b{name} +ready +{whole.pid(name)} ", status.stdout), status.stdout
+    assert whole.address in status.stdout
+
+
+def test_the_logs_can_be_read(whole: Whole) -> None:
+    assert set(whole.run("logs").stdout.split()) >= {"postgres", "redis", "worker"}
+    assert "ready to accept connections" in whole.run("logs", "postgres").stdout
+    unknown = whole.run("logs", "nobody")
+    assert unknown.returncode == os.EX_USAGE
+    assert "There is no log of “nobody”. There are: " in unknown.stderr
+
+
+def test_other_commands_find_the_running_stack(whole: Whole) -> None:
+    code = "from console.accounts.models import User; print(User.objects.get().username)"
+    done = subprocess.run(
+        [sys.executable, "manage.py", "shell", "-c", code],
+        cwd=PROJECT,
+        env=whole.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip().endswith("admin"), done.stderr
+
+
+def test_it_ends_with_nothing_left_and_begins_again_with_everything_kept(own: Whole) -> None:
+    own.up()
+    password, pids = own.password, own.pids()
+    assert len(pids) >= len(SERVERS) + len(OURS)
+    own.signal(signal.SIGINT)
+    assert own.end() == os.EX_OK
+    assert "Stopped. Nothing is left running; the data is kept." in own.said
+    own.assert_nothing_is_left(pids)
+    own.up()
+    assert "Password" not in own.said
+    assert log_in(own, password).url.path == "/"
+    pids = own.pids()
+    down = own.run("down")
+    assert (down.returncode, down.stderr) == (os.EX_OK, "")
+    assert "Stopped after" in down.stdout
+    assert own.end() == os.EX_OK
+    own.assert_nothing_is_left(pids)
+    assert own.run("down").stdout == "Tidegate is not running.\n"
+
+
+def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(own: Whole) -> None:
+    own.up()
+    password, pids = own.password, own.pids()
+    os.kill(own.pid("worker"), signal.SIGSTOP)  # which even the death of its parent does not wake
+    own.signal(signal.SIGKILL)
+    own.end()
+    own.up()
+    assert "Stopped what a former start had left running:" in own.said
+    assert not [pid for pid in pids if is_running(pid)]
+    assert log_in(own, password).url.path == "/"
+    own.signal(signal.SIGKILL)
+    own.end()
+    pids = own.pids()
+    assert own.run("down").returncode == os.EX_OK
+    own.assert_nothing_is_left(pids)
+
+
+def test_a_port_that_is_taken_is_passed_over(own: Whole) -> None:
+    with socket.create_server(("127.0.0.1", own.port)):
+        own.up()
+    assert f"Port {own.port} is taken, so this is port" in own.said
+    assert own.address != f"http://127.0.0.1:{own.port}"
+    until(own.is_healthy)
+
+
+def test_a_terminal_that_is_closed_ends_it_in_order(own: Whole) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "up"],
+        cwd=PROJECT,
+        env={**own.environment, "TERM": "xterm-256color", "COLUMNS": "120", "NO_COLOR": "1"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=_take_terminal,  # noqa: PLW1509 - this process has no other threads to hold locks
+    )
+    os.close(theirs)
+    drawn = b""
+    while b"Tidegate is up" not in drawn:
+        drawn += os.read(ours, 65_536)
+    assert "●".encode() in drawn, "a list that is drawn while things start"
+    assert b"\x1b[3" not in drawn, "no colours for NO_COLOR"
+    pids = own.pids()
+    os.close(ours)
+    assert process.wait(60) == os.EX_OK
+    until(lambda: not [pid for pid in pids if is_running(pid)])
+    assert not list((own.state / "run").iterdir())
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence", "exit_code"),
+    [
+        ({"TIDEGATE_PROT": "1"}, "TIDEGATE_PROT is not a setting of Tidegate. Did you mean", 78),
+        ({"TIDEGATE_PORT": "many"}, "TIDEGATE_PORT is 'many', but must be a whole number", 78),
+        ({"TIDEGATE_HOST": "192.0.2.1"}, "Cannot listen on 192.0.2.1, port", 69),
+        ({"REDIS_URL": "redis://127.0.0.1:1/0"}, "REDIS_URL is set, but Redis can't be reached", 69),
+        ({"DATABASE_URL": "postgresql://127.0.0.1:1/x"}, "DATABASE_URL is set, but PostgreSQL", 69),
+        ({"TIDEGATE_STATE_DIR": "/dev/null/state"}, "is in the way and is not a directory", 73),
+        ({"TIDEGATE_STATE_DIR": "/proc/1/state"}, "Cannot make a directory: ", 71),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_said_in_a_sentence(
+    own: Whole, variables: dict[str, str], sentence: str, exit_code: int
+) -> None:
+    tried = own.run("up", **variables)
+    assert sentence in tried.stderr
+    assert "Traceback" not in tried.stderr
+    assert tried.returncode == exit_code
+    assert not own.pids()
+
+
+def test_a_server_of_ones_own_is_used(own: Whole) -> None:
+    with embedded_servers(own.state.with_name("theirs")) as servers:
+        own.up(DATABASE_URL=servers.database_url, REDIS_URL=servers.redis_url)
+        assert own.rows().keys() == {"prepare", *OURS}
+        assert "PostgreSQL" in own.said
+        assert log_in(own, own.password).url.path == "/"
+        own.signal(signal.SIGTERM)
+        assert own.end() == os.EX_OK
+
+
+def test_any_path_will_do(own: Whole) -> None:
+    own.state = own.state.with_name("a b {c} %20 ü" + "n" * 60)
+    own.port = endpoint.free_port()
+    own.up()
+    assert log_in(own, own.password).url.path == "/"

@@ -1,0 +1,159 @@
+"""A whole stack as `make up` starts it, with a state directory of its own, for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from console.environment import PROJECT
+from console.stack import endpoint, snapshot
+from console.stack.remembered import Remembered
+from tests.stack.sessions import is_running, members
+
+COMMAND = (sys.executable, "-m", "console.stack")
+UP_SECONDS_MAX = 60.0
+PATIENCE_SECONDS = 45.0
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def until(holds: Callable[[], object], seconds_max: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds_max
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@dataclass
+class Whole:
+    """One stack; `up` may be called again after an end."""
+
+    state: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a newcomer's shell has, and nothing of what the test run itself was started with."""
+        kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        ours = {"TIDEGATE_STATE_DIR": str(self.state), "TIDEGATE_PORT": str(self.port)}
+        return {**kept, **ours}
+
+    @property
+    def said_file(self) -> Path:
+        return self.state.with_name(f"{self.state.name}.said.{self.starts}")
+
+    @property
+    def said(self) -> str:
+        return self.said_file.read_text() if self.said_file.exists() else ""
+
+    @property
+    def address(self) -> str:
+        found = re.search(r"http://[0-9.]+:\d+", self.said)
+        assert found, self.said
+        return found[0]
+
+    @property
+    def password(self) -> str:
+        found = re.search(r"Password +(\S+)", self.said)
+        assert found, self.said
+        return found[1]
+
+    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A verb of the command line, to its end."""
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=PROJECT,
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=UP_SECONDS_MAX,
+            check=False,
+        )
+
+    def up(self, **more: str) -> None:
+        """Start it and wait until it says that it is up."""
+        self.starts += 1
+        with self.said_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*COMMAND, "up"],
+                cwd=PROJECT,
+                env={**self.environment, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until(lambda: "Tidegate is up" in self.said or self.has_ended(), UP_SECONDS_MAX)
+        assert not self.has_ended(), self.said
+        until(lambda: "Stop" in self.said and "╰" in self.said)
+
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        assert self.process
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def rows(self) -> Mapping[str, snapshot.Row]:
+        return {row.name: row for row in snapshot.read(self.state / "status")}
+
+    def pid(self, name: str) -> int:
+        pid = self.rows()[name].pid
+        assert pid is not None
+        return pid
+
+    def is_back(self, name: str, former_pid: int) -> bool:
+        row = self.rows().get(name)
+        return row is not None and row.state == "ready" and row.pid not in (None, former_pid)
+
+    def is_healthy(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.address}/-/health", timeout=5).status_code == httpx.codes.OK
+        return False
+
+    def pids(self) -> list[int]:
+        """All processes of all services."""
+        firsts = [fact.pid for fact in Remembered(self.state / "run").facts().values()]
+        return [pid for first in firsts for pid in members(first)]
+
+    def assert_nothing_is_left(self, pids: list[int]) -> None:
+        until(lambda: not [pid for pid in pids if is_running(pid)])
+        assert not [path for path in self.state.rglob("*") if path.is_socket()]
+        assert not list((self.state / "run").iterdir())
+        assert not (self.state / "env").exists()
+        assert not self.is_healthy_without_asking()
+
+    def is_healthy_without_asking(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(f"{self.address}/-/health/live", timeout=2)
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def whole_stack(directory: Path) -> Iterator[Whole]:
+    """A stack that is not up yet; whatever is left of it at the end is killed."""
+    whole = Whole(directory / "state", endpoint.free_port())
+    try:
+        yield whole
+    finally:
+        if not whole.has_ended():
+            whole.signal(signal.SIGTERM)
+            whole.end()
+        whole.run("down")
