@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -185,5 +186,14 @@ def _run(command: list[str], given: str = "") -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StackError(f"PostgreSQL can't make its data: {error}.") from error
     if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise StackError(f"PostgreSQL can't make its data: {lines[-1] if lines else 'no reason'}")
+        sentence = f"PostgreSQL can't make its data: {_reason(done.stderr or done.stdout)}"
+        raise StackError(sentence, exit_code=os.EX_IOERR)
+
+
+def _reason(said: str) -> str:
+    """The line that matters of what a failing initdb says; the others tell how it tidies up."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for line in lines:
+        if found := re.search(r"(?:PANIC|FATAL|ERROR|initdb: error): +(.*)", line):
+            return found[1]
+    return lines[-1] if lines else "it does not say why"

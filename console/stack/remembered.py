@@ -67,12 +67,14 @@ class Remembered:
         self.directory = directory
 
     def remember(self, name: str, pid: int, stop_signal: signal.Signals) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        """Note a process. On a full disk it is not noted: it has to run all the same."""
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
             fact = Fact(pid, psutil.Process(pid).create_time(), int(stop_signal))
             write_private(self._path(name), json.dumps(asdict(fact)), lasting=False)
 
     def forget(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
 
     def facts(self) -> dict[str, Fact]:
         found = {}

@@ -226,6 +226,17 @@ async def test_children_die_with_their_parent_and_do_not_delay_its_return(tmp_pa
         await until(lambda: not is_running(child))
 
 
+async def test_a_disk_that_takes_no_notes_stops_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path, stand_in("web")) as stack:
+        await stack.until_up()
+        (tmp_path / "run" / "web.json").unlink()
+        (tmp_path / "run").rmdir()
+        stack.supervisor.status_file = tmp_path / "nowhere" / "status"
+        os.kill(stack.pid("web"), signal.SIGKILL)
+        await stack.until_back("web")
+        (tmp_path / "run").mkdir()
+
+
 async def test_a_step_tells_us_and_no_log(tmp_path: Path) -> None:
     async with running(tmp_path, stand_in("prepare", "step")) as stack:
         await stack.until_up()
