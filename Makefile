@@ -17,7 +17,7 @@ up: run-environment ## start everything, for real; Ctrl-C stops it
 	@exec $(IN) -m console.stack up
 
 down: ## stop what `make up` started
-	@test ! -x $(IN) || $(IN) -m console.stack down
+	@if test -f .venv/.run-installed; then $(IN) -m console.stack down; else echo "Tidegate is not running."; fi
 
 check: dev-environment ## the everyday tests, without browser and whole stacks
 	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)

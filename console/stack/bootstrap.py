@@ -80,12 +80,17 @@ def _install(kind: str) -> None:
     verb = ["sync"] if kind == "dev" else ["install", "--requirements"]
     # Compiled now and by all cores, not one import after the other at the first start, or at every
     # start where PYTHONDONTWRITEBYTECODE is set.
-    how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(PYTHON)]
-    _stage(
-        f"packages ({kind})",
-        [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how],
-        f"The packages could not be installed. {UNREACHABLE}",
-    )
+    how = ["--require-hashes", "--quiet", "--python", str(PYTHON)]
+    command = [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how]
+    complaint = f"The packages could not be installed. {UNREACHABLE}"
+    try:
+        _stage(f"packages ({kind})", command, complaint)
+    except Failed as error:
+        if "certificate" not in str(error):
+            raise
+        # uv brings its own list of authorities, and some networks have one of their own.
+        name = f"packages ({kind}), trusting whom this machine trusts"
+        _stage(name, [*command, "--system-certs"], complaint)
     _stamp(kind).write_text(_wanted(kind))
     if kind == "dev":  # which contains all of run
         _stamp("run").write_text(_wanted("run"))
