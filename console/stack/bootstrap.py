@@ -80,7 +80,7 @@ def _install(kind: str) -> None:
     verb = ["sync"] if kind == "dev" else ["install", "--requirements"]
     # Compiled now and by all cores, not one import after the other at the first start, or at every
     # start where PYTHONDONTWRITEBYTECODE is set.
-    how = ["--require-hashes", "--quiet", "--python", str(PYTHON)]
+    how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(PYTHON)]
     command = [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how]
     complaint = f"The packages could not be installed. {UNREACHABLE}"
     try:
