@@ -1,0 +1,86 @@
+"""Moving bytes and checking them on the way: the inner loop of the store.
+
+One pass would be best, and only compiled code has it (`kvss_agent.native`). In Python, copying and
+hashing in pieces that stay in the cache comes close: the second pass finds the piece still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+PIECE_BYTES: Final = 256 * 1024
+Bytes = bytes | bytearray | memoryview
+Pair = tuple[memoryview, memoryview]
+_ZEROS: Final = memoryview(bytes(PIECE_BYTES))
+
+
+class Mover(Protocol):
+    """What moves payloads. All of them give the same checksums: XXH3-64, seed 0.
+
+    `into` and `source` are as long as each other. The way in is checked at its source and the way out
+    where it arrives, so that whatever moves while it is being copied is found out by the reader.
+    """
+
+    name: str
+
+    def copy_in(self, into: memoryview, source: memoryview) -> int:
+        """Copy a payload into its slot; the checksum of the payload."""
+
+    def copy_out(self, into: memoryview, source: memoryview) -> int:
+        """Copy a payload out of its slot; the checksum of what has arrived."""
+
+    def copy_in_batch(self, pairs: Sequence[Pair]) -> list[int]:
+        """`copy_in(into, source)` for each pair."""
+
+    def copy_out_batch(self, pairs: Sequence[Pair]) -> list[int]:
+        """`copy_out(into, source)` for each pair."""
+
+    def checksum(self, source: memoryview) -> int:
+        """The checksum of what lies there."""
+
+
+class PythonMover:
+    """Nothing but memoryview slices and xxhash. The interpreter is held for one piece at a time."""
+
+    name = "python"
+
+    def copy_in(self, into: memoryview, source: memoryview) -> int:
+        return _copy(into, source, source)
+
+    def copy_out(self, into: memoryview, source: memoryview) -> int:
+        return _copy(into, source, into)
+
+    def copy_in_batch(self, pairs: Sequence[Pair]) -> list[int]:
+        return [_copy(into, source, source) for into, source in pairs]
+
+    def copy_out_batch(self, pairs: Sequence[Pair]) -> list[int]:
+        return [_copy(into, source, into) for into, source in pairs]
+
+    def checksum(self, source: memoryview) -> int:
+        return xxh3_64_intdigest(source)
+
+
+def _copy(into: memoryview, source: memoryview, checked: memoryview) -> int:
+    length = len(source)
+    if length <= PIECE_BYTES:
+        into[:] = source
+        return xxh3_64_intdigest(checked)
+    state = xxh3_64()
+    for start in range(0, length, PIECE_BYTES):
+        end = start + PIECE_BYTES
+        into[start:end] = source[start:end]
+        state.update(checked[start:end])
+    return state.intdigest()
+
+
+def zero(into: memoryview) -> None:
+    """Overwrite with zeros."""
+    for start in range(0, len(into), PIECE_BYTES):
+        end = min(start + PIECE_BYTES, len(into))
+        into[start:end] = _ZEROS[: end - start]
+
+
+PYTHON: Final = PythonMover()

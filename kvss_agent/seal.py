@@ -1,0 +1,205 @@
+"""The seal of a column: 64 bytes before its payload saying whose, which, and that it is whole.
+
+A reader that knows which column it expects gets exactly that column or a typed reason why not. Nothing
+else in the store has to be trusted for this: not the network, not the slot numbers, not the writer's
+luck. The layout, little-endian:
+
+    offset  0  magic       4   b"TIDE"
+            4  version     1   of this layout
+            5  state       1   1 while the payload is being written, 2 once it is sealed
+            6  tokens      2   1…64; a tail column holds fewer than 64
+            8  sequence    8   the number of the evict that wrote it
+           16  key        16   of the column, truncated
+           32  tag        16   of the isolation domain, usually an org
+           48  checksum    8   XXH3-64 of the payload
+           56  length      4   bytes of payload
+           60  check       4   XXH3-64 of the 60 bytes above, its lower half
+
+`check` covers `checksum`, so header and payload vouch for each other. A writer marks the slot as open,
+copies, and seals last: a writer that dies in between leaves a slot that says so. On machines that
+reorder stores the mark may lie; the checksum does not.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from kvss_agent.mover import PYTHON, Bytes, Mover, zero
+
+HEADER_BYTES: Final = 64
+KEY_BYTES: Final = 16
+TAG_BYTES: Final = 16
+TOKENS_MAX: Final = 64
+PAYLOAD_BYTES_MAX: Final = 1 << 30
+VERSION: Final = 1
+
+_MAGIC = b"TIDE"
+_OPEN, _SEALED = 1, 2
+_FIELDS = struct.Struct("<4sBBHQ16s16sQI")
+_HEADER = struct.Struct("<4sBBHQ16s16sQII")
+_MARK = struct.Struct("<4sBBHQ")
+_CHECK = struct.Struct("<I")
+_NOTHING = bytes(HEADER_BYTES)
+_LOWER_HALF = 0xFFFF_FFFF
+
+
+class Miss(StrEnum):
+    """Why a refill gives no bytes. Every one of these is legal; wrong bytes never are."""
+
+    ABSENT = "absent"  # the slot holds nothing: never written, or deleted
+    TORN = "torn"  # being written, or its writer died, or it was overwritten while being read
+    STALE = "stale"  # another column of the same tag, or another evict of this one
+    FOREIGN = "foreign"  # a column of another isolation tag: somebody's mistake, worth an alarm
+    CORRUPT = "corrupt"  # not what was sealed: a flipped bit, an unknown version, an impossible length
+    LATE = "late"  # what it had to come after did not come in time
+    REFUSED = "refused"  # the agent will not: too many at once, or no such slot
+    LOST = "lost"  # the agent cannot be reached
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Which bytes a reader expects: the column, in whose name, as which evict wrote it."""
+
+    key: bytes
+    tag: bytes
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an intact header says."""
+
+    tokens: int
+    sequence: int
+    key: bytes
+    tag: bytes
+    checksum: int
+    length: int
+
+
+def pack(column: Column, tokens: int, length: int, checksum: int) -> bytes:
+    """The header of a sealed column. Refuses what `read` would not accept."""
+    if not 0 < tokens <= TOKENS_MAX:
+        raise ValueError(f"a column holds 1 to {TOKENS_MAX} tokens, not {tokens}")
+    if not 0 < length <= PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a payload has 1 to {PAYLOAD_BYTES_MAX} bytes, not {length}")
+    if len(column.key) != KEY_BYTES or len(column.tag) != TAG_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
+    fields = _FIELDS.pack(
+        _MAGIC, VERSION, _SEALED, tokens, column.sequence, column.key, column.tag, checksum, length
+    )
+    return fields + _CHECK.pack(xxh3_64_intdigest(fields) & _LOWER_HALF)
+
+
+def read(header: Bytes) -> Header | Miss:
+    """What 64 bytes say by themselves: absent, torn, corrupt, or an intact header."""
+    raw = bytes(header)
+    magic, version, state, tokens, sequence, key, tag, checksum, length, check = _HEADER.unpack(raw)
+    if magic != _MAGIC:
+        return Miss.ABSENT if raw == _NOTHING else Miss.CORRUPT
+    if version == VERSION and state == _OPEN:
+        return Miss.TORN
+    if version != VERSION or state != _SEALED or check != xxh3_64_intdigest(raw[:60]) & _LOWER_HALF:
+        return Miss.CORRUPT
+    if not 0 < tokens <= TOKENS_MAX or not 0 < length <= PAYLOAD_BYTES_MAX:
+        return Miss.CORRUPT
+    return Header(tokens, sequence, key, tag, checksum, length)
+
+
+def identify(header: Bytes, expected: Column) -> Header | Miss:
+    """As `read`; and it is the column that was expected. Says nothing of the payload yet."""
+    found = read(header)
+    if isinstance(found, Miss):
+        return found
+    if found.tag != expected.tag:
+        return Miss.FOREIGN
+    if found.key != expected.key or found.sequence != expected.sequence:
+        return Miss.STALE
+    return found
+
+
+def write(
+    slot: memoryview, column: Column, tokens: int, payload: memoryview, mover: Mover = PYTHON
+) -> None:
+    """Replace what the slot holds by this column, sealed.
+
+    `slot` is writable and has room for header and payload; nobody else writes to it. Readers that
+    look in between find it torn. The payload must not change meanwhile: what was copied is what the
+    checksum says only if it stood still, else readers find it corrupt.
+    """
+    end = HEADER_BYTES + len(payload)
+    if end > len(slot):
+        raise ValueError(f"a payload of {len(payload)} bytes does not fit a slot of {len(slot)}")
+    open_slot(slot, column.sequence)
+    checksum = mover.copy_in(slot[HEADER_BYTES:end], payload)
+    slot[:HEADER_BYTES] = pack(column, tokens, len(payload), checksum)
+
+
+def open_slot(slot: memoryview, sequence: int) -> None:
+    """Mark the slot as being written by this evict. Whatever it held is gone from here on."""
+    _MARK.pack_into(slot, 0, _MAGIC, VERSION, _OPEN, 0, sequence)
+
+
+def verify(slot: memoryview, expected: Column, mover: Mover = PYTHON) -> Header | Miss:
+    """Check header and payload in place. On success the payload is `slot[64 : 64 + length]`.
+
+    It is what was sealed when this was called, and stays so as long as a lease keeps the writer away.
+    """
+    found = identify(slot[:HEADER_BYTES], expected)
+    if isinstance(found, Miss):
+        return found
+    payload = payload_of(slot, found)
+    if payload is None:
+        return Miss.CORRUPT
+    return found if mover.checksum(payload) == found.checksum else _why_not(slot, found)
+
+
+def copy_out(
+    slot: memoryview, expected: Column, into: memoryview, mover: Mover = PYTHON
+) -> Header | Miss:
+    """Copy the payload to the front of `into`, and check what has arrived there.
+
+    On a miss `into` may hold anything. It has to be large enough for the payload: ValueError if not.
+    """
+    found = identify(slot[:HEADER_BYTES], expected)
+    if isinstance(found, Miss):
+        return found
+    payload = payload_of(slot, found)
+    if payload is None:
+        return Miss.CORRUPT
+    if found.length > len(into):
+        raise ValueError(f"a payload of {found.length} bytes does not fit {len(into)}")
+    arrived = mover.copy_out(into[: found.length], payload)
+    return found if arrived == found.checksum else _why_not(slot, found)
+
+
+def payload_of(slot: memoryview, header: Header) -> memoryview | None:
+    """The payload that an intact header speaks of, or None where it would not fit the slot."""
+    end = HEADER_BYTES + header.length
+    return slot[HEADER_BYTES:end] if end <= len(slot) else None
+
+
+def clear(slot: memoryview, up_to: int, *, scrub: bool) -> bool:
+    """Empty the slot if an evict up to number `up_to` wrote it; whether there was something to empty.
+
+    What a later evict wrote, or is writing, stays: a delete that comes late takes nothing newer
+    with it. `scrub` overwrites the payload with zeros too, all of the slot.
+    """
+    magic, _, _, _, sequence = _MARK.unpack_from(slot)
+    if magic == _MAGIC and sequence > up_to:
+        return False
+    found = bytes(slot[:HEADER_BYTES]) != _NOTHING
+    slot[:HEADER_BYTES] = _NOTHING
+    if scrub:
+        zero(slot[HEADER_BYTES:])
+    return found
+
+
+def _why_not(slot: memoryview, read_before: Header) -> Miss:
+    """A payload does not match its header: overwritten meanwhile, or damaged?"""
+    return Miss.CORRUPT if read(slot[:HEADER_BYTES]) == read_before else Miss.TORN
