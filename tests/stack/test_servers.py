@@ -260,25 +260,51 @@ def test_root_needs_no_capability_where_everybody_can_walk(directory: Path) -> N
         works(servers)
 
 
+STARTS_THEM = (
+    "import sys\n"
+    "from pathlib import Path\n"
+    "from console.stack.embedded import embedded_servers\n"
+    "from console.stack.errors import StackError\n"
+    "try:\n"
+    "    with embedded_servers(Path(sys.argv[1])) as servers:\n"
+    "        print(servers.postgres.identity and servers.postgres.identity.capability)\n"
+    "except StackError as error:\n"
+    "    print(error)\n"
+)
+
+
 @as_root
-def test_another_user_runs_them_as_itself(directory: Path) -> None:
-    """Who may walk to our packages, and nothing else."""
-    nobody = pwd.getpwnam("nobody")
-    os.chown(directory, nobody.pw_uid, nobody.pw_gid)
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from console.stack.embedded import embedded_servers\n"
-        "with embedded_servers(Path(sys.argv[1])) as servers:\n"
-        "    assert servers.postgres.identity is None\n"
-        "    print(os.geteuid(), 'has both')\n"
-    )
-    launch = launcher(identity=Identity(nobody.pw_uid, nobody.pw_gid, "dac_read_search"))
+@pytest.mark.parametrize(
+    ("withheld", "said"),
+    [
+        ("-dac_read_search", "dac_override"),
+        ("-dac_read_search,-dac_override", "this container withholds the capability"),
+    ],
+)
+def test_root_in_a_container_makes_do_with_less(directory: Path, withheld: str, said: str) -> None:
     done = subprocess.run(
-        [*launch, sys.executable, "-c", code, str(directory)],
+        ["setpriv", "--bounding-set", withheld, sys.executable, "-c", STARTS_THEM, str(directory)],  # noqa: S607
         cwd=PROJECT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == (f"{nobody.pw_uid} has both\n", "")
+    assert said in done.stdout
+    assert done.stderr == ""
+
+
+@as_root
+def test_another_user_runs_them_as_itself(directory: Path) -> None:
+    """Who may walk to our packages, and nothing else."""
+    nobody = pwd.getpwnam("nobody")
+    os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+    launch = launcher(identity=Identity(nobody.pw_uid, nobody.pw_gid, "dac_read_search"))
+    done = subprocess.run(
+        [*launch, sys.executable, "-c", STARTS_THEM, str(directory)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+    assert (directory / "postgres" / "data").stat().st_uid == nobody.pw_uid
