@@ -54,10 +54,11 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
+        """With everything in it that libpq would else take from somebody's PGPORT or PGSSLMODE."""
         if isinstance(self.endpoint, UnixEndpoint):
             directory = quote(str(self.endpoint.path.parent), safe="")
-            return f"postgresql://{USER}:{self.password}@/{DATABASE}?host={directory}"
-        return f"postgresql://{USER}:{self.password}@{self.endpoint}/{DATABASE}"
+            return f"postgresql://{USER}:{self.password}@:{PORT}/{DATABASE}?host={directory}"
+        return f"postgresql://{USER}:{self.password}@{self.endpoint}/{DATABASE}?sslmode=disable"
 
     @property
     def command(self) -> list[str]:

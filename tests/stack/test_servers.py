@@ -135,6 +135,16 @@ def test_any_path_will_do(directory: Path, name: str) -> None:
         assert isinstance(servers.redis.endpoint, TcpEndpoint)
 
 
+@pytest.mark.parametrize("name", ["short", "n" * 120])
+def test_what_a_shell_sets_for_other_servers_does_not_lead_astray(
+    directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {"PGPORT": "1", "PGHOST": "elsewhere", "PGSSLMODE": "require"}.items():
+        monkeypatch.setenv(variable, value)
+    with embedded_servers(directory / name) as servers:
+        works(servers)
+
+
 def test_a_path_with_blanks_and_quotes_has_a_socket(directory: Path) -> None:
     with embedded_servers(directory / "a b \"c' %20 ü") as servers:
         works(servers)
