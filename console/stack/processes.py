@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from console.stack.services import WEB_SOCKET, Service
 LINE_BYTES_MAX = 64 * 1024
 DATAGRAM_BYTES_MAX = 4096
 LAST_WORDS_SECONDS = 2.0
+CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel attests them
 
 
 class Notifications:
     """The socket on which one service tells of itself (sd_notify).
 
-    On Linux it has a name that nobody can guess and no file, so nothing is left of it, come what may.
+    On Linux it has a name and no file, so nothing is left of it, come what may. Everybody on the machine
+    can see that name and write to it, so only what comes from our own user is heard.
     """
 
     def __init__(self, directory: Path, name: str, heard: Callable[[str], None]) -> None:
@@ -38,13 +41,20 @@ class Notifications:
             self.address = bound = str(self._path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
+        if sys.platform == "linux":
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(bound)
         self._heard = heard
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for line in self._socket.recv(DATAGRAM_BYTES_MAX).decode(errors="replace").splitlines():
+            said, about, _, _ = self._socket.recvmsg(
+                DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size)
+            )
+            if sys.platform == "linux" and _sender(about) != os.geteuid():
+                return
+            for line in said.decode(errors="replace").splitlines():
                 self._heard(line)
 
     def close(self) -> None:
@@ -52,6 +62,15 @@ class Notifications:
         self._socket.close()
         if self._path:
             self._path.unlink(missing_ok=True)
+
+
+def _sender(about: list[tuple[int, int, bytes]]) -> int | None:
+    """The user whose process has sent a datagram."""
+    for level, kind, data in about:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            user: int = CREDENTIALS.unpack(data)[1]
+            return user
+    return None
 
 
 @dataclass(frozen=True)

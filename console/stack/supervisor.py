@@ -76,9 +76,12 @@ class Supervisor:
         """Until everything has stopped. StackError where something that has to succeed did not."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started by nohup: it is to outlive its terminal
             loop.add_signal_handler(number, self.stop)
         self._do(self.core.start(time.monotonic()))
         ticker = asyncio.create_task(self._tick())
+        ticker.add_done_callback(self._over)
         try:
             await self._done.wait()
         finally:
@@ -153,7 +156,7 @@ class Supervisor:
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """A life ends in `on_exit`; one that ends in an exception is our fault, and the end of all."""
+        """What ends in an exception is our fault, and the end of all: better than half a supervisor."""
         self._tasks.discard(task)
         if not task.cancelled() and task.exception():
             self._failure = task.exception()
@@ -177,6 +180,7 @@ class Supervisor:
             self._catch_up(service, child)
             if service.answers:
                 asking = asyncio.create_task(self._ask(service, service.answers))
+                asking.add_done_callback(self._over)
                 until_it_ends.callback(asking.cancel)
             code = await child.end(*self._readers(service, child))
         del self.children[name]

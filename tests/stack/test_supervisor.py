@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from console.environment import PROJECT
 from console.stack import snapshot
+from console.stack.core import Effect, Spec, State
 from console.stack.core import Service as Watched
-from console.stack.core import Spec, State
 from console.stack.errors import StackError
 from console.stack.logs import Logs
+from console.stack.privileges import Identity, launcher
+from console.stack.processes import Notifications
 from console.stack.services import WEB_SOCKET, Service
 from console.stack.supervisor import Supervisor
 from tests.stack.sessions import is_running, members
@@ -304,3 +307,48 @@ async def test_the_status_tells_what_is(tmp_path: Path) -> None:
         assert rows["web"].pid == stack.pid("web")
         assert abs(rows["web"].since - time.time()) < PATIENCE_SECONDS
         assert rows["web"].memory_bytes
+
+
+async def test_whoever_is_started_by_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with running(tmp_path, stand_in("web")) as stack:
+            await stack.until_up()
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(stack.pid("web"), signal.SIGKILL)
+            await stack.until_back("web")
+            assert not stack.supervisor.core.stopping
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_fault_of_our_own_ends_everything_and_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_fault(_now: float) -> list[Effect]:
+        raise ZeroDivisionError
+
+    async def goes_wrong() -> None:
+        async with running(tmp_path, stand_in("web")) as stack:
+            await stack.until_up()
+            monkeypatch.setattr(stack.supervisor.core, "on_tick", at_fault)
+            await until(lambda: not stack.supervisor.children)
+
+    with pytest.raises(ZeroDivisionError):
+        await goes_wrong()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
+async def test_only_our_own_processes_are_heard(tmp_path: Path) -> None:
+    heard: list[str] = []
+    notifications = Notifications(tmp_path, "web", heard.append)
+    code = "from telemetry.notify import notify; import sys; notify(sys.argv[1])"
+    ours = [sys.executable, "-c", code]
+    somebody = Identity(65_534, 65_534, "dac_read_search")
+    environment = {**os.environ, "NOTIFY_SOCKET": notifications.address}
+    for command in ([*launcher(identity=somebody), *ours, "WATCHDOG=1"], [*ours, "READY=1"]):
+        process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, env=environment)
+        assert await process.wait() == 0
+    await until(lambda: bool(heard))
+    notifications.close()
+    assert heard == ["READY=1"]
