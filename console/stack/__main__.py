@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def main() -> int:
     logs.add_argument("-n", "--lines", type=int, default=40, help="how many lines (default: 40)")
     logs.add_argument("-f", "--follow", action="store_true", help="and whatever is added")
     options = parser.parse_args()
+    _replace_what_cannot_be_shown()
     try:
         match options.verb:
             case "up":
@@ -43,12 +45,22 @@ def main() -> int:
     except StackError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever read us has enough
         return 128 + signal.SIGPIPE
+    except OSError as error:  # a disk that filled up, a directory that was taken away
+        print(f"Tidegate can't go on: {error}.", file=sys.stderr)
+        return os.EX_OSERR
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     finally:
         _forget_what_nobody_reads()
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """In a terminal that knows no UTF-8 a line has question marks; it is not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _forget_what_nobody_reads() -> None:

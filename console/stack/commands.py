@@ -22,6 +22,9 @@ DOWN_SECONDS_MAX = 90.0
 PAUSE_SECONDS = 0.05
 FOLLOW_PAUSE_SECONDS = 0.25
 FOLLOW_CHARACTERS_MAX = 64 * 1024
+STATUS = ("service", "state", "for", "restarts", "pid", "memory")
+STATUS_WIDTH = 64  # narrower terminals get the first few columns, and those whole
+STATUS_NARROW = 3
 NOT_RUNNING = 3  # as init scripts say it
 
 
@@ -79,13 +82,15 @@ def status() -> int:
     if holder is None:
         print("Tidegate is not running. `make up` starts it.")
         return NOT_RUNNING
-    table = Table("service", "state", "pid", "for", "restarts", "memory", box=None)
+    console = Console(highlight=False)
+    shown = len(STATUS) if console.width >= STATUS_WIDTH else STATUS_NARROW
+    table = Table(*STATUS[:shown], box=None)
     for row in snapshot.read(folders.status):
         how_long = _duration(time.time() - row.since)
         memory = f"{row.memory_bytes / 1e6:.0f} MB" if row.memory_bytes else ""
         pid = str(row.pid) if row.pid else ""
-        table.add_row(row.name, row.state, pid, how_long, str(row.restarts), memory)
-    console = Console(highlight=False)
+        cells = (row.name, row.state, how_long, str(row.restarts), pid, memory)
+        table.add_row(*cells[:shown])
     console.print(table)
     console.print(f"{holder.get('address', 'still starting')}, supervisor: process {holder.get('pid')}")
     return os.EX_OK

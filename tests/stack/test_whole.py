@@ -108,8 +108,10 @@ def test_the_status_is_a_table(whole: Whole) -> None:
     status = whole.run("status", COLUMNS="120")
     assert status.returncode == os.EX_OK
     for name in (*SERVERS, *OURS):
-        assert re.search(rf"\b{name} +ready +{whole.pid(name)} ", status.stdout), status.stdout
+        assert re.search(rf"\b{name} +ready .* {whole.pid(name)} ", status.stdout), status.stdout
     assert whole.address in status.stdout
+    narrow = whole.run("status", COLUMNS="40").stdout
+    assert re.search(r"\bpostgres +ready +\d+ min \d\d s *$", narrow, re.MULTILINE), narrow
 
 
 def test_the_logs_can_be_read(whole: Whole) -> None:
@@ -118,6 +120,7 @@ def test_the_logs_can_be_read(whole: Whole) -> None:
     unknown = whole.run("logs", "nobody")
     assert unknown.returncode == os.EX_USAGE
     assert "There is no log of “nobody”. There are: " in unknown.stderr
+    assert "no log of ?nobody?" in whole.run("logs", "nobody", PYTHONIOENCODING="latin-1").stderr
 
 
 def test_other_commands_find_the_running_stack(whole: Whole) -> None:
