@@ -25,7 +25,7 @@ class World:
     memory: dict[int, int] = field(default_factory=dict)  # what lies in the slots
     written: dict[int, int] = field(default_factory=dict)  # evict -> its slot, as it was asked
     answers: dict[int, str] = field(default_factory=dict)
-    asked: int = 0
+    after: list[int] = field(default_factory=list)  # of each request
     receiving: Receive | None = None
     reading: dict[int, tuple[Serve, dict[int, int], float]] = field(default_factory=dict)
     clearing: dict[int, Clear] = field(default_factory=dict)
@@ -33,6 +33,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.shard = Shard(self.slots)
+
+    @property
+    def asked(self) -> int:
+        return len(self.after)
 
     # Events
 
@@ -63,7 +67,7 @@ class World:
         assert self.shard.accepted == self.shard.applied
 
     def refill(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
-        self.asked += 1
+        self.after.append(after)
         self.carry_out(
             self.shard.refill(
                 READER,
@@ -78,7 +82,7 @@ class World:
         return self.asked
 
     def delete(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
-        self.asked += 1
+        self.after.append(after)
         self.carry_out(
             self.shard.delete(READER, self.asked, after, slots, self.now, wait_seconds=wait, scrub=False)
         )
@@ -124,6 +128,7 @@ class World:
                 case Serve():
                     self._check_served(effect)
                 case Clear():
+                    self._comes_after(effect.request)
                     for slot in effect.slots:
                         self._nobody_reads(slot)
                     self.clearing[effect.lease] = effect
@@ -142,6 +147,7 @@ class World:
     def _check_served(self, serve: Serve) -> None:
         """A reader sees the latest applied evict of a slot, or nothing."""
         self._answer(serve.request, "serving")
+        self._comes_after(serve.request)
         seen: dict[int, int] = {}
         for slot in serve.slots:
             if isinstance(slot, Miss):
@@ -162,6 +168,9 @@ class World:
             assert slot not in seen or self.now >= until, "a slot under lease is taken away"
         for clear in self.clearing.values():
             assert slot not in clear.slots, "a slot that is being emptied is taken away"
+
+    def _comes_after(self, request: int) -> None:
+        assert self.after[request - 1] <= self.shard.applied, "a request acts before its time"
 
     def _answer(self, request: int, answer: str) -> None:
         assert request not in self.answers, "a request is answered twice"
