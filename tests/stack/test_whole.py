@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import pwd
 import re
 import signal
 import socket
@@ -15,11 +17,14 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
+import psycopg
 import pytest
 
 from console.environment import PROJECT
 from console.stack import endpoint
 from console.stack.embedded import embedded_servers
+from console.stack.privileges import Identity, launcher
 from tests.stack.sessions import is_running
 from tests.stack.whole import COMMAND, Whole, until, whole_stack
 
@@ -27,6 +32,14 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.t
 
 OURS = ("web", "worker", "beat", "ingest")
 SERVERS = ("postgres", "redis")
+NOBODY = pwd.getpwnam("nobody")
+AS_NOBODY = tuple(
+    launcher(
+        identity=Identity(NOBODY.pw_uid, NOBODY.pw_gid, "dac_read_search"),
+        dies_with_us=signal.SIGTERM,
+    )
+)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +57,20 @@ def own() -> Iterator[Whole]:
         yield stack
 
 
-def log_in(stack: Whole, password: str) -> httpx.Response:
-    """What the home page answers to whoever has logged in with the password of the first start."""
+@contextlib.contextmanager
+def browser_of(stack: Whole, password: str) -> Iterator[httpx.Client]:
+    """A browser in which the first admin has logged in, if the password is right."""
     with httpx.Client(base_url=stack.address, follow_redirects=True, timeout=10) as browser:
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', browser.get("/log-in/").text)
         assert token
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": token[1]}
         browser.post("/log-in/", data=form, headers={"Referer": stack.address + "/log-in/"})
+        yield browser
+
+
+def log_in(stack: Whole, password: str) -> httpx.Response:
+    """What the home page answers to whoever has logged in with the password of the first start."""
+    with browser_of(stack, password) as browser:
         return browser.get("/")
 
 
@@ -75,13 +95,50 @@ def test_each_stage_tells_how_long_it_took(whole: Whole) -> None:
         assert re.search(rf" {stage} \d+\.\d\d", timings), stage
 
 
+class Changes:
+    """A person who changes things without a pause, and knows what was answered."""
+
+    def __init__(self, browser: httpx.Client, prefix: str) -> None:
+        self.browser = browser
+        self.prefix = prefix
+        self.tried = 0
+        self.answered: set[str] = set()
+
+    def make_one(self) -> bool:
+        """Add an org; whether that was answered with success."""
+        self.tried += 1
+        slug = f"{self.prefix}-{self.tried}"
+        headers = {"Idempotency-Key": slug, "X-CSRFToken": self.browser.cookies["tidegate_csrf"]}
+        with contextlib.suppress(httpx.TransportError):
+            made = self.browser.post("/api/v1/orgs", json={"slug": slug, "name": slug}, headers=headers)
+            if made.status_code == httpx.codes.CREATED:
+                self.answered.add(slug)
+                return True
+        return False
+
+
+def audited(stack: Whole) -> set[str]:
+    """The names of what the trail says was made."""
+    env = dict(line.split("=", 1) for line in (stack.state / "env").read_text().splitlines())
+    with psycopg.connect(env["DATABASE_URL"]) as connection:
+        rows = connection.execute("SELECT object_name FROM audit_auditentry WHERE action = 'org.create'")
+        return {str(name) for (name,) in rows}
+
+
 @pytest.mark.parametrize("name", [*SERVERS, *OURS])
-def test_whatever_is_killed_comes_back(whole: Whole, name: str) -> None:
+def test_whatever_is_killed_comes_back_and_nothing_that_was_answered_is_lost(
+    whole: Whole, name: str
+) -> None:
     before = whole.pid(name)
-    os.kill(before, signal.SIGKILL)
-    until(lambda: whole.is_back(name, before))
+    with browser_of(whole, whole.password) as browser:
+        changes = Changes(browser, name)
+        until(changes.make_one)
+        os.kill(before, signal.SIGKILL)
+        until(lambda: (changes.make_one(), whole.is_back(name, before))[1])
+        until(changes.make_one)
     until(whole.is_healthy)
     assert f"{name:<9}│ died: killed by SIGKILL. It is started again." in whole.said
+    assert changes.answered <= audited(whole)
 
 
 def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
@@ -251,3 +308,46 @@ def test_any_path_will_do(own: Whole) -> None:
     own.port = endpoint.free_port()
     own.up()
     assert log_in(own, own.password).url.path == "/"
+
+
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        ("32k", "Cannot write: the disk (or the quota) that holds"),
+        ("8m", "PostgreSQL can't make its data: could not "),
+    ],
+)
+def test_a_full_disk_is_said_in_a_sentence(own: Whole, size: str, sentence: str) -> None:
+    own.state.mkdir()
+    mount = f"mount -t tmpfs -o size={size} none {own.state}"
+    own.launch = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    if subprocess.run([*own.launch, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk, and not in every container")
+    tried = own.run("up")
+    assert sentence in tried.stderr
+    assert "Traceback" not in tried.stderr
+    assert tried.returncode == os.EX_IOERR
+
+
+@as_root
+def test_who_may_not_write_there_is_told_so(own: Whole) -> None:
+    own.launch = AS_NOBODY
+    tried = own.run("up")
+    assert f"nobody has no permission for {own.state}" in tried.stderr
+    assert "Traceback" not in tried.stderr
+    assert tried.returncode == os.EX_NOPERM
+
+
+@as_root
+def test_who_is_not_root_has_the_same(own: Whole) -> None:
+    """The capability only lets it reach a checkout that may lie under /root."""
+    own.state.mkdir()
+    os.chown(own.state, NOBODY.pw_uid, NOBODY.pw_gid)
+    own.launch = AS_NOBODY
+    own.up()
+    assert log_in(own, own.password).url.path == "/"
+    pids = own.pids()
+    assert {psutil.Process(pid).uids().effective for pid in pids} == {NOBODY.pw_uid}
+    own.signal(signal.SIGINT)
+    assert own.end() == os.EX_OK
+    own.assert_nothing_is_left(pids)

@@ -17,6 +17,7 @@ import httpx
 
 from console.environment import PROJECT
 from console.stack import endpoint, snapshot
+from console.stack.privileges import launcher
 from console.stack.remembered import Remembered
 from tests.stack.sessions import is_running, members
 
@@ -41,6 +42,8 @@ class Whole:
     port: int
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    # In front of every command, to be somebody or somewhere else. A killed test run leaves no stack.
+    launch: tuple[str, ...] = tuple(launcher(dies_with_us=signal.SIGTERM))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,7 +75,7 @@ class Whole:
     def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A verb of the command line, to its end."""
         return subprocess.run(
-            [*COMMAND, *arguments],
+            [*self.launch, *COMMAND, *arguments],
             cwd=PROJECT,
             env={**self.environment, **more},
             capture_output=True,
@@ -86,7 +89,7 @@ class Whole:
         self.starts += 1
         with self.said_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [*COMMAND, "up"],
+                [*self.launch, *COMMAND, "up"],
                 cwd=PROJECT,
                 env={**self.environment, **more},
                 stdin=subprocess.DEVNULL,
