@@ -26,8 +26,10 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
+from kvss_agent.breach import Breach, Cause
 from kvss_agent.leases import FOREVER, Leases
 from kvss_agent.seal import Miss
 
@@ -39,10 +41,6 @@ WAIT_SECONDS_MAX: Final = 60.0  # for what a refill or delete has to come after
 SLOTS_MAX: Final = 1 << 32
 
 Owner = int  # who asked; the core only hands it back
-
-
-class Breach(Exception):
-    """Somebody does what the protocol forbids. Nothing has changed; the connection should be closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,23 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """Bring columns from elsewhere into these slots, then say `done(lease)` and answer.
+
+    Where an evict after number `up_to` wrote, what it wrote stays. A Miss stands where nothing can be
+    brought.
+    """
+
+    owner: Owner
+    request: int
+    slots: tuple[int | Miss, ...]
+    up_to: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """Answer a refill or a delete with this miss: it was turned away."""
+    """Answer a refill, a delete or a fill with this miss: it was turned away."""
 
     owner: Owner
     request: int
@@ -103,7 +116,7 @@ class Truncate:
     slots: int
 
 
-Effect = Receive | Serve | Clear | Turn | Publish | Truncate
+Effect = Receive | Serve | Clear | Fill | Turn | Publish | Truncate
 
 
 @dataclass(slots=True)
@@ -115,6 +128,7 @@ class Counts:
     above_the_line: int = 0
     refills: int = 0
     deletes: int = 0
+    fills: int = 0
     late: int = 0
     refused: int = 0
     abandoned: int = 0
@@ -131,6 +145,12 @@ class _Run:
         return [slot for slot in self.slots if slot is not None]
 
 
+class _Verb(Enum):
+    REFILL = auto()
+    DELETE = auto()
+    FILL = auto()
+
+
 @dataclass(order=True, slots=True)
 class _Parked:
     after: int
@@ -138,9 +158,10 @@ class _Parked:
     owner: Owner = field(compare=False)
     request: int = field(compare=False)
     slots: tuple[int, ...] = field(compare=False)
+    verb: _Verb = field(compare=False)
     deadline: float = field(compare=False)
-    lease_seconds: float | None = field(compare=False)  # None: it is a delete
-    scrub: bool = field(compare=False, default=False)
+    lease_seconds: float = field(compare=False)
+    scrub: bool = field(compare=False)
 
 
 class Shard:
@@ -173,11 +194,11 @@ class Shard:
         """
         _check_batch(slots)
         if first > self.accepted + 1 or first < 1:
-            raise Breach(f"evict {first} comes after {self.accepted}")
+            raise Breach(Cause.ORDER, f"evict {first} comes after {self.accepted}")
         if len(self._runs) >= RUNS_MAX:
-            raise Breach(f"more than {RUNS_MAX} runs of evicts at once")
+            raise Breach(Cause.LIMIT, f"more than {RUNS_MAX} runs of evicts at once")
         if self._runs and self._runs[0].owner != owner:
-            raise Breach("another driver is evicting to this shard")
+            raise Breach(Cause.BUSY, "another driver is evicting to this shard")
         targets: list[int | None] = []
         for sequence, slot in enumerate(slots, first):
             if sequence <= self.accepted:
@@ -223,6 +244,17 @@ class Shard:
         self._parked = [parked for parked in self._parked if parked.owner != owner]
         return effects + self._advance(now)
 
+    def observe(self, applied: int, now: float) -> list[Effect]:
+        """A driver that writes into the arena itself has applied evicts up to this number.
+
+        Evicts do not pass through the queue then. A count that went back is a breach.
+        """
+        if applied < self.applied or self._runs:
+            raise Breach(Cause.ORDER, f"the count went from {self.applied} to {applied}")
+        self.counts.evicts += applied - self.applied
+        self.applied = self.accepted = applied
+        return self._advance(now)
+
     # Refills and deletes
 
     def refill(
@@ -242,7 +274,7 @@ class Shard:
         claimed is torn.
         """
         return self._park(
-            owner, request, after, slots, now, wait_seconds, min(lease_seconds, LEASE_SECONDS_MAX)
+            owner, request, after, slots, _Verb.REFILL, now, wait_seconds, lease_seconds=lease_seconds
         )
 
     def delete(
@@ -260,10 +292,26 @@ class Shard:
 
         Also waits for whoever reads or writes those slots at that moment.
         """
-        return self._park(owner, request, after, slots, now, wait_seconds, None, scrub=scrub)
+        return self._park(owner, request, after, slots, _Verb.DELETE, now, wait_seconds, scrub=scrub)
+
+    def fill(
+        self,
+        owner: Owner,
+        request: int,
+        after: int,
+        slots: Sequence[int],
+        now: float,
+        *,
+        wait_seconds: float,
+    ) -> list[Effect]:
+        """Bring columns from tier 2 or another agent into these slots, once `after` is applied.
+
+        Like a delete it waits for whoever reads or writes those slots, and takes nothing newer away.
+        """
+        return self._park(owner, request, after, slots, _Verb.FILL, now, wait_seconds)
 
     def done(self, lease: int, now: float) -> list[Effect]:
-        """What `Serve` or `Clear` asked for is done. After the lease's deadline it changes nothing."""
+        """What `Serve`, `Clear` or `Fill` asked for is done. Changes nothing once a lease is over."""
         self._claim(self._clearing.pop(lease, ()), -1)
         self.leases.end(lease)
         return self._advance(now)
@@ -273,6 +321,11 @@ class Shard:
     def tick(self, now: float) -> list[Effect]:
         """Time has passed. To be called when `next_deadline` is reached, at the latest by who waits."""
         return self._advance(now)
+
+    @property
+    def waiting(self) -> int:
+        """Refills and deletes that wait."""
+        return len(self._parked)
 
     def next_deadline(self) -> float:
         """When `tick` may have something to do; infinite if only events can change anything."""
@@ -317,10 +370,11 @@ class Shard:
         request: int,
         after: int,
         slots: Sequence[int],
+        verb: _Verb,
         now: float,
         wait_seconds: float,
-        lease_seconds: float | None,
         *,
+        lease_seconds: float = 0,
         scrub: bool = False,
     ) -> list[Effect]:
         _check_batch(slots)
@@ -330,9 +384,11 @@ class Shard:
         self._arrivals += 1
         deadline = now + min(wait_seconds, WAIT_SECONDS_MAX)
         self._next_late = min(self._next_late, deadline)
+        lease_seconds = min(lease_seconds, LEASE_SECONDS_MAX)
+        arrival = self._arrivals
         insort(
             self._parked,
-            _Parked(after, self._arrivals, owner, request, tuple(slots), deadline, lease_seconds, scrub),
+            _Parked(after, arrival, owner, request, tuple(slots), verb, deadline, lease_seconds, scrub),
         )
         return self._advance(now)
 
@@ -370,8 +426,8 @@ class Shard:
         return effects
 
     def _act(self, parked: _Parked, now: float) -> Effect | None:
-        """Serve a refill or begin a delete, whose time has come. None if it must wait for a slot."""
-        if parked.lease_seconds is not None:
+        """Serve a refill or begin a delete or fill, whose time has come. None: it waits for a slot."""
+        if parked.verb is _Verb.REFILL:
             answers = tuple(self._readable(slot) for slot in parked.slots)
             readable = [slot for slot in answers if isinstance(slot, int)]
             self.counts.refills += 1
@@ -380,10 +436,14 @@ class Shard:
         below = tuple(sorted({slot for slot in parked.slots if slot < self.capacity}))
         if self.leases.any_of(below) or any(slot in self._claimed for slot in below):
             return None
-        self.counts.deletes += 1
         lease = self.leases.take(below, FOREVER)
         self._clearing[lease] = below
         self._claim(below, 1)
+        if parked.verb is _Verb.FILL:
+            self.counts.fills += 1
+            places = tuple(slot if slot < self.slots else Miss.ABSENT for slot in parked.slots)
+            return Fill(parked.owner, parked.request, places, parked.after, lease)
+        self.counts.deletes += 1
         return Clear(parked.owner, parked.request, below, parked.after, parked.scrub, lease)
 
     def _readable(self, slot: int) -> int | Miss:
@@ -421,9 +481,9 @@ def _count(counter: dict[int, int], slots: Sequence[int], by: int) -> None:
 
 def _check_batch(slots: Sequence[int]) -> None:
     if not 0 < len(slots) <= BATCH_MAX:
-        raise Breach(f"a batch has 1 to {BATCH_MAX} columns, not {len(slots)}")
+        raise Breach(Cause.LIMIT, f"a batch has 1 to {BATCH_MAX} columns, not {len(slots)}")
     if min(slots) < 0:
-        raise Breach("slot numbers are not negative")
+        raise Breach(Cause.MALFORMED, "slot numbers are not negative")
 
 
 def _must(holds: bool, what: str) -> None:  # noqa: FBT001

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvss_agent import core
-from kvss_agent.core import Breach, Clear, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.breach import Breach
+from kvss_agent.core import Clear, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
 from kvss_agent.leases import FOREVER
 from kvss_agent.seal import Miss
 from tests.kvss_agent.world import DRIVER, READER, World
@@ -129,6 +130,15 @@ def test_a_lost_connection_leaves_what_was_applied_and_the_next_goes_on_from_the
     assert shard.evict(3, 3, [0], 0) == [Receive(3, 3, (0,))]
 
 
+def test_a_driver_that_writes_by_itself_moves_the_count_forward_only() -> None:
+    shard = Shard(4)
+    assert refill(shard, 3, 0) == []
+    assert [type(effect) for effect in shard.observe(3, 0)] == [Serve]
+    with pytest.raises(Breach, match="from 3 to 2"):
+        shard.observe(2, 0)
+    assert shard.evict(DRIVER, 4, [1], 0) == [Receive(DRIVER, 4, (1,))]
+
+
 def test_two_drivers_cannot_evict_at_once() -> None:
     shard = Shard(4)
     shard.evict(DRIVER, 1, [0], 0)
@@ -198,3 +208,26 @@ def test_the_world_notices_a_broken_promise() -> None:
     world.memory[0] = 1
     with pytest.raises(AssertionError, match="older"):
         world.refill([0], 2)
+
+
+def fill(shard: Shard, after: int, *slots: int, now: float = 0.0) -> list[core.Effect]:
+    return shard.fill(READER, 9, after, slots, now, wait_seconds=10)
+
+
+def test_a_slot_that_is_being_filled_is_torn_for_readers_and_makes_an_evict_wait() -> None:
+    shard = Shard(2)
+    (effect,) = fill(shard, 0, 1, 2)
+    assert effect == Fill(READER, 9, (1, Miss.ABSENT), 0, 1)
+    (serve,) = refill(shard, 0, 1)
+    assert isinstance(serve, Serve)
+    assert serve.slots == (Miss.TORN,)
+    assert shard.evict(DRIVER, 1, [1], 0) == []
+    assert shard.done(effect.lease, 0) == [Receive(DRIVER, 1, (1,))]
+
+
+def test_a_fill_waits_for_the_reader_of_its_slot() -> None:
+    shard = Shard(2)
+    (serve,) = refill(shard, 0, 0)
+    assert isinstance(serve, Serve)
+    assert fill(shard, 0, 0) == []
+    assert [type(effect) for effect in shard.done(serve.lease, 1)] == [Fill]

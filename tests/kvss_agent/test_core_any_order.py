@@ -48,6 +48,10 @@ class AnyOrder(RuleBasedStateMachine):
     def delete(self, slots: list[int], ahead: int, wait: float) -> None:
         self.world.delete(slots, max(0, self.world.shard.applied + ahead), wait)
 
+    @rule(slots=SLOTS, ahead=st.integers(-2, 3), wait=st.floats(0, 12))
+    def fill(self, slots: list[int], ahead: int, wait: float) -> None:
+        self.world.fill(slots, max(0, self.world.shard.applied + ahead), wait)
+
     @precondition(lambda self: self.world.reading)
     @rule(data=st.data())
     def finish_reading(self, data: st.DataObject) -> None:
@@ -80,6 +84,7 @@ EVICTS: list[Step] = [lambda w: w.evict([0]), lambda w: w.evict([1]), lambda w: 
 OTHERS: dict[str, list[Step]] = {
     "refills": [lambda w: w.refill([0], 1), lambda w: w.refill([1, 0], 2), lambda w: w.refill([0], 3)],
     "deletes": [lambda w: w.delete([0], 1), lambda w: w.refill([0], 3), lambda w: w.delete([0, 1], 3)],
+    "fills": [lambda w: w.fill([0], 1), lambda w: w.refill([0], 1), lambda w: w.fill([1, 0], 3)],
     "a smaller shard": [lambda w: w.resize(1), lambda w: w.refill([0, 1], 2), lambda w: w.resize(3)],
     "a lost driver": [
         lambda w: w.refill([0], 1),

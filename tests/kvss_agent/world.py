@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvss_agent.core import Clear, Effect, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
 from kvss_agent.seal import Miss
 
 DRIVER, READER = 1, 2
@@ -26,9 +26,10 @@ class World:
     written: dict[int, int] = field(default_factory=dict)  # evict -> its slot, as it was asked
     answers: dict[int, str] = field(default_factory=dict)
     after: list[int] = field(default_factory=list)  # of each request
+    brought: dict[int, int] = field(default_factory=dict)  # what fills brought: newer than evicts
     receiving: Receive | None = None
     reading: dict[int, tuple[Serve, dict[int, int], float]] = field(default_factory=dict)
-    clearing: dict[int, Clear] = field(default_factory=dict)
+    clearing: dict[int, Clear | Fill] = field(default_factory=dict)
     published: int = 0
 
     def __post_init__(self) -> None:
@@ -88,6 +89,11 @@ class World:
         )
         return self.asked
 
+    def fill(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
+        self.after.append(after)
+        self.carry_out(self.shard.fill(READER, self.asked, after, slots, self.now, wait_seconds=wait))
+        return self.asked
+
     def finish_reading(self, lease: int) -> None:
         serve, seen, until = self.reading.pop(lease)
         if self.now < until:
@@ -99,9 +105,14 @@ class World:
     def finish_clearing(self, lease: int) -> None:
         clear = self.clearing.pop(lease)
         for slot in clear.slots:
+            if isinstance(slot, Miss):
+                continue
             assert self.memory.get(slot, 0) != OPEN, "a delete met a slot that was being written"
             if self.memory.get(slot, 0) <= clear.up_to:
                 self.memory.pop(slot, None)
+                if isinstance(clear, Fill):
+                    self.memory[slot] = clear.up_to
+                    self.brought[slot] = clear.up_to
         self.answers[clear.request] = "cleared"
         self.carry_out(self.shard.done(lease, self.now))
 
@@ -127,10 +138,12 @@ class World:
                             self.memory[slot] = OPEN
                 case Serve():
                     self._check_served(effect)
-                case Clear():
+                case Clear() | Fill():
                     self._comes_after(effect.request)
                     for slot in effect.slots:
-                        self._nobody_reads(slot)
+                        if isinstance(slot, int):
+                            self._nobody_reads(slot)
+                            assert self.memory.get(slot, 0) != OPEN, "two write into one slot"
                     self.clearing[effect.lease] = effect
                 case Turn():
                     self._answer(effect.request, effect.reason)
@@ -154,7 +167,8 @@ class World:
                 continue
             held = self.memory.get(slot, 0)
             assert held != OPEN, "a reader meets a slot that is being written"
-            assert held in (0, self._latest(slot)), "a reader gets older bytes than the latest"
+            latest = self._latest(slot)
+            assert held in (0, latest, self.brought.get(slot)), "a reader gets older bytes"
             seen[slot] = held
         self.reading[serve.lease] = (serve, seen, self.now + self.lease_seconds)
 
@@ -180,6 +194,7 @@ class World:
         for sequence, slot in enumerate(run.slots[:count], run.first):
             if slot is not None:
                 self.memory[slot] = sequence
+                self.brought.pop(slot, None)
 
     # The end
 
@@ -200,4 +215,4 @@ class World:
         assert self.shard.accepted == self.shard.applied
         assert len(self.shard.leases) == 0
         for slot, held in self.memory.items():
-            assert held == self._latest(slot), "memory is behind the count"
+            assert held in (self._latest(slot), self.brought.get(slot)), "memory is behind the count"
