@@ -20,7 +20,7 @@ class BadJwt(Exception):
 def authenticate(text: str) -> Principal:
     """The principal of a JWT. Raises BadJwt, whose text may be shown to the caller."""
     environment = settings.ENVIRONMENT
-    if environment.jwt_algorithm is None:
+    if environment.jwt_algorithm is None or environment.jwt_key is None:
         raise BadJwt("This console accepts no JWTs, only personal API tokens.")
     try:
         claims = jwt.decode(

@@ -1,4 +1,4 @@
-"""Frames: what is sent is what is read, in pieces of any size; all else is a breach, in bounded memory."""
+"""Frames: what is sent is what is read, however cut; all else is a breach, in bounded memory."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class World:
         received = min(received, len(run.slots) - 1) if run else 0
         if run:
             self._seal(run, received)
-            for slot in run.slots[received:]:
-                if slot is not None and self.memory.get(slot) == OPEN:
-                    del self.memory[slot]  # torn: nothing to read there
+            for torn in run.slots[received:]:
+                if torn is not None and self.memory.get(torn) == OPEN:
+                    del self.memory[torn]  # nothing to read there
         self.carry_out(self.shard.abandon(DRIVER, received, self.now))
         self.written = {n: slot for n, slot in self.written.items() if n <= self.shard.applied}
         assert self.shard.accepted == self.shard.applied
@@ -140,10 +140,10 @@ class World:
                     self._check_served(effect)
                 case Clear() | Fill():
                     self._comes_after(effect.request)
-                    for slot in effect.slots:
-                        if isinstance(slot, int):
-                            self._nobody_reads(slot)
-                            assert self.memory.get(slot, 0) != OPEN, "two write into one slot"
+                    for place in effect.slots:
+                        if isinstance(place, int):
+                            self._nobody_reads(place)
+                            assert self.memory.get(place, 0) != OPEN, "two write into one slot"
                     self.clearing[effect.lease] = effect
                 case Turn():
                     self._answer(effect.request, effect.reason)
