@@ -38,8 +38,11 @@ class Channel(Protocol):
     def receive_into(self, place: memoryview) -> int:
         """Some bytes, at least one. Raises Closed at the end, TimeoutError after STALL_SECONDS."""
 
-    def send(self, parts: Sequence[Bytes]) -> None:
-        """All of these bytes. Raises Closed, or Breach(STALLED) when the peer does not read."""
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        """All of these bytes; over a Unix socket also descriptors.
+
+        Raises Closed, or Breach(STALLED) when the peer does not read.
+        """
 
     def close(self) -> None:
         """End it; whoever is receiving or sending in another thread gets Closed."""
@@ -137,7 +140,9 @@ class TlsChannel:
                 raise Closed
             return count
 
-    def send(self, parts: Sequence[Bytes]) -> None:
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        if descriptors:
+            raise ValueError("descriptors do not travel over TLS")
         with self._sending:
             for part in parts:
                 left = memoryview(part)
@@ -215,6 +220,12 @@ def prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
+def hang_up(sock: socket.socket) -> None:
+    """Hear nothing more: whoever is receiving gets Closed, and something may still be said."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RD)
+
+
 def shut(sock: socket.socket) -> None:
     """Wake whoever waits for this socket, and close it."""
     with contextlib.suppress(OSError):  # never connected, or closed by the other side
@@ -236,4 +247,8 @@ def _drop(parts: list[memoryview], sent: int) -> None:
 def _translated(error: OSError) -> Exception:
     if error.errno in _WOULD_BLOCK:
         return TimeoutError()
+    if isinstance(error, ssl.SSLError) and not isinstance(
+        error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return Breach(Cause.AUTHENTICATION, f"TLS: {error.reason}")
     return Closed(str(error))

@@ -399,6 +399,7 @@ class Shard:
         head = self._runs[0] if self._runs else None
         if head and not head.receiving and not self.leases.any_of(head.targets()):
             head.receiving = True
+            self._drop_above_the_line(head)
             effects.append(Receive(head.owner, head.first, head.slots))
         if self.slots < self.capacity and not self._used_above_the_line():
             self.capacity = self.slots
@@ -464,6 +465,14 @@ class Shard:
 
     def _claim(self, slots: Sequence[int], by: int) -> None:
         _count(self._claimed, slots, by)
+
+    def _drop_above_the_line(self, run: _Run) -> None:
+        """The line may have moved since the run was accepted."""
+        above = [slot for slot in run.targets() if slot >= self.slots]
+        if above:
+            self._claim(above, -1)
+            self.counts.above_the_line += len(above)
+            run.slots = tuple(None if slot in above else slot for slot in run.slots)
 
     def _used_above_the_line(self) -> bool:
         written = self._runs[0].targets() if self._runs and self._runs[0].receiving else []

@@ -149,11 +149,10 @@ class HostedShard:
             )
             return found, descriptors
 
-    def line(self) -> tuple[wire.Resized, list[int]]:
-        """Where the line is and what memory there is, with descriptors, which the caller closes."""
+    def memory(self) -> tuple[tuple[int, ...], list[int]]:
+        """The slots of each extent, and descriptors, which the caller closes."""
         with self._lock:
-            extents, descriptors = self._extents()
-            return wire.Resized(self.core.slots, extents), descriptors
+            return self._extents()
 
     # Events
 

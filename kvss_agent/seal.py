@@ -47,6 +47,9 @@ _CHECK = struct.Struct("<I")
 _NOTHING = bytes(HEADER_BYTES)
 _LOWER_HALF = 0xFFFF_FFFF
 
+NO_HEADER: Final = _NOTHING  # of an empty slot
+OPEN_HEADER: Final = _MARK.pack(_MAGIC, VERSION, _OPEN, 0, 0).ljust(HEADER_BYTES, b"\0")
+
 
 class Miss(StrEnum):
     """Why a refill gives no bytes. Every one of these is legal; wrong bytes never are."""

@@ -27,9 +27,9 @@ class Histogram:
         self.counts = list(counts) if counts is not None else [0] * BUCKETS
         self.sum = total
 
-    def record(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.sum += seconds
+    def record(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.sum += seconds * times
 
     def add(self, other: Histogram) -> None:
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]

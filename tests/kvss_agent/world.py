@@ -132,8 +132,12 @@ class World:
                     assert self.receiving is None, "two runs are received at once"
                     assert effect.first <= self.shard.applied + 1, "a run overtakes another"
                     self.receiving = effect
-                    for slot in effect.slots:
-                        if slot is not None:
+                    for sequence, slot in enumerate(effect.slots, effect.first):
+                        if slot is None:
+                            if sequence > self.shard.applied:  # not a repetition: above the line
+                                self.written.pop(sequence, None)
+                        else:
+                            assert slot < self.shard.slots, "a write above the line"
                             self._nobody_reads(slot)
                             self.memory[slot] = OPEN
                 case Serve():

@@ -1,0 +1,70 @@
+"""Using a shard from another process: the library that drivers use.
+
+    with connect("unix:/run/kvss/data.sock", "job7.full.0", Credentials("job7", secret)) as shard:
+        number = shard.evict(slot, key, tag, 64, kv)
+        [found] = shard.refill([Wanted(slot, Column(key, tag, number))], [place])
+
+Two transports, one interface (`ShardClient`). `shm` maps the arena of an agent on the same node: an
+evict is one copy and one store, a refill reads in place, and neither makes a system call. `stream` goes
+over a Unix socket or TCP. `kvss_agent.client.aio` is the same for asyncio.
+
+A driver is the only writer of its shard, and it alone says which column lies in which slot. Both ends
+trust one another with the arena; what protects a reader from mistakes is the seal of every column.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvss_agent.breach import Cause
+from kvss_agent.client.line import Address, Credentials, Lost
+from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, ShardClient, Views, Wanted
+from kvss_agent.client.shared import SharedClient
+from kvss_agent.client.stream import StreamClient
+from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.seal import Column, Header, Miss
+from kvss_agent.wire import TierAnswer
+
+Transport = Literal["auto", "shm", "stream"]
+
+__all__ = [
+    "WAIT_SECONDS",
+    "Address",
+    "Cause",
+    "Column",
+    "Credentials",
+    "Evict",
+    "Header",
+    "Lost",
+    "Miss",
+    "NotApplied",
+    "ShardClient",
+    "SharedClient",
+    "StreamClient",
+    "TierAnswer",
+    "Views",
+    "Wanted",
+    "connect",
+]
+
+
+def connect(
+    address: str | Address,
+    shard: str,
+    credentials: Credentials,
+    *,
+    transport: Transport = "auto",
+    mover: Mover = PYTHON,
+    write: bool = True,
+) -> ShardClient:
+    """A shard, ready to be used. Raises Lost where that cannot be.
+
+    `auto` shares the arena where the agent is on this node, that is, behind a Unix socket. Without
+    `write` the shard is only read; there may be many readers, and only one driver that writes.
+    """
+    where = address if isinstance(address, Address) else Address.parse(address)
+    if transport == "shm" and not where.path:
+        raise ValueError("an arena is shared over a Unix socket only")
+    if write and where.path and transport != "stream":
+        return SharedClient(where, shard, credentials, mover)
+    return StreamClient(where, shard, credentials, mover, write=write)

@@ -1,0 +1,189 @@
+"""One connection to an agent: where it is, who we are, the handshake, frames in both directions."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from kvss_agent import channel as channels
+from kvss_agent import handshake, wire
+from kvss_agent.breach import Breach, Cause
+from kvss_agent.channel import Closed, PlainChannel, TlsChannel
+from kvss_agent.wire import Role
+
+CONNECT_SECONDS: Final = 5.0
+
+F = TypeVar("F")
+
+
+class Lost(Exception):
+    """The agent is gone, or has ended the connection. `cause` says why, where it said so."""
+
+    def __init__(self, message: str, cause: Cause | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an agent listens: `unix:/path` or `tcp:host:port`."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        kind, _, rest = text.partition(":")
+        if kind == "unix" and rest:
+            return cls(path=rest)
+        host, _, port = rest.rpartition(":")
+        if kind == "tcp" and host and port.isdecimal() and 0 < int(port) < 65536:
+            return cls(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+        raise ValueError(f"an address is unix:/path or tcp:host:port, not {text!r}")
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"unix:{self.path}" if self.path else f"tcp:{host}:{self.port}"
+
+    def open(self, tls: ssl.SSLContext | None) -> PlainChannel | TlsChannel:
+        """A connected channel. Raises OSError."""
+        if self.path:
+            family, place = socket.AF_UNIX, self.path
+        else:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            family, place = found[0], found[4]  # type: ignore[assignment]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if not self.path:  # before the window is agreed on
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, channels.TCP_BUFFER_BYTES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, channels.TCP_BUFFER_BYTES)
+            sock.settimeout(CONNECT_SECONDS)
+            sock.connect(place)
+            if tls and not self.path:
+                return TlsChannel(tls.wrap_socket(sock, server_hostname=self.host))
+        except BaseException:
+            sock.close()
+            raise
+        return PlainChannel(sock)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who connects and how it shows that: by a secret, or over TCP with TLS by a certificate."""
+
+    driver: str
+    secret: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    software: str = ""
+    versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
+
+
+class Line:
+    """One connection, its handshake done. Raises Lost for whatever ends it."""
+
+    def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
+        with lost(address):
+            self.channel = address.open(credentials.tls)
+        self.address = address
+        self.reader = wire.FrameReader()
+        self._with_descriptors = role is Role.SHARED
+        try:
+            self._shake_hands(shard, credentials, role)
+        except BaseException:
+            self.channel.close()
+            raise
+
+    def _shake_hands(self, shard: str, credentials: Credentials, role: Role) -> None:
+        secret = None if isinstance(self.channel, TlsChannel) else credentials.secret
+        if secret is None and isinstance(self.channel, PlainChannel):
+            raise Lost("a connection without TLS needs a secret", Cause.AUTHENTICATION)
+        said = handshake.hello(
+            role,
+            credentials.driver,
+            shard,
+            versions=credentials.versions,
+            software=credentials.software,
+        )
+        self.send(said)
+        got = self.receive_a(wire.Challenge)
+        with lost(self.address):
+            proof = handshake.prove(said, got, secret)
+        self.send(proof)
+        self.version = got.version
+        self.features = got.features & said.features
+        self.welcome = self.receive_a(wire.Welcome)
+
+    def send(self, frame: wire.Frame, payloads: Sequence[memoryview] = ()) -> None:
+        with lost(self.address):
+            self.channel.send([frame.encode(), *payloads])
+
+    def last_words(self, error: Lost) -> Lost:
+        """Sending has failed. The agent may have said why; only who receives here may look."""
+        try:
+            while True:
+                self.receive()
+        except Lost as reason:
+            return reason if reason.cause else error
+
+    def receive(self, deadline: float | None = None) -> wire.Frame:
+        """The next frame. It may begin to come until `deadline` (monotonic); soon, if there is none."""
+        with lost(self.address):
+            while True:
+                place = self.reader.want()
+                try:
+                    if self._with_descriptors and isinstance(self.channel, PlainChannel):
+                        count = self.channel.receive_with_descriptors(place)
+                    else:
+                        count = self.channel.receive_into(place)
+                except TimeoutError as error:
+                    if self.reader.between_frames and deadline and time.monotonic() < deadline:
+                        continue
+                    raise Breach(Cause.STALLED, "it does not answer") from error
+                found = self.reader.fed(count)
+                if isinstance(found, wire.Error):
+                    raise Lost(f"{self.address} says: {found.sentence}", found.cause)
+                if found is not None and not isinstance(found, wire.Filled):
+                    return found
+
+    def receive_a(self, kind: type[F], deadline: float | None = None) -> F:
+        """The next frame, which has to be of this kind. GOODBYE may come at any time, and is ignored:
+        the agent wants to stop, and this connection will see it do so."""
+        while isinstance(found := self.receive(deadline), wire.Goodbye):
+            pass
+        if not isinstance(found, kind):
+            raise Lost(f"{self.address} sent {type(found).__name__}, which may not come here")
+        return found
+
+    def receive_each(self, places: Sequence[memoryview]) -> Iterator[int]:
+        """The payloads that follow; the index of each as it has arrived."""
+        with lost(self.address):
+            yield from channels.receive_each(self.channel, self.reader, places)
+
+    def take_descriptors(self) -> list[int]:
+        """The file descriptors that have come along. They are the caller's now."""
+        if not isinstance(self.channel, PlainChannel):
+            return []
+        taken, self.channel.descriptors = self.channel.descriptors, []
+        return taken
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@contextlib.contextmanager
+def lost(address: Address) -> Iterator[None]:
+    """Whatever ends a connection is Lost to those who use it."""
+    try:
+        yield
+    except Closed as error:
+        raise Lost(f"{address} is gone") from error
+    except Breach as breach:
+        raise Lost(f"{address}: {breach}", breach.cause) from breach
+    except OSError as error:
+        raise Lost(f"{address} cannot be reached: {error.strerror or error}") from error

@@ -1,0 +1,183 @@
+"""The refill and delete queue, seen from the driver: requests on one connection, answered in any order.
+
+Any thread may ask. Whoever waits first receives for all; when its own answer has come, the next one goes
+on. So a lone caller pays for no thread and no switch, and many share one connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvss_agent import seal, wire
+from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.shape import Wanted
+from kvss_agent.mover import Mover
+from kvss_agent.seal import Header, Miss
+from kvss_agent.wire import Role
+
+GRACE_SECONDS: Final = 15.0  # beyond what the agent may wait; then it is taken for lost
+
+Found = list[Header | Miss]
+Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Turned
+
+
+class _Pending:
+    def __init__(self, wanted: Sequence[Wanted] = (), into: Sequence[memoryview] = ()) -> None:
+        self.wanted = wanted
+        self.into = into
+        self.found: Found = []
+        self.answer: Answer | None = None
+
+
+class Requests:
+    """Raises Lost where the agent is; after that it stays lost."""
+
+    def __init__(self, address: Address, shard: str, credentials: Credentials, mover: Mover) -> None:
+        self.line = Line(address, shard, credentials, Role.REFILL)
+        self._mover = mover
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._changed = threading.Condition()
+        self._somebody_receives = False
+        self._lost: Lost | None = None
+
+    def refill(
+        self, wanted: Sequence[Wanted], into: Sequence[memoryview], after: int, wait_seconds: float
+    ) -> Found:
+        slots = tuple(one.slot for one in wanted)
+        pending = _Pending(wanted, into)
+        answer = self._ask(
+            pending,
+            lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
+            wait_seconds,
+        )
+        if isinstance(answer, wire.Turned):
+            return [answer.reason for _ in wanted]
+        return pending.found
+
+    def delete(
+        self, slots: Sequence[int], after: int, wait_seconds: float, *, scrub: bool
+    ) -> Miss | None:
+        answer = self._ask(
+            _Pending(),
+            lambda number: wire.Delete(
+                number, after, _milliseconds(wait_seconds), tuple(slots), scrub=scrub
+            ),
+            wait_seconds,
+        )
+        return answer.reason if isinstance(answer, wire.Turned) else None
+
+    def tier(
+        self,
+        verb: wire.TierVerb,
+        columns: Sequence[wire.TierColumn],
+        after: int,
+        wait_seconds: float,
+        seconds: float,
+    ) -> list[wire.TierAnswer | Miss]:
+        """`seconds` is for what comes after the wait: a disk takes its time."""
+        if not self.line.features & wire.Feature.TIER:
+            return [Miss.REFUSED for _ in columns]
+        answer = self._ask(
+            _Pending(),
+            lambda number: wire.Tier(number, verb, after, _milliseconds(wait_seconds), tuple(columns)),
+            wait_seconds + seconds,
+        )
+        if isinstance(answer, wire.Tiered):
+            return list(answer.answers)
+        return [answer.reason if isinstance(answer, wire.Turned) else Miss.LOST for _ in columns]
+
+    def close(self) -> None:
+        with self._changed:
+            self._lost = self._lost or Lost("this client was closed")
+            self._changed.notify_all()
+        self.line.close()
+
+    def _ask(self, pending: _Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
+        number = next(self._numbers)
+        deadline = time.monotonic() + wait_seconds + GRACE_SECONDS
+        with self._changed:
+            if self._lost:
+                raise self._lost
+            self._pending[number] = pending
+        try:
+            with contextlib.suppress(Lost):  # who receives will find the agent's reason
+                self.line.send(make(number))
+            return self._wait(pending, deadline)
+        finally:
+            self._pending.pop(number, None)
+
+    def _wait(self, pending: _Pending, deadline: float) -> Answer:
+        while True:
+            with self._changed:
+                while pending.answer is None and self._somebody_receives and not self._lost:
+                    self._changed.wait()
+                if pending.answer:
+                    return pending.answer
+                if self._lost:
+                    raise self._lost
+                self._somebody_receives = True
+            try:
+                while pending.answer is None:
+                    self._receive(deadline)
+            except Lost as error:
+                self._end(error)
+                raise
+            finally:
+                with self._changed:
+                    self._somebody_receives = False
+                    self._changed.notify_all()
+
+    def _receive(self, deadline: float) -> None:
+        """One answer, for whoever asked."""
+        frame = self.line.receive(deadline)
+        if isinstance(frame, wire.Goodbye):
+            return
+        if not isinstance(frame, Answer):
+            raise Lost(f"{self.line.address} sent {type(frame).__name__}, which may not come here")
+        pending = self._pending.get(frame.request)
+        if pending is None:
+            raise Lost(f"{self.line.address} answered {frame.request}, which nobody asked")
+        if isinstance(frame, wire.Refilled):
+            self._receive_payloads(frame, pending)
+        with self._changed:
+            pending.answer = frame
+            self._changed.notify_all()
+
+    def _receive_payloads(self, frame: wire.Refilled, pending: _Pending) -> None:
+        """Each payload goes where it is wanted, and is checked when it is there."""
+        if len(frame.headers) != len(pending.wanted):
+            raise Lost(f"{self.line.address} answered with another number of columns")
+        places: list[memoryview] = []
+        checks: list[tuple[int, int] | None] = []  # for each place: which column, which checksum
+        lengths = frame.lengths()
+        for index, (raw, one) in enumerate(zip(frame.headers, pending.wanted, strict=True)):
+            found = seal.identify(raw, one.column)
+            length = lengths[index]
+            place = pending.into[index]
+            if length > len(place):  # larger than what was wanted can be: not that column
+                place = memoryview(bytearray(length))
+                found = found if isinstance(found, Miss) else Miss.CORRUPT
+            pending.found.append(found)
+            if length:
+                places.append(place[:length])
+                checks.append((index, found.checksum) if isinstance(found, Header) else None)
+        for arrived in self.line.receive_each(places):
+            check = checks[arrived]
+            if check and self._mover.checksum(places[arrived]) != check[1]:
+                pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
+
+    def _end(self, error: Lost) -> None:
+        with self._changed:
+            self._lost = self._lost or error
+            self._changed.notify_all()
+        self.line.close()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, min(int(seconds * 1000), 2**32 - 1))

@@ -1,0 +1,158 @@
+"""What a driver says and hears: the interface that all transports share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from kvss_agent.seal import Column, Header, Miss
+from kvss_agent.wire import TierAnswer
+
+WAIT_SECONDS: Final = 1.0  # for what a request comes after
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """One column to put into a slot. The payload must not change before the evict returns."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    tokens: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One column to get: what is expected in this slot."""
+
+    slot: int
+    column: Column
+
+
+class Views(ABC):
+    """Columns to read in place. Valid until released, at most for LEASE_SECONDS_MAX."""
+
+    columns: list[memoryview | Miss]
+
+    @abstractmethod
+    def release(self) -> None:
+        """Read no more."""
+
+    def __enter__(self) -> list[memoryview | Miss]:
+        return self.columns
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class NotApplied(Exception):
+    """An evict was not applied in time."""
+
+
+class ShardClient(ABC):
+    """A shard in the hands of its driver.
+
+    Evicts are numbered in the order of the calls. Refills, deletes and tier 2 may be asked by any
+    number of threads; evicts by one at a time. Every method raises `Lost` once the agent is.
+
+    Nothing here assumes a byte stream: slots are addressed by number, columns vouch for themselves, and
+    the count is a number that goes up.
+    """
+
+    transport: str  # "shm", "unix" or "tcp"
+    slot_bytes: int
+    payload_bytes_max: int
+    incarnation: bytes  # another one than before: the memory is new, and empty
+    on_line: Callable[[int], None] | None = None  # called in a thread of ours when the line moves
+
+    @property
+    @abstractmethod
+    def slots(self) -> int:
+        """The line: slots below it may be used."""
+
+    @property
+    @abstractmethod
+    def applied(self) -> int:
+        """The number of the last evict that is known to be applied."""
+
+    @abstractmethod
+    def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
+        """Put a column into a slot; the number of this evict.
+
+        Waits for no answer. What it held before is gone. A slot above the line takes nothing: the evict
+        counts, and a refill will find nothing there.
+        """
+
+    @abstractmethod
+    def evict_batch(self, columns: Sequence[Evict]) -> int:
+        """The same for many, in this order; the number of the last."""
+
+    @abstractmethod
+    def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
+        """Return when this evict is applied. Raises NotApplied after so long."""
+
+    @abstractmethod
+    def refill(
+        self,
+        wanted: Sequence[Wanted],
+        into: Sequence[memoryview],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> list[Header | Miss]:
+        """Copy columns to the front of `into`, and check them there: whose they are, and every byte.
+
+        Comes after the evicts that wrote them; waits for those at most so long. Where there is a
+        Miss, `into` may hold anything.
+        """
+
+    @abstractmethod
+    def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
+        """The same to read in place, where the transport can: checked, and under lease."""
+
+    @abstractmethod
+    def delete(
+        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
+    ) -> Miss | None:
+        """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done."""
+
+    @abstractmethod
+    def exists(self, columns: Sequence[Column]) -> list[bool]:
+        """Which of these are in tier 2. Sequence numbers do not matter there."""
+
+    @abstractmethod
+    def spill(
+        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[TierAnswer | Miss]:
+        """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now."""
+
+    @abstractmethod
+    def recall(
+        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[int | Miss]:
+        """Copy these columns from tier 2 into these slots: the number to refill them by, or why not.
+
+        The slots are the caller's: nothing is evicted to them until this returns.
+        """
+
+    @abstractmethod
+    def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+        """Remove these columns from tier 2."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave. What was evicted stays."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

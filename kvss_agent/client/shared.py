@@ -1,0 +1,241 @@
+"""A shard whose arena is mapped here too: an evict is a copy and a store, a refill reads in place.
+
+The agent is not asked for any of it. It hears of evicts by the count, a number in memory that both map,
+and of nothing else; so leases on what is being read are kept here, where the only writer is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvss_agent import seal, wire
+from kvss_agent.arena import Arena, CountPage
+from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.requests import Requests
+from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
+from kvss_agent.client.tiered import TieredClient
+from kvss_agent.core import LEASE_SECONDS_MAX
+from kvss_agent.hosting import reopen
+from kvss_agent.leases import FOREVER, Leases
+from kvss_agent.mover import Mover
+from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.wire import Role
+
+
+class SharedClient(TieredClient):
+    def __init__(self, address: Address, shard: str, credentials: Credentials, mover: Mover) -> None:
+        self.transport = "shm"
+        self._open_requests: Callable[[], Requests] = lambda: Requests(
+            address, shard, credentials, mover
+        )
+        self._requests: Requests | None = None
+        self._mover = mover
+        self._line = Line(address, shard, credentials, Role.SHARED)
+        welcome = self._line.welcome
+        descriptors = self._line.take_descriptors()
+        try:
+            self._count = CountPage(descriptors.pop(0))
+            self._arena = Arena(welcome.slot_bytes, [])
+            reopen(welcome.extents, descriptors, welcome.slot_bytes, self._arena)
+        except BaseException:
+            self._line.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        self._arena.slots = welcome.slots
+        self.slot_bytes = welcome.slot_bytes
+        self.payload_bytes_max = welcome.slot_bytes - HEADER_BYTES
+        self.incarnation = welcome.incarnation
+        self._number = welcome.applied
+        self._leases = Leases()
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._lost: Lost | None = None
+        self._listener = threading.Thread(target=self._listen, name=f"line of {shard}", daemon=True)
+        self._listener.start()
+
+    @property
+    def requests(self) -> Requests:
+        with self._lock:
+            self._must_be_here()
+            if self._requests is None:
+                self._requests = self._open_requests()
+            return self._requests
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def slots(self) -> int:
+        return self._arena.slots
+
+    @property
+    def applied(self) -> int:
+        return self._number
+
+    # Evicts
+
+    def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
+        with self._lock:
+            self._write(slot, Column(key, tag, self._number + 1), tokens, payload)
+            self._count.publish(self._number)
+            return self._number
+
+    def evict_batch(self, columns: Sequence[Evict]) -> int:
+        with self._lock:
+            try:
+                for one in columns:
+                    self._write(
+                        one.slot, Column(one.key, one.tag, self._number + 1), one.tokens, one.payload
+                    )
+            finally:
+                self._count.publish(self._number)
+            return self._number
+
+    def _write(self, slot: int, column: Column, tokens: int, payload: memoryview) -> None:
+        if self._lost:
+            raise self._lost
+        while self._leases.holds(slot):
+            self._wait_for_lease()
+        if slot < self._arena.slots:
+            seal.write(self._arena.slot(slot), column, tokens, payload, self._mover)
+        self._number += 1
+
+    def _wait_for_lease(self) -> None:
+        """Until a lease ends, or its deadline passes."""
+        now = time.monotonic()
+        if not self._leases.expire(now):
+            self._freed.wait(self._leases.next_deadline() - now)
+
+    def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:  # noqa: ARG002 - it has been
+        """An evict is applied when it returns."""
+        if number > self._number:
+            raise NotApplied(f"there was no evict {number} yet, the last is {self._number}")
+
+    # Refills
+
+    def refill(
+        self,
+        wanted: Sequence[Wanted],
+        into: Sequence[memoryview],
+        *,
+        wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
+    ) -> list[Header | Miss]:
+        with self.lease([one.slot for one in wanted]) as slots:
+            return [
+                slot if isinstance(slot, Miss) else seal.copy_out(slot, one.column, place, self._mover)
+                for slot, one, place in zip(slots, wanted, into, strict=True)
+            ]
+
+    def view(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
+    ) -> Views:
+        views = self.lease([one.slot for one in wanted])
+        views.columns = [
+            slot if isinstance(slot, Miss) else self._verified(slot, one.column)
+            for slot, one in zip(views.columns, wanted, strict=True)
+        ]
+        return views
+
+    def _verified(self, slot: memoryview, column: Column) -> memoryview | Miss:
+        found = seal.verify(slot, column, self._mover)
+        if isinstance(found, Miss):
+            return found
+        return slot[HEADER_BYTES : HEADER_BYTES + found.length].toreadonly()
+
+    def lease(self, slots: Sequence[int]) -> Views:
+        """Whole slots, header first, not looked at. Nothing is evicted to them until released."""
+        with self._lock:
+            if self._lost:
+                raise self._lost
+            arena = self._arena
+            line = arena.slots
+            lease = self._leases.take(slots, time.monotonic() + LEASE_SECONDS_MAX)
+            columns: list[memoryview | Miss] = [
+                arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots
+            ]
+        return _Leased(columns, lease, self._release)
+
+    def _release(self, lease: int) -> None:
+        with self._lock:
+            if self._leases.end(lease):
+                self._freed.notify_all()
+
+    def delete(
+        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
+    ) -> Miss | None:
+        with self._lock:
+            self._must_be_here()
+            deadline = time.monotonic() + wait_seconds
+            while any(self._leases.holds(slot) for slot in slots):
+                if time.monotonic() >= deadline:
+                    return Miss.LATE
+                self._freed.wait(max(0.0, deadline - time.monotonic()))
+                self._leases.expire(time.monotonic())
+            for slot in slots:
+                if slot < self._arena.slots:
+                    seal.clear(self._arena.slot(slot), self._number, scrub=scrub)
+        return None
+
+    # What the agent says
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                frame = self._line.receive(FOREVER)  # silent for as long as nothing changes
+                if isinstance(frame, wire.Resized):
+                    self._follow(frame)
+        except Lost as error:
+            with self._lock:
+                self._lost = self._lost or error
+                self._freed.notify_all()
+
+    def _follow(self, resized: wire.Resized) -> None:
+        """The line has moved, or the memory has changed."""
+        descriptors = self._line.take_descriptors()
+        with self._lock:
+            shrinks = resized.slots < self._arena.slots
+            self._arena.slots = min(self._arena.slots, resized.slots)
+            while self._leases.any_from(resized.slots):
+                self._wait_for_lease()
+            reopen(resized.extents, descriptors, self.slot_bytes, self._arena)
+            self._arena.slots = resized.slots
+        if shrinks:
+            self._line.send(wire.Shrunk(resized.slots))
+        if self.on_line:
+            self.on_line(resized.slots)
+
+    def _must_be_here(self) -> None:
+        if self._lost:
+            raise self._lost
+
+    def close(self) -> None:
+        with self._lock:
+            self._lost = self._lost or Lost("this client was closed")
+            self._freed.notify_all()
+        self._line.close()
+        if self._requests:
+            self._requests.close()
+        self._listener.join()
+        with self._lock:
+            self._arena.close()
+
+
+class _Leased(Views):
+    def __init__(
+        self, columns: list[memoryview | Miss], lease: int, release: Callable[[int], None]
+    ) -> None:
+        self.columns = columns
+        self._lease = lease
+        self._release = release
+
+    def release(self) -> None:
+        """The memory may be written again; whoever still looks is on their own."""
+        self._release(self._lease)

@@ -1,0 +1,155 @@
+"""A shard over a Unix socket or TCP: one connection for evicts, one for requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from kvss_agent import seal, wire
+from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.requests import Requests
+from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
+from kvss_agent.client.tiered import TieredClient, batches
+from kvss_agent.core import BATCH_MAX
+from kvss_agent.mover import Mover
+from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.wire import Role
+
+UNCOUNTED_MAX: Final = 32  # runs on their way at once, before we wait for the agent's count
+
+
+class StreamClient(TieredClient):
+    def __init__(
+        self, address: Address, shard: str, credentials: Credentials, mover: Mover, *, write: bool
+    ) -> None:
+        self._address, self._shard, self._credentials, self._mover = address, shard, credentials, mover
+        self.transport = "unix" if address.path else "tcp"
+        self._requests = Requests(address, shard, credentials, mover)
+        self._line: Line | None = None
+        if write:
+            try:
+                self._line = Line(address, shard, credentials, Role.EVICT)
+            except BaseException:
+                self._requests.close()
+                raise
+        welcome = (self._line or self._requests.line).welcome
+        self.slot_bytes = welcome.slot_bytes
+        self.payload_bytes_max = welcome.slot_bytes - HEADER_BYTES
+        self.incarnation = welcome.incarnation
+        self._slots = welcome.slots
+        self._number = self._applied = welcome.applied
+        self._signalled: deque[int] = deque()  # numbers of runs that a count will come for
+        self._evicting = threading.Lock()
+
+    @property
+    def requests(self) -> Requests:
+        return self._requests
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def applied(self) -> int:
+        return self._applied
+
+    def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
+        return self.evict_batch([Evict(slot, key, tag, tokens, payload)])
+
+    def evict_batch(self, columns: Sequence[Evict]) -> int:
+        with self._evicting:
+            line = self._writing()
+            for start in range(0, len(columns), BATCH_MAX):
+                self._send(line, columns[start : start + BATCH_MAX])
+            return self._number
+
+    def _send(self, line: Line, columns: Sequence[Evict]) -> None:
+        first = self._number + 1
+        sealed = []
+        for sequence, one in enumerate(columns, first):
+            checksum = self._mover.checksum(one.payload)
+            column = Column(one.key, one.tag, sequence)
+            sealed.append((one.slot, seal.pack(column, one.tokens, len(one.payload), checksum)))
+        while len(self._signalled) >= UNCOUNTED_MAX:
+            self._receive_count(line, time.monotonic() + WAIT_SECONDS * 60)
+        try:
+            line.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
+        except Lost as error:
+            raise line.last_words(error) from error
+        self._number += len(columns)
+        self._signalled.append(self._number)
+
+    def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        with self._evicting:
+            line = self._writing()
+            while self._applied < number:
+                if number > self._number:
+                    raise ValueError(f"there was no evict {number} yet, the last is {self._number}")
+                if time.monotonic() >= deadline:
+                    raise NotApplied(f"evict {number} is not applied after {seconds:g} s")
+                self._receive_count(line, deadline)
+
+    def _receive_count(self, line: Line, deadline: float) -> None:
+        count = line.receive_a(wire.Count, deadline)
+        self._applied = count.applied
+        while self._signalled and self._signalled[0] <= count.applied:
+            self._signalled.popleft()
+
+    def _writing(self) -> Line:
+        if self._line is None:
+            raise Lost("this client only reads")
+        return self._line
+
+    def refill(
+        self,
+        wanted: Sequence[Wanted],
+        into: Sequence[memoryview],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> list[Header | Miss]:
+        if len(wanted) != len(into):
+            raise ValueError("there is one place for each column")
+        found: list[Header | Miss] = []
+        for start in range(0, len(wanted), BATCH_MAX):
+            some = wanted[start : start + BATCH_MAX]
+            after = max(one.column.sequence for one in some)
+            places = into[start : start + BATCH_MAX]
+            found += self._requests.refill(some, places, after, wait_seconds)
+        return found
+
+    def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
+        """There is nothing to read in place: the columns come into memory of their own."""
+        into = [memoryview(bytearray(self.payload_bytes_max)) for _ in wanted]
+        return _Received(self.refill(wanted, into, wait_seconds=wait_seconds), into)
+
+    def delete(
+        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
+    ) -> Miss | None:
+        for batch in batches(slots):
+            if reason := self._requests.delete(batch, self._number, wait_seconds, scrub=scrub):
+                return reason
+        return None
+
+    def close(self) -> None:
+        if self._line:
+            self._line.close()
+        self._requests.close()
+
+
+class _Received(Views):
+    def __init__(self, found: Sequence[Header | Miss], into: Sequence[memoryview]) -> None:
+        self.columns = [
+            one if isinstance(one, Miss) else place[: one.length].toreadonly()
+            for one, place in zip(found, into, strict=True)
+        ]
+
+    def release(self) -> None:
+        self.columns = []

@@ -1,0 +1,79 @@
+"""Tier 2 as all transports have it: requests to the agent, which moves the bytes by itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from kvss_agent.client.requests import Requests
+from kvss_agent.client.shape import WAIT_SECONDS, ShardClient, Wanted
+from kvss_agent.core import BATCH_MAX
+from kvss_agent.seal import Column, Miss
+from kvss_agent.wire import TierAnswer, TierColumn, TierVerb
+
+TIER_SECONDS = 60.0  # beyond that, an agent's disk is no help to anybody
+
+T = TypeVar("T")
+
+
+class TieredClient(ShardClient):
+    """The verbs of tier 2, over the connection for requests."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> Requests:
+        """The connection for requests; opened when it is first needed."""
+
+    @property
+    @abstractmethod
+    def number(self) -> int:
+        """The number of the last evict so far, applied or not."""
+
+    def exists(self, columns: Sequence[Column]) -> list[bool]:
+        asked = [TierColumn(0, column.key, column.tag) for column in columns]
+        return [answer is TierAnswer.DONE for answer in self._tier(TierVerb.EXISTS, asked, 0)]
+
+    def spill(
+        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[TierAnswer | Miss]:
+        asked = [
+            TierColumn(one.slot, one.column.key, one.column.tag, one.column.sequence) for one in columns
+        ]
+        after = max((one.column.sequence for one in columns), default=0)
+        return self._tier(TierVerb.SPILL, asked, after, wait_seconds)
+
+    def recall(
+        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[int | Miss]:
+        after = self.number
+        asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
+        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds)
+        return [_recalled(answer, after) for answer in answers]
+
+    def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+        return self._tier(
+            TierVerb.DELETE, [TierColumn(0, column.key, column.tag) for column in columns], 0
+        )
+
+    def _tier(
+        self, verb: TierVerb, columns: Sequence[TierColumn], after: int, wait_seconds: float = 0
+    ) -> list[TierAnswer | Miss]:
+        answers: list[TierAnswer | Miss] = []
+        for batch in batches(columns):
+            answers += self.requests.tier(verb, batch, after, wait_seconds, TIER_SECONDS)
+        return answers
+
+
+def batches(items: Iterable[T]) -> Iterable[list[T]]:
+    """In pieces that fit into a frame."""
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH_MAX)):
+        yield batch
+
+
+def _recalled(answer: TierAnswer | Miss, after: int) -> int | Miss:
+    if answer is TierAnswer.DONE:
+        return after
+    return answer if isinstance(answer, Miss) else Miss.LOST

@@ -1,0 +1,455 @@
+"""One connection of the data plane, from its first byte to its last.
+
+Its thread reads frames, asks the core, and moves bytes itself. What the core gives it later, on account
+of somebody else, waits in an outbox for a second thread, which exists only in connections that ever
+needed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from kvss_agent import channel as channels
+from kvss_agent import handshake, seal, wire
+from kvss_agent.breach import Breach, Cause
+from kvss_agent.channel import Closed, PlainChannel, TlsChannel
+from kvss_agent.core import Clear, Fill, Receive, Serve, Turn
+from kvss_agent.hosting import HostedShard, Line, Mine
+from kvss_agent.seal import Miss
+from kvss_agent.wire import Role, TierAnswer, TierVerb
+from telemetry.histogram import Histogram
+
+if TYPE_CHECKING:
+    from kvss_agent.serving import DataPlane
+
+log = logging.getLogger(__name__)
+
+TIERING_MAX: Final = 256  # requests of one connection that are with tier 2
+AnyChannel = PlainChannel | TlsChannel
+TierDone = Callable[[tuple[TierAnswer | Miss, ...]], None]
+
+
+class Tiering(Protocol):
+    """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread."""
+
+    def start(
+        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None: ...
+
+
+class Latencies:
+    """How long evicts and refills take, of one shard. Locked: several connections record."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.evict = Histogram()
+        self.refill = Histogram()
+        self.evicted_bytes = 0
+        self.refilled_bytes = 0
+        self.cpu_seconds = 0.0
+
+    def record(self, histogram: Histogram, seconds: float, count: int) -> None:
+        """A batch took so long: each of its columns did."""
+        with self._lock:
+            histogram.record(seconds, count)
+
+
+class Connection:
+    """One connection, from its first byte to its last."""
+
+    def __init__(self, plane: DataPlane, number: int, channel: AnyChannel) -> None:
+        self.plane = plane
+        self.number = number
+        self.driver = ""
+        self.left = threading.Event()
+        self._channel = channel
+        self._reader = wire.FrameReader()
+        self._role: Role | None = None
+        self._closing: Breach | None = None
+        self._outbox: SimpleQueue[Mine | Line | wire.Frame | None] = SimpleQueue()
+        self._helper: threading.Thread | None = None
+        self._start_helper = threading.Lock()
+        self._tiering: dict[int, wire.Tier] = {}
+        self._received = 0  # columns of the run that is being received that are in their slots
+        self._waste = memoryview(b"")
+
+    # What others call
+
+    def post(self, what: Mine | Line | wire.Frame) -> None:
+        """To be done by a thread of this connection's own."""
+        self._outbox.put(what)
+        if self._role is not Role.EVICT:  # which looks into it by itself
+            self._help()
+
+    def close(self, cause: Cause, sentence: str) -> None:
+        """End the connection, and tell the peer why if it listens."""
+        self._closing = self._closing or Breach(cause, sentence)
+        channels.hang_up(self._channel.socket)
+        self._outbox.put(None)
+
+    def say_goodbye(self) -> None:
+        """Ask the peer to leave when it has finished."""
+        with contextlib.suppress(Breach, Closed):
+            self._send(wire.Goodbye())
+
+    # Its life
+
+    def run(self) -> None:
+        shard: HostedShard | None = None
+        try:
+            shard = self._shake_hands()
+            self._serve(shard)
+        except Breach as breach:
+            self._tell(self._closing or breach)
+        except Closed:
+            if self._closing:
+                self._tell(self._closing)
+            elif not self._reader.between_frames:
+                self.plane.breaches[Cause.GONE] += 1
+        except Exception:
+            log.exception("A connection failed")
+            self._tell(Breach(Cause.GONE, "the agent has failed; its log tells more"))
+        finally:
+            self._outbox.put(None)
+            self._channel.close()
+            if self._helper:
+                self._helper.join()
+            if shard:
+                shard.detach(self, self._received)
+                self._let_go(shard)
+            self.left.set()
+            self.plane.forget(self.number)
+
+    def _let_go(self, shard: HostedShard) -> None:
+        """What was posted and not done any more: nobody reads or writes those slots."""
+        while not self._outbox.empty():
+            what = self._outbox.get()
+            if isinstance(what, Serve | Clear | Fill):
+                shard.done(what.lease, self)
+
+    def _shake_hands(self) -> HostedShard:
+        channel = self._channel
+        said = channels.receive(channel, self._reader)
+        if not isinstance(said, wire.Hello):
+            raise Breach(Cause.UNEXPECTED, "a connection begins with HELLO")
+        version = handshake.agree(said, self.plane.versions)
+        secret: bytes | None = None
+        if isinstance(channel, TlsChannel):
+            if said.driver not in common_names(channel.socket):
+                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+        else:
+            secret = self.plane.secrets.get(said.driver)
+            if secret is None:
+                raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
+        given = handshake.challenge(said, secret, version=version, features=self._features(said))
+        self._send(given)
+        proof = channels.receive(channel, self._reader)
+        if not isinstance(proof, wire.Proof):
+            raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
+        handshake.check(said, given, proof, secret)
+        return self._enter(said, version)
+
+    def _enter(self, said: wire.Hello, version: int) -> HostedShard:
+        shard = self.plane.shards.get(said.shard)
+        if not shard:
+            raise Breach(Cause.ABSENT, f"there is no shard {said.shard} here")
+        identity = shard.identity
+        may_read = said.driver in identity.readers and said.role is Role.REFILL
+        if said.driver != identity.driver and not may_read:
+            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard so")
+        if said.role is Role.SHARED and not self._may_share:
+            raise Breach(Cause.UNEXPECTED, "an arena is shared over a Unix socket only")
+        self.driver, self._role, self._version = said.driver, said.role, version
+        self._may_change = said.driver == identity.driver
+        self._latencies = self.plane.latencies_of(identity.name)
+        shard.attach(self, said.role)
+        self._shard = shard
+        try:
+            welcome, descriptors = shard.welcome(said.role)
+            self._send_with(welcome, descriptors)
+        except BaseException:
+            shard.detach(self)
+            raise
+        return shard
+
+    @property
+    def _may_share(self) -> bool:
+        return self._channel.socket.family == socket.AF_UNIX
+
+    def _features(self, said: wire.Hello) -> int:
+        features = wire.Feature.SCRUB
+        if self._may_share:
+            features |= wire.Feature.SHARED
+        if self.plane.tiering:
+            features |= wire.Feature.TIER
+        return features & said.features
+
+    def _serve(self, shard: HostedShard) -> None:
+        while True:
+            frame = channels.receive(self._channel, self._reader, patient=True)
+            if self._closing:
+                raise self._closing
+            match self._role, frame:
+                case Role.EVICT, wire.Evict():
+                    self._take(shard, frame)
+                case Role.REFILL, wire.Refill():
+                    self._refill(shard, frame)
+                case Role.REFILL, wire.Delete() if self._may_change:
+                    self._delete(shard, frame)
+                case Role.REFILL, wire.Tier() if self._may_change:
+                    self._tier(shard, frame)
+                case Role.SHARED, wire.Shrunk():
+                    shard.shrunk(frame.slots)
+                case _:
+                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} may not come here")
+
+    # Evicts
+
+    def _take(self, shard: HostedShard, run: wire.Evict) -> None:
+        began = time.perf_counter()
+        headers = run.headers()
+        if max(header.length for header in headers) > shard.arena.payload_bytes_max:
+            raise Breach(Cause.LIMIT, "a payload is larger than a slot")
+        slots = [slot for slot, _ in run.columns]
+        mine = shard.act(lambda core, now: core.evict(self.number, run.first, slots, now), self)
+        receive = mine[0] if mine else self._wait_for_turn()
+        if not isinstance(receive, Receive):
+            raise TypeError(f"an evict was answered by {receive}")
+        places: list[memoryview] = []
+        for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
+            if slot is None:
+                places.append(self._nowhere(header.length))
+            else:
+                view = shard.arena.slot(slot)
+                seal.open_slot(view, sequence)
+                places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
+        self._received = 0
+        for index in channels.receive_each(self._channel, self._reader, places):
+            slot = receive.slots[index]
+            if slot is not None:
+                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[index][1]
+            self._received = index + 1
+        self._received, columns = 0, self._received
+        shard.act(lambda core, now: core.received(self.number, now), self)
+        self._latencies.record(self._latencies.evict, time.perf_counter() - began, columns)
+        self._latencies.evicted_bytes += sum(header.length for header in headers)
+        if run.signal or self._version < 2:
+            self._send(wire.Count(run.first + columns - 1))
+
+    @staticmethod
+    def _sequences(run: wire.Evict) -> Iterable[int]:
+        return range(run.first, run.first + len(run.columns))
+
+    def _wait_for_turn(self) -> Mine | Line | wire.Frame:
+        """Somebody reads a slot that this run writes to. This is the back-pressure."""
+        while True:
+            what = self._outbox.get()
+            if what is None:
+                raise self._closing or Closed
+            if isinstance(what, Receive):
+                return what
+
+    def _nowhere(self, length: int) -> memoryview:
+        """A place for payloads that nobody wants."""
+        if len(self._waste) < length:
+            self._waste = memoryview(bytearray(length))
+        return self._waste[:length]
+
+    # Refills, deletes, tier 2
+
+    def _refill(self, shard: HostedShard, asked: wire.Refill) -> None:
+        self._do(
+            shard.act(
+                lambda core, now: core.refill(
+                    self.number,
+                    asked.request,
+                    asked.after,
+                    asked.slots,
+                    now,
+                    wait_seconds=asked.wait_ms / 1000,
+                    lease_seconds=self.plane.lease_seconds,
+                ),
+                self,
+            )
+        )
+
+    def _delete(self, shard: HostedShard, asked: wire.Delete) -> None:
+        self._do(
+            shard.act(
+                lambda core, now: core.delete(
+                    self.number,
+                    asked.request,
+                    asked.after,
+                    asked.slots,
+                    now,
+                    wait_seconds=asked.wait_ms / 1000,
+                    scrub=asked.scrub,
+                ),
+                self,
+            )
+        )
+
+    def _tier(self, shard: HostedShard, asked: wire.Tier) -> None:
+        if not self.plane.tiering or len(self._tiering) >= TIERING_MAX:
+            self._send(wire.Turned(asked.request, Miss.REFUSED))
+            return
+        if asked.request in self._tiering:
+            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
+        if asked.verb in (TierVerb.EXISTS, TierVerb.DELETE):
+            nowhere = tuple(Miss.ABSENT for _ in asked.columns)
+            self.plane.tiering.start(
+                shard, asked, nowhere, lambda answers: self.post(wire.Tiered(asked.request, answers))
+            )
+            return
+        self._tiering[asked.request] = asked
+        slots = [column.slot for column in asked.columns]
+        wait = asked.wait_ms / 1000
+        if asked.verb is TierVerb.SPILL:
+            mine = shard.act(
+                lambda core, now: core.refill(
+                    self.number,
+                    asked.request,
+                    asked.after,
+                    slots,
+                    now,
+                    wait_seconds=wait,
+                    lease_seconds=self.plane.lease_seconds,
+                ),
+                self,
+            )
+        else:
+            mine = shard.act(
+                lambda core, now: core.fill(
+                    self.number, asked.request, asked.after, slots, now, wait_seconds=wait
+                ),
+                self,
+            )
+        self._do(mine)
+
+    def _do(self, effects: Iterable[Mine]) -> None:
+        """Carry out what the core wants done, and what that leads to."""
+        todo = deque(effects)
+        while todo:
+            effect = todo.popleft()
+            match effect:
+                case Turn(_, request, reason):
+                    self._tiering.pop(request, None)
+                    self._send(wire.Turned(request, reason))
+                case Serve() | Fill() if asked := self._tiering.pop(effect.request, None):
+                    self._start_tiering(effect, asked)
+                case Serve():
+                    try:
+                        self._answer(effect)
+                    finally:
+                        todo += self._shard.done(effect.lease, self)
+                case Clear():
+                    for slot in effect.slots:
+                        seal.clear(self._shard.arena.slot(slot), effect.up_to, scrub=effect.scrub)
+                    todo += self._shard.done(effect.lease, self)
+                    self._send(wire.Deleted(effect.request))
+                case _:
+                    raise TypeError(f"a reader got {effect}")
+
+    def _start_tiering(self, effect: Serve | Fill, asked: wire.Tier) -> None:
+        def then(answers: tuple[TierAnswer | Miss, ...]) -> None:
+            for more in self._shard.done(effect.lease, self):
+                self.post(more)
+            self.post(wire.Tiered(asked.request, answers))
+
+        assert self.plane.tiering  # noqa: S101 - it was there when the request was accepted
+        self.plane.tiering.start(self._shard, asked, effect.slots, then)
+
+    def _answer(self, serve: Serve) -> None:
+        """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
+        began = time.perf_counter()
+        headers: list[bytes] = []
+        payloads: list[memoryview] = []
+        for slot in serve.slots:
+            raw, payload = self._look_into(slot)
+            headers.append(raw)
+            payloads += payload
+        self._send(wire.Refilled(serve.request, tuple(headers)), payloads)
+        self._latencies.record(self._latencies.refill, time.perf_counter() - began, len(headers))
+        self._latencies.refilled_bytes += sum(map(len, payloads))
+
+    def _look_into(self, slot: int | Miss) -> tuple[bytes, list[memoryview]]:
+        if isinstance(slot, int):
+            try:
+                view = self._shard.arena.slot(slot)
+            except IndexError:  # taken away meanwhile: its lease had run out
+                slot = Miss.ABSENT
+        if isinstance(slot, Miss):
+            return (seal.OPEN_HEADER if slot is Miss.TORN else seal.NO_HEADER), []
+        raw = bytes(view[: seal.HEADER_BYTES])
+        header = seal.read(raw)
+        payload = None if isinstance(header, Miss) else seal.payload_of(view, header)
+        if payload is None:
+            return (raw if isinstance(header, Miss) else seal.OPEN_HEADER), []
+        return raw, [payload]
+
+    # Sending
+
+    def _send(self, frame: wire.Frame, payloads: Iterable[memoryview] = ()) -> None:
+        self._channel.send([frame.encode(), *payloads])
+
+    def _send_with(self, frame: wire.Frame, descriptors: list[int]) -> None:
+        try:
+            self._channel.send([frame.encode()], descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _help(self) -> None:
+        with self._start_helper:
+            if not self._helper:
+                self._helper = spawn(self._work_off, name=f"outbox {self.number}")
+
+    def _work_off(self) -> None:
+        """The second thread: does what others have posted."""
+        while (what := self._outbox.get()) is not None:
+            try:
+                if isinstance(what, Line):
+                    extents, descriptors = self._shard.memory()
+                    self._send_with(wire.Resized(what.slots, extents), descriptors)
+                elif isinstance(what, wire.Frame):
+                    self._send(what)
+                else:
+                    self._do([what])
+            except Closed:
+                return
+            except Breach as breach:
+                self.close(breach.cause, str(breach))
+                return
+
+    def _tell(self, breach: Breach) -> None:
+        """Count why this connection ends, and say so if the peer still listens."""
+        self.plane.breaches[breach.cause] += 1
+        log.info("Connection %d of %s ends: %s", self.number, self.driver or "nobody yet", breach)
+        if breach.cause is not Cause.STALLED:
+            with contextlib.suppress(Breach, Closed):
+                self._send(wire.Error(breach.cause, str(breach)))
+
+
+def common_names(sock: ssl.SSLSocket) -> set[str]:
+    """The names that the peer's certificate gives: common name and DNS names."""
+    certificate = cast("dict[str, Any]", sock.getpeercert() or {})
+    subject = certificate.get("subject", ())
+    names = {value for part in subject for key, value in part if key == "commonName"}
+    return names | {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
+
+
+def spawn(target: Callable[..., None], *args: object, name: str) -> threading.Thread:
+    """A thread that does not keep the process alive."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,320 @@
+"""What a driver may rely on, over every transport."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvss_agent import seal, wire
+from kvss_agent.arena import slot_bytes_for
+from kvss_agent.breach import Cause
+from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
+from kvss_agent.client.line import Address, Credentials, Line
+from kvss_agent.wire import Role
+from tests.kvss_agent.plane import (
+    DRIVER,
+    PAYLOAD,
+    READER,
+    SECRET,
+    TAG,
+    Plane,
+    column,
+    kv,
+    place,
+    running,
+)
+from tests.live import wait_until
+
+KINDS = ["shm", "unix", "tcp"]
+STREAMS = ["unix", "tcp"]
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Plane]:
+    with running(tmp_path) as plane:
+        plane.add()
+        yield plane
+
+
+def is_lost(client: ShardClient) -> bool:
+    try:
+        client.evict(7, column("c").key, TAG, 64, kv())
+    except Lost:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_out_comes_back(plane: Plane, kind: str) -> None:
+    payload = kv()
+    with plane.client(kind) as shard:
+        assert shard.transport == kind
+        assert (shard.slots, shard.payload_bytes_max) == (8, slot_bytes_for(PAYLOAD) - 64)
+        number = shard.evict(3, column("a").key, TAG, 64, payload)
+        shard.wait_applied(number)
+        into = place()
+        [found] = shard.refill([Wanted(3, column("a", number))], [into])
+        assert isinstance(found, Header)
+        assert (found.tokens, found.length, into) == (64, PAYLOAD, payload)
+        with shard.view([Wanted(3, column("a", number))]) as [view]:
+            assert view == payload
+            assert isinstance(view, memoryview)
+            assert view.readonly
+    wait_until("nobody is connected", lambda: plane.plane.connections == 0)
+    assert plane.breaches() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refill_comes_after_the_evict_that_wrote_it_without_being_told_to_wait(
+    plane: Plane, kind: str
+) -> None:
+    with plane.client(kind) as shard:
+        for round_ in range(20):
+            payload, into = kv(), place()
+            number = shard.evict(round_ % 8, column("a").key, TAG, 64, payload)
+            [found] = shard.refill([Wanted(round_ % 8, column("a", number))], [into])
+            assert isinstance(found, Header)
+            assert into == payload
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_larger_than_a_frame_and_tails_of_any_length(plane: Plane, kind: str) -> None:
+    plane.add("large", slots=200, payload=4096)
+    payloads = [kv(1 + 20 * index) for index in range(150)]
+    with plane.client(kind, "large") as shard:
+        last = shard.evict_batch(
+            [
+                Evict(index, column(f"{index}").key, TAG, 1, payload)
+                for index, payload in enumerate(payloads)
+            ]
+        )
+        assert last == 150
+        wanted = [Wanted(index, column(f"{index}", index + 1)) for index in range(150)]
+        places = [place(4096) for _ in wanted]
+        found = shard.refill(wanted, places)
+        for one, into, payload in zip(found, places, payloads, strict=True):
+            assert isinstance(one, Header)
+            assert into[: one.length] == payload
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_miss_has_its_reason(plane: Plane, kind: str) -> None:
+    with plane.client(kind) as shard:
+        shard.evict(0, column("a").key, TAG, 64, kv())
+        number = shard.evict(1, column("b").key, TAG, 64, kv())
+        shard.wait_applied(number)
+        plane.shards["s"].arena.slot(1)[100] ^= 1
+        wanted = [
+            Wanted(0, column("b", 1)),
+            Wanted(0, column("a", 2)),
+            Wanted(0, column("a", 1, tag=b"o" * 16)),
+            Wanted(2, column("a", 1)),
+            Wanted(99, column("a", 1)),
+            Wanted(1, column("b", 2)),
+        ]
+        found = shard.refill(wanted, [place() for _ in wanted])
+        assert found[:5] == [Miss.STALE, Miss.STALE, Miss.FOREIGN, Miss.ABSENT, Miss.ABSENT]
+        assert found[5] in (Miss.TORN, Miss.CORRUPT)
+        seal.open_slot(plane.shards["s"].arena.slot(0), 3)
+        assert shard.refill([Wanted(0, column("a", 1))], [place()]) == [Miss.TORN]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_delete_empties_and_scrubs_and_takes_nothing_newer(plane: Plane, kind: str) -> None:
+    memory = plane.shards["s"].arena.slot(0)
+    with plane.client(kind) as shard:
+        number = shard.evict(0, column("a").key, TAG, 64, kv())
+        assert shard.delete([0, 1], scrub=True) is None
+        assert shard.refill([Wanted(0, column("a", number))], [place()]) == [Miss.ABSENT]
+        assert bytes(memory) == bytes(len(memory))
+        number = shard.evict(0, column("a").key, TAG, 64, kv())
+        assert isinstance(shard.refill([Wanted(0, column("a", number))], [place()])[0], Header)
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+def test_a_driver_that_connects_anew_goes_on_where_it_was(plane: Plane, first: str, second: str) -> None:
+    payload = kv()
+    with plane.client(first) as before:
+        before.wait_applied(before.evict(0, column("a").key, TAG, 64, payload))
+        with plane.client(second) as after:
+            assert after.applied == 1
+            assert after.incarnation == before.incarnation
+            into = place()
+            assert isinstance(after.refill([Wanted(0, column("a", 1))], [into])[0], Header)
+            assert into == payload
+            assert after.evict(1, column("b").key, TAG, 64, kv()) == 2
+            wait_until("the earlier client is lost", lambda: is_lost(before))
+    assert plane.breaches().get(Cause.SUPERSEDED) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_that_moves_down_and_up_again(plane: Plane, kind: str) -> None:
+    hosted = plane.shards["s"]
+    with plane.client(kind) as shard:
+        for slot in range(8):
+            number = shard.evict(slot, column(f"{slot}").key, TAG, 64, kv())
+        shard.wait_applied(number)
+        hosted.resize(3)
+        assert hosted.arena.slots == 3
+        found = shard.refill(
+            [Wanted(slot, column(f"{slot}", slot + 1)) for slot in (2, 3)], [place(), place()]
+        )
+        assert isinstance(found[0], Header)
+        assert found[1] is Miss.ABSENT
+        assert shard.evict(5, column("x").key, TAG, 64, kv()) == 9  # above the line: nowhere
+        hosted.resize(12)
+        if kind == "shm":
+            wait_until("the driver knows of the new line", lambda: shard.slots == 12)
+        payload, into = kv(), place()
+        number = shard.evict(11, column("y").key, TAG, 64, payload)
+        found = shard.refill(
+            [Wanted(11, column("y", number)), Wanted(5, column("5", 6))], [into, place()]
+        )
+        assert isinstance(found[0], Header)
+        assert into == payload
+        assert found[1] is Miss.ABSENT
+
+
+def test_a_reader_may_read_and_nothing_else(plane: Plane) -> None:
+    with plane.client("unix") as shard:
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+    with plane.client("unix", driver=READER, write=False) as reader:
+        assert isinstance(reader.refill([Wanted(0, column("a", 1))], [place()])[0], Header)
+        with pytest.raises(Lost, match="Delete may not come here"):
+            reader.delete([0])
+    with pytest.raises(Lost, match="may not use this shard so"), plane.client("unix", driver=READER):
+        pass
+    with pytest.raises(Lost, match="may not use this shard so"), plane.client("shm", driver=READER):
+        pass
+
+
+def test_who_does_not_know_the_secret_is_told_nothing_about_shards(plane: Plane) -> None:
+    address = Address(path=str(plane.unix))
+    for credentials in (Credentials("nobody", SECRET), Credentials(DRIVER, SECRET + b"!")):
+        for shard in ("s", "none"):
+            with pytest.raises(Lost, match="secret") as caught:
+                Line(address, shard, credentials, Role.REFILL)
+            assert caught.value.cause is Cause.AUTHENTICATION
+    with pytest.raises(Lost, match="there is no shard none here") as caught:
+        Line(address, "none", Credentials(DRIVER, SECRET), Role.REFILL)
+    assert caught.value.cause is Cause.ABSENT
+
+
+def test_an_agent_that_does_not_know_the_secret_gets_no_bytes(tmp_path: Path, plane: Plane) -> None:
+    """Somebody else listens at the agent's address, and answers with a proof that is none."""
+    path = tmp_path / "impostor.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def pretend() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1000)
+                peer.sendall(wire.Challenge(2, wire.Means.SECRET, 0, bytes(32), bytes(32)).encode())
+                assert peer.recv(1000) == b"", "the driver says nothing more"
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(Lost, match="does not know the secret"):
+            Line(Address(path=str(path)), "s", Credentials(DRIVER, SECRET), Role.EVICT)
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(("versions", "spoken"), [((1, 1), 1), ((1, 2), 2), ((2, 3), 2)])
+def test_neighbouring_versions_speak_with_each_other(
+    plane: Plane, kind: str, versions: tuple[int, int], spoken: int
+) -> None:
+    with plane.client(kind, versions=versions) as shard:
+        assert shard.requests.line.version == spoken  # type: ignore[attr-defined]
+        payload, into = kv(), place()
+        number = shard.evict(0, column("a").key, TAG, 64, payload)
+        shard.wait_applied(number)
+        assert isinstance(shard.refill([Wanted(0, column("a", number))], [into])[0], Header)
+        assert into == payload
+
+
+def test_versions_too_far_apart_say_so(plane: Plane) -> None:
+    with pytest.raises(Lost, match="versions 3 to 4, this agent 1 to 2"), plane.client(versions=(3, 4)):
+        pass
+    assert plane.breaches() == {Cause.VERSION: 1}
+
+
+def test_a_refill_of_what_never_comes_is_late(plane: Plane) -> None:
+    with plane.client("unix") as shard:
+        began = time.monotonic()
+        found = shard.refill([Wanted(0, column("a", 7))], [place()], wait_seconds=0.2)
+        assert found == [Miss.LATE]
+        assert 0.15 < time.monotonic() - began < 5
+        with pytest.raises(ValueError, match="there was no evict 5"):
+            shard.wait_applied(5)
+
+
+def test_many_threads_share_one_client(plane: Plane) -> None:
+    plane.add("many", slots=64, payload=4096)
+    with plane.client("unix", "many") as shard:
+        payloads = [kv(4096) for _ in range(64)]
+        for slot, payload in enumerate(payloads):
+            shard.evict(slot, column(f"{slot}").key, TAG, 64, payload)
+        wrong: list[int] = []
+
+        def read(start: int) -> None:
+            for index in range(200):
+                slot = (start + index) % 64
+                into = place(4096)
+                [found] = shard.refill([Wanted(slot, column(f"{slot}", slot + 1))], [into])
+                if not isinstance(found, Header) or into != payloads[slot]:
+                    wrong.append(slot)
+
+        threads = [threading.Thread(target=read, args=(start,)) for start in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_an_evict_to_a_slot_that_is_read_in_place_waits_for_the_reader(plane: Plane) -> None:
+    with plane.client("shm") as shard:
+        payload = kv()
+        number = shard.evict(0, column("a").key, TAG, 64, payload)
+        views = shard.view([Wanted(0, column("a", number))])
+        thread = threading.Thread(target=shard.evict, args=(0, column("b").key, TAG, 64, kv()))
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert views.columns == [payload]
+        views.release()
+        thread.join(5)
+        assert shard.refill([Wanted(0, column("a", number))], [place()]) == [Miss.STALE]
+
+
+def test_two_drivers_cannot_have_one_shard(plane: Plane) -> None:
+    plane.secrets["job-2"] = SECRET
+    plane.plane.secrets = plane.secrets
+    with plane.client("unix"), pytest.raises(Lost) as caught, plane.client("unix", driver="job-2"):
+        pass
+    assert caught.value.cause is Cause.AUTHENTICATION
+
+
+def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
+    with plane.client("unix") as stream:
+        plane.shards["s"].end(Cause.GONE, "the shard was taken away")
+        del plane.shards["s"]
+        with pytest.raises(Lost, match="taken away") as caught:
+            stream.refill([Wanted(0, column("a", 1))], [place()])
+        assert caught.value.cause is Cause.GONE
+        with pytest.raises(Lost):
+            stream.wait_applied(stream.evict(0, column("a").key, TAG, 64, kv()))
+
+
+def test_what_is_not_applied_in_time_says_so(plane: Plane) -> None:
+    with plane.client("shm") as shard, pytest.raises(NotApplied):
+        shard.wait_applied(1)
