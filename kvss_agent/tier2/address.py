@@ -1,0 +1,89 @@
+"""Where a column lies in tier 2: its address, the name of its file, and what a purge covers.
+
+A name is `namespace/tag/kk/key.shard`, everything but the shard in hex, and `kk` the first byte of the
+key, so that no directory grows large. It is a relative path and an object name alike, and nothing that
+anybody chooses can lead out of the store: hex cannot, and a shard's name is held to `SHARD`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from kvss_agent.seal import KEY_BYTES, TAG_BYTES, Column
+
+NAMESPACE_BYTES: Final = 16
+SHARD: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
+_NAME: Final = re.compile(
+    r"(?P<namespace>[0-9a-f]{32})/(?P<tag>[0-9a-f]{32})/(?P<folder>[0-9a-f]{2})/"
+    rf"(?P<key>(?P=folder)[0-9a-f]{{30}})\.(?P<shard>{SHARD.pattern})"
+)
+_bytes = lru_cache(maxsize=4096)(bytes.fromhex)  # a million addresses share a few namespaces and tags
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One shard's part of one column. Whoever has an address can make its name, and the other way."""
+
+    namespace: bytes
+    tag: bytes
+    key: bytes
+    shard: str
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.namespace), len(self.tag), len(self.key))
+        if lengths != (NAMESPACE_BYTES, TAG_BYTES, KEY_BYTES):
+            raise ValueError("a namespace, a tag and a key have 16 bytes each")
+        if not SHARD.fullmatch(self.shard):
+            raise ValueError(f"a shard is named [a-z0-9._-], not first a dot, not {self.shard!r}")
+
+    @property
+    def name(self) -> str:
+        key = self.key.hex()
+        return f"{self.namespace.hex()}/{self.tag.hex()}/{key[:2]}/{key}.{self.shard}"
+
+    @property
+    def column(self) -> Column:
+        """What the header of the file must say.
+
+        A file belongs to no evict, so the place of the sequence is free. It holds the rest of the
+        address: a file that has got to another shard's or namespace's name is found out by its seal.
+        """
+        return Column(self.key, self.tag, xxh3_64_intdigest(self.namespace + self.shard.encode()))
+
+
+def parse(name: str) -> Address | None:
+    """The address of a file of this name; None if tier 2 gave no file that name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return Address(
+        _bytes(match["namespace"]),
+        _bytes(match["tag"]),
+        bytes.fromhex(match["key"]),
+        sys.intern(match["shard"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a purge covers: a tag, a namespace, or a tag in a namespace."""
+
+    tag: bytes | None = None
+    namespace: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.tag is None and self.namespace is None:
+            raise ValueError("a purge is of a tag, of a namespace, or of both")
+        if self.tag is not None and len(self.tag) != TAG_BYTES:
+            raise ValueError(f"a tag has {TAG_BYTES} bytes")
+        if self.namespace is not None and len(self.namespace) != NAMESPACE_BYTES:
+            raise ValueError(f"a namespace has {NAMESPACE_BYTES} bytes")
+
+    def covers(self, address: Address) -> bool:
+        return self.tag in (None, address.tag) and self.namespace in (None, address.namespace)

@@ -1,0 +1,89 @@
+"""What tier 2 asks of whatever keeps its files: blocking calls, made from threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from kvss_agent.tier2.address import Address, Scope
+
+Progress = Callable[[int, int | None], None]  # how many are listed, of how many if that is known
+
+
+class Fault(StrEnum):
+    """Why a backend did not do what it was asked to. A column that is not there is no fault."""
+
+    NO_SPACE = "no-space"  # the disk, or a quota of its own, is full
+    IO_ERROR = "io-error"  # the device gave an error
+    DENIED = "denied"  # not allowed: permissions, a read-only mount, credentials
+    UNREACHABLE = "unreachable"  # no answer in time, or the service answers with errors
+    VANISHED = "vanished"  # another agent purged the directory under a writer
+    OTHER = "other"  # see the text
+
+
+class Failed(Exception):
+    """A backend's fault, with a sentence on it."""
+
+    def __init__(self, fault: Fault, detail: str) -> None:
+        super().__init__(f"{fault}: {detail}")
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A column file in a listing."""
+
+    address: Address
+    bytes: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What is gone."""
+
+    columns: int
+    bytes: int
+
+
+def silent(done: int, total: int | None) -> None:
+    """Progress that nobody follows."""
+
+
+class Backend(Protocol):
+    """Files by name. Every call may raise Failed, and is safe to make from several threads at once."""
+
+    kind: str
+
+    def open(self) -> None:
+        """Make sure that it can be written to, and find out what it can do."""
+
+    def properties(self) -> Mapping[str, bool | int]:
+        """What `open` and `files` have found out, for whoever wonders about its speed."""
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        """Publish these bytes under this name, all or nothing, in place of what had it.
+
+        `intact` is asked after the parts have been read and before anybody can see the file. If it
+        denies, nothing is published: False.
+        """
+
+    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+        """Fill the parts from the start of the file. How many bytes; None if there is no such file."""
+
+    def size(self, name: str) -> int | None:
+        """The bytes of the file; None if there is no such file."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove these files; those that are not there are none the less gone."""
+
+    def files(self, progress: Progress = silent) -> Iterator[Found]:
+        """All column files, and away with what dead writers left. Others may write meanwhile."""
+
+    def purge(self, scope: Scope) -> Removed:
+        """Remove everything that lies in this scope, half-written and unknown files too, for good."""
+
+    def close(self) -> None:
+        """Nothing is asked of it any more."""

@@ -1,0 +1,374 @@
+"""Column files in a directory: a local disk, or any mount that several agents share.
+
+A file is written under a temporary name in its own directory and then renamed, so that nobody ever
+sees half of it, and a purge of the directory takes unfinished files with it. The writer holds a lock on
+its temporary file; the kernel lets go of it when the writer dies, however it dies, and whoever lists
+the store next removes the file.
+
+Where the file system allows it, bytes bypass the page cache (O_DIRECT): they will be read by the one
+who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvss_agent.tier2.address import Scope, parse
+from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Removed, silent
+from kvss_agent.tier2.column_file import PAGE
+
+TEMPORARY: Final = ".tmp-"
+ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
+_ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
+_HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
+_NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FAULTS: Final = {
+    errno.ENOSPC: Fault.NO_SPACE,
+    errno.EDQUOT: Fault.NO_SPACE,
+    errno.EFBIG: Fault.NO_SPACE,
+    errno.EIO: Fault.IO_ERROR,
+    errno.EACCES: Fault.DENIED,
+    errno.EPERM: Fault.DENIED,
+    errno.EROFS: Fault.DENIED,
+    errno.ETIMEDOUT: Fault.UNREACHABLE,
+    errno.EHOSTDOWN: Fault.UNREACHABLE,
+    errno.ENOENT: Fault.VANISHED,
+    errno.ESTALE: Fault.VANISHED,
+}
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the kernel refuses is a fault with a name."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        raise Failed(_FAULTS.get(error.errno or 0, Fault.OTHER), text) from error
+
+
+class Posix:
+    """See `Backend`. `durable`: a spill waits for the disk, and outlives a power cut."""
+
+    kind = "posix"
+
+    def __init__(self, root: Path, *, durable: bool = False) -> None:
+        self._root = root
+        self._durable = durable
+        self._mark = secrets.token_hex(4)
+        self._numbers = itertools.count()
+        self._direct = 0
+        self._locks = False
+        self._strangers = 0
+        self._swept = 0
+
+    def open(self) -> None:
+        with _told():
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self._temporary(self._root)
+            fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                self._direct = os.O_DIRECT if _can_be_direct(probe) else 0
+                self._locks = _lock(fd)
+            finally:
+                probe.unlink()
+                os.close(fd)
+
+    def properties(self) -> Mapping[str, bool | int]:
+        return {
+            "direct_io": bool(self._direct),
+            "locks": self._locks,
+            "durable": self._durable,
+            "unknown_files": self._strangers,
+            "unfinished_files_removed": self._swept,
+        }
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        path = self._root / name
+        with _told():
+            temporary, fd = self._create(path.parent)
+            try:
+                if self._locks:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _write_all(fd, parts)
+                if self._durable:
+                    os.fsync(fd)
+                if not intact():
+                    temporary.unlink()
+                    return False
+                temporary.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):  # the first fault is the one to tell
+                    temporary.unlink()
+                raise
+            finally:
+                os.close(fd)
+            if self._durable:
+                _sync_directory(path.parent)
+        return True
+
+    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+        with _told():
+            try:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct
+                fd = os.open(self._root / name, flags)
+            except OSError as error:
+                if error.errno in _NO_SUCH:
+                    return None
+                raise
+            try:
+                return _read_all(fd, parts)
+            finally:
+                os.close(fd)
+
+    def size(self, name: str) -> int | None:
+        with _told():
+            return _size(self._root / name)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with _told():
+            for name in names:
+                _unlink(self._root / name)
+
+    def files(self, progress: Progress = silent) -> Iterator[Found]:
+        self._strangers = 0
+        with _told():
+            folders = [
+                f"{namespace}/{tag}/{folder}"
+                for namespace in self._directories("")
+                for tag in self._directories(namespace)
+                for folder in self._directories(f"{namespace}/{tag}")
+            ]
+            for done, folder in enumerate(folders):
+                progress(done, len(folders))
+                yield from self._files(folder)
+            progress(len(folders), len(folders))
+
+    def purge(self, scope: Scope) -> Removed:
+        columns = size = 0
+        with _told():
+            for _ in range(_ATTEMPTS):
+                left = False
+                for folder in self._folders_of(scope):
+                    removed, is_gone = _remove_tree(self._root, folder)
+                    columns += removed.columns
+                    size += removed.bytes
+                    left |= not is_gone
+                if not left:
+                    return Removed(columns, size)
+        raise Failed(Fault.OTHER, "others keep writing what is being purged")
+
+    def close(self) -> None:
+        """It holds nothing open."""
+
+    # Inside
+
+    def _temporary(self, directory: Path) -> Path:
+        return directory / f"{TEMPORARY}{self._mark}-{next(self._numbers)}"
+
+    def _create(self, directory: Path) -> tuple[Path, int]:
+        """A new temporary file. Its directory is made if need be; a purge may take it away again."""
+        temporary = self._temporary(directory)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | self._direct
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                return temporary, os.open(temporary, flags, 0o600)
+            with contextlib.suppress(FileNotFoundError):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", str(directory))
+
+    def _directories(self, under: str) -> list[str]:
+        """The names of directories that may be ours; what else lies there is counted and left alone."""
+        names = []
+        try:
+            with os.scandir(self._root / under) as entries:
+                for entry in entries:
+                    if _HEX.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                        names.append(entry.name)
+                    elif not self._is_swept(entry):
+                        self._strangers += 1
+        except FileNotFoundError:  # purged meanwhile
+            return []
+        return names
+
+    def _files(self, folder: str) -> Iterator[Found]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    address = parse(f"{folder}/{entry.name}")
+                    if address is None:
+                        self._strangers += not self._is_swept(entry)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            yield Found(address, status.st_size, status.st_mtime)
+        except FileNotFoundError:  # purged meanwhile
+            return
+
+    def _is_swept(self, entry: os.DirEntry[str]) -> bool:
+        """Whether this is a temporary file, and away with it if its writer is dead."""
+        if not entry.name.startswith(TEMPORARY):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_abandoned(entry):
+                Path(entry.path).unlink()
+                self._swept += 1
+        return True
+
+    def _is_abandoned(self, entry: os.DirEntry[str]) -> bool:
+        if not self._locks:
+            return time.time() - entry.stat().st_mtime > ABANDONED_SECONDS
+        fd = os.open(entry.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return _lock(fd)
+        finally:
+            os.close(fd)
+
+    def _folders_of(self, scope: Scope) -> list[str]:
+        """The directories that a purge has to remove, as far as they exist."""
+        namespaces = [scope.namespace.hex()] if scope.namespace else self._directories("")
+        folders = namespaces
+        if scope.tag:
+            folders = [f"{namespace}/{scope.tag.hex()}" for namespace in namespaces]
+        return [folder for folder in folders if os.path.lexists(self._root / folder)]
+
+
+def _can_be_direct(path: Path) -> bool:
+    """Whether a page goes to this file without the page cache: some open it so, and then refuse."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    try:
+        os.pwritev(fd, [mmap.mmap(-1, PAGE)], 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _lock(fd: int) -> bool:
+    """Take the file's lock; False if somebody holds it or the mount has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, *_NO_LOCKS):
+            return False
+        raise
+    return True
+
+
+def _write_all(fd: int, parts: Sequence[memoryview]) -> None:
+    offset, left = 0, list(parts)
+    while left:
+        written = os.pwritev(fd, left, offset)
+        offset += written
+        left = _beyond(left, written)
+
+
+def _read_all(fd: int, parts: Sequence[memoryview]) -> int:
+    offset, left = 0, list(parts)
+    while left:
+        got = os.preadv(fd, left, offset)
+        offset += got
+        if got == 0 or got % PAGE:  # the end; direct I/O could not go on from here anyway
+            break
+        left = _beyond(left, got)
+    return offset
+
+
+def _beyond(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of these parts after so many bytes."""
+    left = []
+    for part in parts:
+        if done < len(part):
+            left.append(part[done:])
+        done = max(0, done - len(part))
+    return left
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.lstat().st_size
+    except OSError as error:
+        if error.errno in _NO_SUCH:
+            return None
+        raise
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        if error.errno not in _NO_SUCH:
+            raise
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
+    """Remove a directory with all that is in it, its empty parents too, and make that last.
+
+    What was removed, and whether the directory is gone: another agent may put a file into it.
+    """
+    columns = size = 0
+    top = root / folder
+    for place, folders, files in os.walk(top, topdown=False, onerror=_unless_gone):
+        directory = Path(place)
+        for path in (directory / name for name in files):
+            size += _size(path) or 0
+            columns += parse(str(path.relative_to(root))) is not None
+            _unlink(path)
+        for path in (directory / name for name in folders):
+            if path.is_symlink():
+                _unlink(path)
+            else:
+                _rmdir(path)
+    survivor = top
+    while survivor != root and _rmdir(survivor):
+        survivor = survivor.parent
+    _sync_directory(survivor)
+    return Removed(columns, size), not os.path.lexists(top)
+
+
+def _unless_gone(error: OSError) -> None:
+    if error.errno not in _NO_SUCH:
+        raise error
+
+
+def _rmdir(path: Path) -> bool:
+    """Whether the directory is gone. It stays if something is in it."""
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno in _NO_SUCH:
+            return True
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True

@@ -1,0 +1,189 @@
+"""Column files as objects of an S3 bucket: Amazon's, or any service that speaks its protocol.
+
+A PUT publishes all or nothing, so there is nothing unfinished to clean up. Credentials come from where
+they usually do: `AWS_*` in the agent's environment, a web identity, or the machine's role; never from a
+desired document.
+
+The payload goes unsigned, because its seal says more than the signature would: hashing it once more for
+SigV4 costs six times what sending it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store
+
+from kvss_agent.tier2.address import Scope, parse
+from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Removed, silent
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+PAGE_OBJECTS: Final = 1000  # of a listing, and of a bulk delete
+_CHUNK_BYTES: Final = 1 << 20
+_PROBE: Final = ".probe"
+_ATTEMPTS: Final = 5  # against another agent that writes what is being purged
+_RETRY: Final[RetryConfig] = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=50),
+        "max_backoff": timedelta(seconds=1),
+        "base": 2,
+    },
+}
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the service refuses is a fault with a name."""
+    try:
+        yield
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise Failed(Fault.DENIED, _sentence(error)) from error
+    except FileNotFoundError as error:  # for whoever wants to write or to list: there is no such bucket
+        raise Failed(Fault.VANISHED, _sentence(error)) from error
+    except exceptions.GenericError as error:
+        raise Failed(Fault.UNREACHABLE, _sentence(error)) from error
+    except (exceptions.BaseError, OSError) as error:
+        raise Failed(Fault.OTHER, _sentence(error)) from error
+
+
+def _sentence(error: BaseException) -> str:
+    """What the library says, without the dump of its structures behind it."""
+    return str(error).partition("\n\nDebug source:")[0][:500]
+
+
+class S3:
+    """See `Backend`. `endpoint` is empty for Amazon; plain HTTP only if it says so."""
+
+    kind = "s3"
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        endpoint: str = "",
+        region: str = "us-east-1",
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        client: ClientConfig = {
+            "connect_timeout": timedelta(seconds=2),
+            "timeout": timedelta(seconds=timeout_seconds),
+            "allow_http": endpoint.startswith("http://"),
+        }
+        where: S3Config = {"region": region, "unsigned_payload": True}
+        if endpoint:
+            where["endpoint"] = endpoint
+        self._store = S3Store(
+            bucket,
+            prefix=prefix.strip("/") or None,
+            config=where,
+            client_options=client,
+            retry_config=_RETRY,
+        )
+        self._strangers = 0
+
+    def open(self) -> None:
+        """Refuses a bucket that keeps old versions: a purge would leave all of them behind."""
+        with _told():
+            versioned = obstore.put(self._store, _PROBE, b"probe")["version"] not in (None, "null")
+            obstore.delete(self._store, _PROBE)
+        if versioned:
+            raise Failed(Fault.DENIED, "the bucket keeps old versions, which a purge cannot remove")
+
+    def properties(self) -> Mapping[str, bool | int]:
+        return {"unknown_files": self._strangers}
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        body = b"".join(parts)
+        if not intact():
+            return False
+        with _told():
+            obstore.put(self._store, name, body, use_multipart=False)
+        return True
+
+    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+        with _told():
+            try:
+                result = obstore.get(self._store, name)
+            except FileNotFoundError:
+                return None
+            return _scatter(result.stream(min_chunk_size=_CHUNK_BYTES), parts)
+
+    def size(self, name: str) -> int | None:
+        with _told():
+            try:
+                return obstore.head(self._store, name)["size"]
+            except FileNotFoundError:
+                return None
+
+    def delete(self, names: Sequence[str]) -> None:
+        with _told():
+            if names:
+                obstore.delete(self._store, list(names))
+
+    def files(self, progress: Progress = silent) -> Iterator[Found]:
+        self._strangers = done = 0
+        progress(done, None)
+        with _told():
+            for page in obstore.list(self._store, chunk_size=PAGE_OBJECTS):
+                for item in page:
+                    address = parse(item["path"])
+                    if address is None:
+                        self._strangers += 1
+                    else:
+                        yield Found(address, item["size"], item["last_modified"].timestamp())
+                done += len(page)
+                progress(done, None)
+
+    def purge(self, scope: Scope) -> Removed:
+        columns = size = 0
+        with _told():
+            for _ in range(_ATTEMPTS):
+                found = False
+                for folder in self._folders_of(scope):
+                    for page in obstore.list(self._store, folder, chunk_size=PAGE_OBJECTS):
+                        found = True
+                        obstore.delete(self._store, [item["path"] for item in page])
+                        columns += sum(parse(item["path"]) is not None for item in page)
+                        size += sum(item["size"] for item in page)
+                if not found:
+                    return Removed(columns, size)
+        raise Failed(Fault.OTHER, "others keep writing what is being purged")
+
+    def close(self) -> None:
+        """The library closes its connections when nobody refers to it any more."""
+
+    def _folders_of(self, scope: Scope) -> Sequence[str]:
+        if scope.namespace:
+            namespaces: Sequence[str] = [scope.namespace.hex()]
+        else:
+            namespaces = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        if scope.tag is None:
+            return namespaces
+        return [f"{namespace}/{scope.tag.hex()}" for namespace in namespaces]
+
+
+def _scatter(chunks: Iterable[bytes], parts: Sequence[memoryview]) -> int:
+    """Copy what comes to where it belongs, until there is no more or no more room. How many bytes."""
+    received, part, filled = 0, 0, 0
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest and part < len(parts):
+            room = parts[part][filled:]
+            count = min(len(rest), len(room))
+            room[:count] = rest[:count]
+            rest, received, filled = rest[count:], received + count, filled + count
+            if filled == len(parts[part]):
+                part, filled = part + 1, 0
+        if part == len(parts):
+            break
+    return received

@@ -1,0 +1,76 @@
+"""What a desired document says about tier 2, and the store that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kvss_agent.seal import TAG_BYTES
+from kvss_agent.tier2.backend import Backend
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Tier2
+
+
+class NotInstalled(Exception):
+    """What a backend needs is not there; a sentence says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier2Settings:
+    """One store: where, how much, how. A setting that makes no sense is refused with a sentence.
+
+    `shared`: other agents write there too, so what is not known is asked for. `durable` (posix): a spill
+    waits for the disk. Without it, a power cut may lose the last columns, and never gives wrong ones.
+    """
+
+    kind: Literal["posix", "s3"]
+    cap_bytes: int
+    org_cap_bytes: int | None = None  # for an org that has none of its own; None: up to `cap_bytes`
+    org_caps: Mapping[str, int] = field(default_factory=dict)  # by tag, in hex
+    path: str = ""  # posix
+    durable: bool = False  # posix
+    bucket: str = ""  # s3
+    prefix: str = ""  # s3
+    endpoint: str = ""  # s3; empty: Amazon's
+    region: str = "us-east-1"  # s3
+    shared: bool = True
+    threads: int = 8
+
+    def __post_init__(self) -> None:
+        if self.kind == "posix" and not Path(self.path).is_absolute():
+            raise ValueError(f"tier 2 of kind posix needs an absolute path, not {self.path!r}")
+        if self.kind == "s3" and not self.bucket:
+            raise ValueError("tier 2 of kind s3 needs a bucket")
+        self.caps()
+
+    def caps(self) -> Caps:
+        """For `Tier2.set_caps`, when only the caps have changed."""
+        org = self.cap_bytes if self.org_cap_bytes is None else self.org_cap_bytes
+        return Caps(self.cap_bytes, org, {_tag(text): cap for text, cap in self.org_caps.items()})
+
+
+def make(settings: Tier2Settings) -> Tier2:
+    """The store, not opened yet. Raises NotInstalled, and ValueError for what cannot be."""
+    return Tier2(_backend(settings), settings.caps(), shared=settings.shared, threads=settings.threads)
+
+
+def _backend(settings: Tier2Settings) -> Backend:
+    if settings.kind == "posix":
+        return Posix(Path(settings.path), durable=settings.durable)
+    try:
+        from kvss_agent.tier2.s3 import S3  # an extra: who keeps columns on a disk does not need it
+    except ModuleNotFoundError as error:
+        raise NotInstalled('tier 2 of kind s3 needs: pip install "tidegate[s3]"') from error
+    return S3(
+        settings.bucket, prefix=settings.prefix, endpoint=settings.endpoint, region=settings.region
+    )
+
+
+def _tag(text: str) -> bytes:
+    tag = bytes.fromhex(text)
+    if len(tag) != TAG_BYTES:
+        raise ValueError(f"a tag has {TAG_BYTES} bytes in hex, not {text!r}")
+    return tag

@@ -1,0 +1,100 @@
+"""Columns, slots and stores to test tier 2 with."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from kvss_agent import seal
+from kvss_agent.arena import slot_bytes_for
+from kvss_agent.seal import HEADER_BYTES, Column, Header
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Backend
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Tier2
+
+PAGE = 4096
+NAMESPACE = b"model-and-layout"
+ACME, BOLT = b"acme............", b"bolt............"
+PLENTY = Caps(1 << 40, 1 << 40)
+
+
+def address_of(
+    number: int, tag: bytes = ACME, namespace: bytes = NAMESPACE, shard: str = "full-0"
+) -> Address:
+    key = hashlib.sha256(number.to_bytes(8)).digest()[:16]
+    return Address(namespace, tag, key, shard)
+
+
+def payload_of(address: Address, length: int = 10_000) -> bytes:
+    """What this column consists of. Another column has other bytes."""
+    return hashlib.shake_128(address.name.encode()).digest(length)
+
+
+def new_slot(payload_bytes: int = 10_000) -> memoryview:
+    """A slot as an arena has it: at a page's boundary, and it held another org's column before."""
+    slot = memoryview(mmap.mmap(-1, slot_bytes_for(payload_bytes)))
+    slot[HEADER_BYTES:] = b"\xee" * (len(slot) - HEADER_BYTES)
+    return slot
+
+
+def evicted(
+    address: Address, sequence: int = 7, length: int = 10_000, tokens: int = 64
+) -> tuple[memoryview, Column]:
+    """A slot that holds this column, and what one expects to find in it."""
+    slot = new_slot(length)
+    column = Column(address.key, address.tag, sequence)
+    seal.write(slot, column, tokens, memoryview(payload_of(address, length)))
+    return slot, column
+
+
+def holds(slot: memoryview, address: Address, sequence: int, length: int = 10_000) -> bool:
+    """Whether a reader finds exactly this column there, sealed as this evict."""
+    found = seal.verify(slot, Column(address.key, address.tag, sequence))
+    if not isinstance(found, Header):
+        return False
+    return slot[HEADER_BYTES : HEADER_BYTES + found.length] == payload_of(address, length)
+
+
+async def put(store: Tier2, address: Address, length: int = 10_000) -> str:
+    slot, column = evicted(address, length=length)
+    return await store.spill(address, slot, column)
+
+
+async def get(store: Tier2, address: Address, length: int = 10_000) -> str:
+    """`hit` if the right bytes came back, or the reason of the miss. Anything else is a failed test."""
+    slot = new_slot(length)
+    found = await store.recall(address, slot, 99)
+    if isinstance(found, Header):
+        assert holds(slot, address, 99, length)
+        return "hit"
+    assert not any(slot[:HEADER_BYTES]), "after a miss the slot is empty"
+    return found
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    where: Path | Backend, caps: Caps = PLENTY, *, shared: bool = True, threads: int = 4
+) -> AsyncIterator[Tier2]:
+    """A store for as long as the block lasts. Its index does not contradict itself at the end."""
+    backend = Posix(where) if isinstance(where, Path) else where
+    store = Tier2(backend, caps, shared=shared, threads=threads)
+    await store.open()
+    try:
+        yield store
+        store._index.check_integrity()
+    finally:
+        await store.close()
+
+
+def files_in(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def disk_bytes(root: Path) -> int:
+    """What the files occupy, as the file system says."""
+    return sum(path.stat().st_blocks * 512 for path in files_in(root))

@@ -1,0 +1,310 @@
+"""Caps hold whatever the order of writers, readers and removals: a naive model of the disk says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.index import Caps, Index, Ticket
+from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of
+
+COZY = b"cozy............"
+TAGS = (ACME, BOLT, COZY)
+numbers = st.integers(0, 3)
+tags = st.sampled_from(TAGS)
+sizes = st.integers(1, 6)
+caps = st.builds(
+    Caps, st.integers(0, 20), st.integers(0, 12), st.dictionaries(tags, st.integers(0, 12), max_size=2)
+)
+
+
+def held_by(index: Index, tag: bytes) -> int:
+    return index.orgs().get(tag, (0, 0))[0]
+
+
+def stored(index: Index, number: int, size: int, tag: bytes = ACME) -> Address:
+    ticket = index.reserve(address_of(number, tag), size)
+    assert ticket
+    assert index.start(ticket)
+    index.commit(ticket)
+    return ticket.address
+
+
+def test_what_fits_needs_no_victim_and_what_never_fits_is_refused() -> None:
+    index = Index(Caps(10, 6))
+    assert index.reserve(address_of(1), 7) is None
+    assert index.reserve(address_of(2, BOLT), 11) is None
+    ticket = index.reserve(address_of(1), 6)
+    assert ticket
+    assert not ticket.victims
+    assert index.orgs() == {ACME: (6, 6)}
+    index.cancel(ticket)
+    assert (index.held, index.orgs()) == (0, {})
+
+
+def test_an_org_over_its_cap_evicts_its_own_least_recently_used() -> None:
+    index = Index(Caps(100, 6))
+    other = stored(index, 9, 6, BOLT)
+    first, second, third = (stored(index, number, 2) for number in range(3))
+    index.touch(first)
+    ticket = index.reserve(address_of(4), 3)
+    assert ticket
+    assert list(ticket.victims) == [second, third]
+    assert index.knows(other)
+
+
+def test_a_full_store_takes_from_who_fills_most_of_its_cap() -> None:
+    index = Index(Caps(12, 100, {BOLT: 7, COZY: 100}))
+    cozy = stored(index, 1, 5, COZY)
+    bolt = stored(index, 2, 4, BOLT)  # four of seven is more than five of a hundred
+    stored(index, 3, 3)
+    ticket = index.reserve(address_of(4), 4)
+    assert ticket
+    assert list(ticket.victims) == [bolt]
+    assert index.knows(cozy)
+
+
+def test_the_room_of_a_victim_belongs_to_who_evicted_it() -> None:
+    index = Index(Caps(4, 4))
+    stored(index, 1, 4)
+    ticket = index.reserve(address_of(2), 2)
+    assert ticket
+    assert index.reserve(address_of(3), 1) is None, "the victim's file is still there"
+    index.start(ticket)
+    assert index.reserve(address_of(3), 2), "what the writer did not need is free now"
+    assert index.reserve(address_of(4), 1) is None
+
+
+def test_what_is_being_read_is_not_evicted() -> None:
+    index = Index(Caps(2, 2))
+    address = stored(index, 1, 2)
+    index.begin_read(address)
+    index.begin_read(address)
+    assert index.reserve(address_of(2), 1) is None
+    index.end_read(address)
+    assert index.reserve(address_of(2), 1) is None, "somebody else still reads it"
+    index.end_read(address)
+    assert index.reserve(address_of(2), 1)
+
+
+def test_a_victim_that_could_not_be_removed_is_known_again_and_the_next_to_go() -> None:
+    index = Index(Caps(4, 4))
+    first, second = stored(index, 1, 2), stored(index, 2, 2)
+    ticket = index.reserve(address_of(3), 2)
+    assert ticket
+    assert not index.knows(first)
+    index.cancel(ticket)
+    assert index.knows(first)
+    again = index.reserve(address_of(3), 2)
+    assert again
+    assert list(again.victims) == [first]
+    assert index.knows(second)
+
+
+def test_nothing_is_evicted_for_what_others_wrote() -> None:
+    index = Index(Caps(4, 4))
+    stored(index, 1, 3)
+    assert not index.adopt(address_of(2), 2)
+    assert index.adopt(address_of(2), 1)
+    assert index.adopt(address_of(3), 9, beyond_caps=True)
+    assert len(index.trim()) == 3
+
+
+def test_lower_caps_are_reached_by_trimming_and_there_is_no_room_until_then() -> None:
+    index = Index(Caps(8, 8))
+    for number in range(7):
+        stored(index, number, 1)
+    late = index.reserve(address_of(8), 1)
+    assert late
+    index.set_caps(Caps(3, 3))
+    assert index.exceeds(ACME)
+    leaving = index.trim()
+    assert len(leaving) == 5, "and one stays free for who was promised room"
+    assert index.reserve(address_of(9), 1) is None
+    for address in leaving:
+        index.left(address)
+    assert not index.any_exceeds()
+    assert index.start(late)
+
+
+def test_who_was_promised_room_that_is_not_there_any_more_must_not_write() -> None:
+    index = Index(Caps(8, 8))
+    ticket = index.reserve(address_of(1), 2)
+    assert ticket
+    index.set_caps(Caps(1, 1))
+    assert not index.start(ticket)
+    index.cancel(ticket)
+    assert index.held == 0
+
+
+def test_nobody_writes_what_is_there_or_in_use() -> None:
+    index = Index(Caps(8, 8))
+    with pytest.raises(RuntimeError, match="one at a time"):
+        index.reserve(stored(index, 1, 1), 1)
+    index.begin_read(address_of(2))
+    with pytest.raises(RuntimeError, match="one at a time"):
+        index.reserve(address_of(2), 1)
+
+
+def test_a_negative_cap_is_refused() -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        Caps(1, 1, {ACME: -1})
+
+
+class AgainstADisk(RuleBasedStateMachine):
+    """A disk is a dictionary: a file is on it from the start of its writing until its removal."""
+
+    @initialize(first=caps)
+    def begin(self, first: Caps) -> None:
+        self.index = Index(first)
+        self.caps = first
+        self.lowered = False
+        self.disk: dict[Address, int] = {}
+        self.before: dict[bytes | None, int] = {}
+        self.used: list[Address] = []  # the model's own record of what was used when
+        self.tickets: list[Ticket] = []
+        self.removing: list[Address] = []
+        self.readers: list[Address] = []
+
+    def _use(self, address: Address) -> None:
+        self.used = [known for known in self.used if known != address] + [address]
+
+    @rule(number=numbers, tag=tags, size=sizes)
+    def reserve(self, number: int, tag: bytes, size: int) -> None:
+        address = address_of(number, tag)
+        if self.index.knows(address) or self.index.is_busy(address):
+            return
+        idle = set(self.index.idle())
+        ticket = self.index.reserve(address, size)
+        if ticket is None:
+            assert set(self.index.idle()) == idle
+            return
+        assert set(ticket.victims) <= idle
+        for victim in ticket.victims:  # nobody older of the same org was spared
+            older = self.used[: self.used.index(victim)]
+            assert not [a for a in older if a.tag == victim.tag and a in idle - set(ticket.victims)]
+        self.tickets.append(ticket)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), outcome=st.sampled_from(["start", "commit", "cancel"]))
+    def proceed(self, data: st.DataObject, outcome: str) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets))
+        if not ticket.started and outcome != "cancel":
+            for victim in ticket.victims:
+                del self.disk[victim]
+            if self.index.start(ticket):
+                self.disk[ticket.address] = ticket.bytes
+            else:
+                assert self.lowered
+                self.index.cancel(ticket)
+                self.tickets.remove(ticket)
+        elif outcome == "commit":
+            self.index.commit(ticket)
+            self.tickets.remove(ticket)
+            self._use(ticket.address)
+        elif outcome == "cancel":
+            self.index.cancel(ticket)
+            self.tickets.remove(ticket)
+            if ticket.started:
+                del self.disk[ticket.address]
+            for victim in reversed([] if ticket.started else list(ticket.victims)):
+                self.used.remove(victim)
+                self.used.insert(0, victim)
+
+    @rule(number=numbers, tag=tags)
+    def begin_read(self, number: int, tag: bytes) -> None:
+        address = address_of(number, tag)
+        if not self.index.is_written(address) and not self.index.is_leaving(address):
+            self.index.begin_read(address)
+            self.readers.append(address)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), is_there=st.booleans(), size=sizes)
+    def end_read(self, data: st.DataObject, size: int, *, is_there: bool) -> None:
+        address = data.draw(st.sampled_from(self.readers))
+        self.readers.remove(address)
+        if not is_there:  # somebody else has removed the file
+            self.disk.pop(address, None)
+            self.index.forget(address)
+        elif self.index.adopt(address, size):
+            self.disk[address] = size
+        self.index.end_read(address)
+        self._use(address)
+
+    @rule(number=numbers, tag=tags)
+    def touch(self, number: int, tag: bytes) -> None:
+        address = address_of(number, tag)
+        self.index.touch(address)
+        if address in set(self.index.idle()):
+            self._use(address)
+
+    @rule(number=numbers, tag=tags, size=sizes)
+    def adopt(self, number: int, tag: bytes, size: int) -> None:
+        address = address_of(number, tag)
+        if self.index.adopt(address, size):
+            self.disk[address] = size
+            self._use(address)
+
+    @rule(number=numbers, tag=tags)
+    def leave(self, number: int, tag: bytes) -> None:
+        address = address_of(number, tag)
+        if not self.index.is_busy(address):
+            assert self.index.leave(address) == self.disk.get(address, 0)
+            self.removing.append(address)
+
+    @precondition(lambda self: self.removing)
+    @rule(data=st.data(), is_gone=st.booleans())
+    def finish_removing(self, data: st.DataObject, *, is_gone: bool) -> None:
+        address = data.draw(st.sampled_from(self.removing))
+        self.removing.remove(address)
+        if is_gone:
+            self.disk.pop(address, None)
+            self.index.left(address)
+        else:
+            self.index.stayed(address)
+            if address in self.disk:
+                self.used.remove(address)
+                self.used.insert(0, address)
+
+    @rule(other=caps)
+    def set_caps(self, other: Caps) -> None:
+        self.index.set_caps(other)
+        self.caps = other
+        self.lowered = True
+        self.removing += self.index.trim()
+        assert not self.index.trim(), "once is enough"
+
+    @invariant()
+    def caps_hold(self) -> None:
+        scopes: dict[bytes | None, int] = {tag: self.caps.of(tag) for tag in TAGS}
+        scopes[None] = self.caps.total
+        for tag, cap in scopes.items():
+            on_disk = sum(size for address, size in self.disk.items() if tag in (None, address.tag))
+            # Above a cap that was lowered it may only become less.
+            assert on_disk <= max(cap, self.before.get(tag, 0))
+            self.before[tag] = on_disk
+
+    @invariant()
+    def the_index_knows_what_is_there(self) -> None:
+        self.index.check_integrity()
+        leaving = {*self.removing, *(v for t in self.tickets if not t.started for v in t.victims)}
+        written = {ticket.address for ticket in self.tickets}
+        for number in range(4):
+            for tag in TAGS:
+                address = address_of(number, tag)
+                expected = address in self.disk and address not in leaving | written
+                assert self.index.knows(address) == expected
+
+    @invariant()
+    def a_scope_is_busy_while_something_in_it_is(self) -> None:
+        for tag in TAGS:
+            busy = [*self.readers, *self.removing, *(t.address for t in self.tickets)]
+            if any(address.tag == tag for address in busy):
+                assert self.index.any_busy(Scope(tag=tag))
+
+
+TestAgainstADisk = AgainstADisk.TestCase
+TestAgainstADisk.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
