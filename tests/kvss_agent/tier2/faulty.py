@@ -1,0 +1,101 @@
+"""A real directory behind a backend that fails or stops when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2.backend import Found, Progress, Removed, silent
+from kvss_agent.tier2.posix import Posix, _told
+
+HELD_SECONDS_MAX: Final = 10.0
+
+
+class Held(Posix):
+    """Reads and writes stop half-way until they are told to go on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._reached = {"read": threading.Event(), "write": threading.Event()}
+        self._go = {"read": threading.Event(), "write": threading.Event()}
+
+    async def reached(self, what: str) -> None:
+        """Until a thread has come that far."""
+        assert await asyncio.to_thread(self._reached[what].wait, HELD_SECONDS_MAX)
+
+    def go(self, what: str) -> None:
+        self._go[what].set()
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        def stop() -> bool:
+            self._stop("write")
+            return intact()
+
+        return super().write(name, parts, stop)
+
+    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+        received = super().read(name, parts)
+        self._stop("read")
+        return received
+
+    def _stop(self, what: str) -> None:
+        self._reached[what].set()
+        assert self._go[what].wait(HELD_SECONDS_MAX)
+
+
+class Faulty(Posix):
+    """Calls fail as the kernel would let them: all of them, those of one kind, or the nth."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._number = 0
+        self._only = ""
+        self._left = 0
+
+    def fail_with(self, number: int, *, only: str = "") -> None:
+        """From now on everything fails with this errno, or only calls of this name; 0: nothing does."""
+        self._number, self._only = number, only
+
+    def fail_nth(self, nth: int) -> bool:
+        """Let the nth call from now on fail with EIO. Whether the last such wish came too late."""
+        was_left, self._left = self._left, nth
+        return was_left > 0
+
+    def _maybe(self, call: str) -> None:
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                with _told():
+                    raise OSError(5, os.strerror(5))
+        if self._number and self._only in ("", call):
+            with _told():
+                raise OSError(self._number, os.strerror(self._number))
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        self._maybe("write")
+        return super().write(name, parts, intact)
+
+    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+        self._maybe("read")
+        return super().read(name, parts)
+
+    def size(self, name: str) -> int | None:
+        self._maybe("size")
+        return super().size(name)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._maybe("delete")
+        super().delete(names)
+
+    def files(self, progress: Progress = silent) -> Iterator[Found]:
+        self._maybe("files")
+        yield from super().files(progress)
+
+    def purge(self, scope: Scope) -> Removed:
+        self._maybe("purge")
+        return super().purge(scope)

@@ -1,0 +1,263 @@
+"""Directories as they are: agents that are killed, disks that are full, mounts that can do less."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from console.environment import PROJECT
+from kvss_agent.tier2 import posix
+from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import ABANDONED_SECONDS, TEMPORARY, Posix
+from kvss_agent.tier2.store import Outcome
+from tests.kvss_agent.tier2.columns import (
+    ACME,
+    PLENTY,
+    address_of,
+    disk_bytes,
+    files_in,
+    get,
+    opened,
+    put,
+)
+from tests.kvss_agent.tier2.crashing import LENGTH
+from tests.kvss_agent.tier2.faulty import Held
+
+COLUMN_BYTES = 12_288
+MNT_DETACH = 2
+
+
+def unfinished(root: Path) -> list[Path]:
+    return [path for path in files_in(root) if path.name.startswith(TEMPORARY)]
+
+
+# Killed
+
+
+def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[int]:
+    """Start an agent, kill it after so many columns: those that it called stored, as they came."""
+    command = [sys.executable, "-m", "tests.kvss_agent.tier2.crashing", str(root), str(cap), str(first)]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout
+        lines = [agent.stdout.readline() for _ in range(columns)]
+        agent.kill()
+        lines += agent.stdout.readlines()
+    assert all(line.endswith(" stored\n") for line in lines)
+    return [int(line.split()[0]) for line in lines]
+
+
+async def test_a_killed_agent_leaves_nothing_wrong_behind(tmp_path: Path) -> None:
+    """Killed in the middle of spills, again and again; each time the next start puts it right."""
+    cap = 12 * (LENGTH + 4096)
+    found_unfinished = 0
+    for life in range(4):
+        stored = spill_and_be_killed(tmp_path, cap, life * 1000, 10 + 7 * life)
+        found_unfinished += len(unfinished(tmp_path))
+        assert disk_bytes(tmp_path) <= cap
+        async with opened(tmp_path, Caps(cap, cap)) as store:
+            assert unfinished(tmp_path) == []
+            assert disk_bytes(tmp_path) == store.stats().bytes
+            assert await get(store, address_of(stored[-1]), LENGTH) == "hit"
+            numbers = range(life * 1000, stored[-1] + 10)
+            found = [await get(store, address_of(number), LENGTH) for number in numbers]
+            assert set(found) <= {"hit", "absent"}
+    assert found_unfinished, "none of the kills hit a writer: this has shown nothing"
+
+
+async def test_an_unfinished_file_of_a_living_writer_stays(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        writing = asyncio.create_task(put(store, address_of(1)))
+        await backend.reached("write")
+        async with opened(tmp_path) as other:
+            assert len(unfinished(tmp_path)) == 1
+            assert other.stats().properties["unfinished_files_removed"] == 0
+        await store.rebuild()
+        backend.go("write")
+        backend.go("read")
+        assert await writing == "stored"
+        assert await get(store, address_of(1)) == "hit"
+
+
+# Full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, b"size=1m,mode=700"):
+        pytest.skip(f"root may not mount here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield mount
+    finally:
+        assert libc.umount2(bytes(mount), MNT_DETACH) == 0
+
+
+async def test_a_disk_that_is_fuller_than_the_cap_says_is_lived_with(small_disk: Path) -> None:
+    async with opened(small_disk) as store:
+        outcomes = [await put(store, address_of(number), 100_000) for number in range(40)]
+        assert set(outcomes) == {Outcome.STORED, Outcome.FAILED}
+        stats = store.stats()
+        assert stats.faults == {"no-space": outcomes.count(Outcome.FAILED)}
+        assert stats.evicted.columns > 0
+        assert unfinished(small_disk) == []
+        assert disk_bytes(small_disk) == stats.bytes
+        recalled = [await get(store, address_of(number), 100_000) for number in range(40)]
+        assert set(recalled) == {"hit", "absent"}
+        assert recalled.count("hit") == stats.columns
+
+
+# What a mount can do
+
+
+async def test_without_direct_io_it_works_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(path: Path) -> bool:
+        return False
+
+    monkeypatch.setattr(posix, "_can_be_direct", cannot)
+    async with opened(tmp_path) as store:
+        assert store.stats().properties["direct_io"] is False
+        assert await put(store, address_of(1)) == "stored"
+        assert await get(store, address_of(1)) == "hit"
+
+
+def test_a_mount_that_opens_for_direct_io_and_then_refuses_it_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(fd: int, parts: object, offset: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    store = Posix(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", refuses)
+        store.open()
+    assert store.properties()["direct_io"] is False
+
+
+async def test_without_locks_an_unfinished_file_goes_when_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    async with opened(tmp_path) as store:
+        assert store.stats().properties["locks"] is False
+        assert await put(store, address_of(1)) == "stored"
+        folder = files_in(tmp_path)[0].parent
+        young, old = folder / f"{TEMPORARY}young", folder / f"{TEMPORARY}old"
+        young.touch()
+        old.touch()
+        then = time.time() - ABANDONED_SECONDS - 1
+        os.utime(old, (then, then))
+        await store.rebuild()
+        assert unfinished(tmp_path) == [young]
+
+
+async def test_a_durable_store_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for durable, expected in ((False, 0), (True, 2)):
+        synced.clear()
+        async with opened(Posix(tmp_path / str(durable), durable=durable)) as store:
+            await put(store, address_of(1))
+            assert len(synced) == expected
+            assert (await store.purge(tag=ACME)).columns == 1
+            assert len(synced) == expected + 1, "a purge lasts in any case"
+
+
+async def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may do less than it is asked to, and it is asked again."""
+    write, read = os.pwritev, os.preadv
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: write(fd, [parts[0][:4096]], at))
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: read(fd, [parts[0][:4096]], at))
+    async with opened(tmp_path) as store:
+        assert await put(store, address_of(1), 50_000) == "stored"
+        assert await get(store, address_of(1), 50_000) == "hit"
+
+
+async def test_files_are_for_the_agent_alone(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    async with opened(root) as store:
+        await put(store, address_of(1))
+    assert root.stat().st_mode & 0o077 == 0
+    assert files_in(root)[0].stat().st_mode & 0o077 == 0
+
+
+async def test_a_link_in_the_place_of_a_column_is_not_followed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store") as store:
+        await put(store, address_of(1))
+        path = tmp_path / "store" / address_of(1).name
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        assert await get(store, address_of(1)) == "lost"
+        assert store.stats().faults == {"other": 1}
+
+
+# Others who purge
+
+
+async def test_a_directory_that_is_purged_under_a_writer_is_made_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        for number in range(10):
+            await put(one, address_of(number))
+            await two.purge(tag=ACME)
+        assert await put(one, address_of(99)) == "stored"
+
+
+async def test_a_file_that_is_purged_under_its_writer_is_a_fault_and_no_crash(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend, PLENTY) as one, opened(tmp_path) as two:
+        writing = asyncio.create_task(put(one, address_of(1)))
+        await backend.reached("write")
+        await two.purge(tag=ACME)
+        backend.go("write")
+        assert await writing == Outcome.FAILED
+        assert one.stats().faults == {"vanished": 1}
+        assert one.stats().bytes == 0
+        assert files_in(tmp_path) == []
+
+
+def test_a_purge_that_others_write_against_gives_up_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Posix(tmp_path)
+    store.open()
+    name = address_of(1).name
+    remove = posix._remove_tree
+
+    def remove_and_write(root: Path, folder: str) -> object:
+        removed, _ = remove(root, folder)
+        assert store.write(name, [memoryview(bytearray(4096))], lambda: True)
+        return removed, False
+
+    store._direct = 0
+    store.write(name, [memoryview(bytearray(4096))], lambda: True)
+    monkeypatch.setattr(posix, "_remove_tree", remove_and_write)
+    with pytest.raises(Failed, match="others keep writing"):
+        store.purge(Scope(tag=ACME))

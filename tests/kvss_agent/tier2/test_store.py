@@ -1,0 +1,680 @@
+"""What tier 2 promises, on a real directory: columns come back or a reason does, and caps hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvss_agent import seal
+from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.tier2 import store as store_module
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Outcome, Tier2
+from tests.kvss_agent.tier2.columns import (
+    ACME,
+    BOLT,
+    NAMESPACE,
+    address_of,
+    disk_bytes,
+    evicted,
+    files_in,
+    get,
+    holds,
+    new_slot,
+    opened,
+    put,
+)
+from tests.kvss_agent.tier2.faulty import Faulty, Held
+
+COLUMN_BYTES = 12_288  # of a file, with the payload that these tests use
+
+
+# Columns
+
+
+async def test_a_column_comes_back_as_the_evict_that_asks_for_it(tmp_path: Path) -> None:
+    address = address_of(1)
+    async with opened(tmp_path) as store:
+        slot, column = evicted(address, sequence=7, tokens=40)
+        assert await store.spill(address, slot, column) is Outcome.STORED
+        into = new_slot()
+        found = await store.recall(address, into, 12)
+        assert isinstance(found, Header)
+        assert (found.sequence, found.tokens) == (12, 40)
+        assert found == seal.verify(into, Column(address.key, address.tag, 12))
+        assert holds(into, address, 12)
+
+
+async def test_a_column_is_stored_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        outcomes = await asyncio.gather(*(put(store, address_of(1)) for _ in range(5)))
+        assert Counter(outcomes) == {Outcome.STORED: 1, Outcome.ALREADY: 4}
+        assert store.stats().columns == 1
+
+
+async def test_shards_namespaces_and_tags_are_kept_apart(tmp_path: Path) -> None:
+    addresses = [
+        address_of(1),
+        address_of(1, shard="full-1"),
+        address_of(1, BOLT),
+        address_of(1, namespace=bytes(16)),
+    ]
+    async with opened(tmp_path) as store:
+        for address in addresses:
+            assert await put(store, address) == "stored"
+        assert [await get(store, address) for address in addresses] == ["hit"] * 4
+
+
+async def test_what_is_not_there_is_absent_and_leaves_the_slot_empty(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        slot, _ = evicted(address_of(2))
+        assert await store.recall(address_of(1), slot, 8) is Miss.ABSENT
+        assert not any(slot[:HEADER_BYTES])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_exists_tells_for_each(tmp_path: Path, *, shared: bool) -> None:
+    async with opened(tmp_path, shared=shared) as store:
+        await put(store, address_of(1))
+        asked = [address_of(1), address_of(2), address_of(1)]
+        assert await store.exists(asked) == [True, False, True]
+        assert await store.exists([]) == []
+
+
+async def test_a_slot_that_does_not_hold_the_column_is_not_stored(tmp_path: Path) -> None:
+    address = address_of(1)
+    async with opened(tmp_path) as store:
+        slot, column = evicted(address)
+        assert await store.spill(address, memoryview(bytearray(4096)), column) is Miss.ABSENT
+        newer = Column(column.key, column.tag, column.sequence + 1)
+        assert await store.spill(address, slot, newer) is Miss.STALE
+        slot[5000] ^= 1
+        assert await store.spill(address, slot, column) is Miss.CORRUPT
+        seal.open_slot(slot, 8)
+        assert await store.spill(address, slot, column) is Miss.TORN
+        other, _ = evicted(address_of(1, BOLT))
+        assert await store.spill(address, other, column) is Miss.FOREIGN
+        assert store.stats().bytes == 0
+        assert files_in(tmp_path) == []
+
+
+async def test_a_slot_that_is_overwritten_while_it_is_spilled_is_not_published(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        slot, column = evicted(address_of(1))
+        spilling = asyncio.create_task(store.spill(address_of(1), slot, column))
+        await backend.reached("write")
+        seal.open_slot(slot, column.sequence + 1)
+        backend.go("write")
+        assert await spilling is Miss.TORN
+        assert files_in(tmp_path) == []
+        assert store.stats().bytes == 0
+
+
+async def test_readers_find_a_slot_torn_while_it_is_filled(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    address = address_of(1)
+    async with opened(backend) as store:
+        backend.go("write")
+        await put(store, address)
+        slot = new_slot()
+        recalling = asyncio.create_task(store.recall(address, slot, 3))
+        await backend.reached("read")
+        assert seal.verify(slot, Column(address.key, address.tag, 3)) is Miss.TORN
+        backend.go("read")
+        assert isinstance(await recalling, Header)
+
+
+async def test_a_cancelled_recall_leaves_the_slot_alone_and_empty(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        backend.go("write")
+        await put(store, address_of(1))
+        slot = new_slot()
+        recalling = asyncio.create_task(store.recall(address_of(1), slot, 3))
+        await backend.reached("read")
+        recalling.cancel()
+        await asyncio.sleep(0)
+        recalling.cancel()
+        await asyncio.sleep(0)
+        assert not recalling.done(), "a thread still writes to the slot"
+        backend.go("read")
+        with pytest.raises(asyncio.CancelledError):
+            await recalling
+        assert not any(slot[:HEADER_BYTES])
+        assert await get(store, address_of(1)) == "hit"
+
+
+async def test_misuse_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        slot, column = evicted(address_of(1))
+        with pytest.raises(ValueError, match="pages"):
+            await store.spill(address_of(1), slot[:100], column)
+        with pytest.raises(ValueError, match="own key and tag"):
+            await store.spill(address_of(1, BOLT), slot, column)
+        with pytest.raises(ValueError, match="a purge is of"):
+            await store.purge()
+    with pytest.raises(ValueError, match="threads"):
+        Tier2(Posix(tmp_path), Caps(1, 1), threads=0)
+
+
+async def test_too_many_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "IN_FLIGHT_MAX", 2)
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        writing = [asyncio.create_task(put(store, address_of(number))) for number in range(2)]
+        await backend.reached("write")
+        assert await put(store, address_of(3)) == Miss.REFUSED
+        assert await get(store, address_of(3)) == Miss.REFUSED
+        backend.go("write")
+        assert await asyncio.gather(*writing) == ["stored", "stored"]
+        assert await put(store, address_of(3)) == "stored"
+
+
+# Caps
+
+
+class Measured(Posix):
+    """Looks at the whole disk while each file is being written, when most of it is there."""
+
+    def __init__(self, root: Path, caps: Caps) -> None:
+        super().__init__(root)
+        self._caps = caps
+        self._looking = threading.Lock()
+        self.looks = 0
+
+    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        def look() -> bool:
+            self._look()
+            return intact()
+
+        return super().write(name, parts, look)
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._looking:  # or one would count what has gone, and then what came instead
+            super().delete(names)
+
+    def _look(self) -> None:
+        files: dict[int, tuple[bytes, int]] = {}  # by inode: a file is renamed while one looks
+        with self._looking:
+            for folder, _, names in os.walk(self._root):
+                for path in (Path(folder) / name for name in names):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = path.stat()
+                        files[status.st_ino] = (bytes.fromhex(path.parts[-3]), status.st_blocks * 512)
+        self.looks += 1
+        assert sum(size for _, size in files.values()) <= self._caps.total
+        for tag in {tag for tag, _ in files.values()}:
+            assert sum(size for owner, size in files.values() if owner == tag) <= self._caps.of(tag)
+
+
+async def test_concurrent_writers_never_exceed_a_cap(tmp_path: Path) -> None:
+    """Three orgs, two hundred columns, many at a time, room for ten; the disk is looked at."""
+    caps = Caps(10 * COLUMN_BYTES, 6 * COLUMN_BYTES, {BOLT: 2 * COLUMN_BYTES})
+    tags = [ACME, BOLT, b"cozy............"]
+    backend = Measured(tmp_path, caps)
+    async with opened(backend, caps, threads=8) as store:
+        addresses = [address_of(number, tag) for number in range(70) for tag in tags]
+        random.Random(1).shuffle(addresses)
+        outcomes: Counter[str] = Counter()
+
+        async def write_some(share: list[Address]) -> None:
+            for address in share:
+                outcomes[await put(store, address)] += 1
+
+        await asyncio.gather(*(put(store, address) for address in addresses[:100]))
+        await asyncio.gather(*(write_some(addresses[start::12]) for start in range(12)))
+        assert set(outcomes) <= {Outcome.STORED, Outcome.ALREADY, Outcome.FULL}
+        assert outcomes[Outcome.STORED] > 50, "most of them had to evict"
+        assert backend.looks > 50
+        assert disk_bytes(tmp_path) == store.stats().bytes <= caps.total
+        difference = await store.check_integrity()
+        assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
+
+
+async def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:
+    async with opened(tmp_path, Caps(3 * COLUMN_BYTES, 3 * COLUMN_BYTES)) as store:
+        for number in range(3):
+            await put(store, address_of(number))
+        assert await get(store, address_of(0)) == "hit"
+        assert await store.exists([address_of(1)]) == [True]
+        await put(store, address_of(3))
+        assert [await get(store, address_of(number)) for number in (0, 1, 3)] == ["hit"] * 3
+        assert await get(store, address_of(2)) == Miss.ABSENT
+        assert store.stats().evicted == Removed(1, COLUMN_BYTES)
+
+
+async def test_a_column_larger_than_a_cap_is_full(tmp_path: Path) -> None:
+    async with opened(tmp_path, Caps(100 * COLUMN_BYTES, COLUMN_BYTES - 1)) as store:
+        assert await put(store, address_of(1)) == Outcome.FULL
+        assert files_in(tmp_path) == []
+
+
+async def test_a_column_that_is_being_read_is_not_evicted(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend, Caps(COLUMN_BYTES, COLUMN_BYTES)) as store:
+        backend.go("write")
+        await put(store, address_of(1))
+        recalling = asyncio.create_task(get(store, address_of(1)))
+        await backend.reached("read")
+        assert await put(store, address_of(2)) == Outcome.FULL
+        backend.go("read")
+        assert await recalling == "hit"
+        assert await put(store, address_of(2)) == "stored"
+
+
+async def test_lower_caps_evict_and_higher_ones_give_room(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        for number in range(6):
+            await put(store, address_of(number))
+            await put(store, address_of(number, BOLT))
+        await store.set_caps(Caps(8 * COLUMN_BYTES, 5 * COLUMN_BYTES, {BOLT: COLUMN_BYTES}))
+        assert store.stats().orgs == {
+            ACME.hex(): (5 * COLUMN_BYTES, 5 * COLUMN_BYTES),
+            BOLT.hex(): (COLUMN_BYTES, COLUMN_BYTES),
+        }
+        assert disk_bytes(tmp_path) == 6 * COLUMN_BYTES
+        await store.set_caps(Caps(0, 0))
+        assert files_in(tmp_path) == []
+        assert await put(store, address_of(1)) == Outcome.FULL
+        await store.set_caps(Caps(COLUMN_BYTES, COLUMN_BYTES))
+        assert await put(store, address_of(1)) == "stored"
+
+
+async def test_caps_lowered_while_a_column_is_written_hold_when_that_is_done(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        writing = asyncio.create_task(put(store, address_of(1)))
+        await backend.reached("write")
+        lowering = asyncio.create_task(store.set_caps(Caps(0, 0)))
+        await asyncio.sleep(0)
+        assert not lowering.done()
+        backend.go("write")
+        await lowering
+        assert files_in(tmp_path) == []
+        assert await writing == "stored", "it was, for a moment"
+
+
+# Delete and purge
+
+
+async def test_delete_says_what_is_gone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+        twice_and_unknown = [address_of(1), address_of(1), address_of(2)]
+        assert await store.delete(twice_and_unknown) == Removed(1, COLUMN_BYTES)
+        assert await store.delete(twice_and_unknown) == Removed(0, 0)
+        assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+async def test_deletes_that_cross_each_other_both_end(tmp_path: Path) -> None:
+    addresses = [address_of(number) for number in range(4)]
+    async with opened(tmp_path) as store:
+        for address in addresses:
+            await put(store, address)
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(store.delete(addresses), store.delete(addresses[::-1]))
+        assert sum(removed.columns for removed in results) == 4
+
+
+@pytest.mark.parametrize(
+    ("scope", "left"),
+    [
+        ({"tag": ACME}, [False, True, False]),
+        ({"namespace": NAMESPACE}, [False, False, True]),
+        ({"tag": ACME, "namespace": NAMESPACE}, [False, True, True]),
+    ],
+    ids=["tag", "namespace", "both"],
+)
+async def test_a_purge_takes_all_of_its_scope_and_nothing_else(
+    tmp_path: Path, scope: dict[str, bytes], left: list[bool]
+) -> None:
+    addresses = [address_of(1), address_of(2, BOLT), address_of(3, namespace=bytes(16))]
+    async with opened(tmp_path) as store:
+        for address in addresses:
+            await put(store, address)
+        receipt = await store.purge(**scope)
+        assert receipt.columns == left.count(False)
+        assert receipt.bytes == left.count(False) * COLUMN_BYTES
+        assert await store.exists(addresses) == left
+        assert len(files_in(tmp_path)) == left.count(True)
+        assert (await store.purge(**scope)).columns == 0
+
+
+async def test_a_purge_takes_what_the_index_does_not_know(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+        known = files_in(tmp_path)[0]
+        (known.parent / ".tmp-of-another-agent").write_bytes(b"half of something")
+        (known.parent / "stranger").write_bytes(b"who put this here?")
+        (known.parent / "folder").mkdir()
+        (known.parent / "link").symlink_to(tmp_path)
+        async with opened(tmp_path, shared=False) as other:
+            await put(other, address_of(2))
+        receipt = await store.purge(tag=ACME)
+        assert receipt.columns == 2
+        assert list(os.walk(tmp_path)) == [(str(tmp_path), [], [])], "empty directories go too"
+
+
+async def test_a_spill_from_before_a_purge_does_not_come_back_after_it(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    backend.go("read")
+    async with opened(backend) as store:
+        slot, column = evicted(address_of(1))
+        before = asyncio.create_task(store.spill(address_of(1), slot, column))
+        await backend.reached("write")
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0)
+        assert await put(store, address_of(2)) == Miss.REFUSED
+        assert await get(store, address_of(1)) == Miss.ABSENT
+        assert await store.exists([address_of(1)]) == [False]
+        assert not purging.done()
+        backend.go("write")
+        receipt = await purging
+        assert await before is Outcome.STORED
+        assert receipt.columns == 1
+        assert files_in(tmp_path) == []
+        assert await get(store, address_of(1)) == Miss.ABSENT
+        assert store.stats().bytes == 0
+        assert await put(store, address_of(2)) == "stored", "after the receipt the org may come back"
+
+
+async def test_a_recall_from_before_a_purge_brings_nothing(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        backend.go("write")
+        await put(store, address_of(1))
+        recalling = asyncio.create_task(get(store, address_of(1)))
+        await backend.reached("read")
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0)
+        backend.go("read")
+        assert (await purging).columns == 1
+        assert await recalling == Miss.ABSENT
+
+
+async def test_a_purge_while_everybody_writes_leaves_nothing_of_before(tmp_path: Path) -> None:
+    async with opened(tmp_path, threads=8) as store:
+        writers = [
+            asyncio.create_task(put(store, address_of(n, tag)))
+            for n in range(60)
+            for tag in (ACME, BOLT)
+        ]
+        await asyncio.sleep(0.005)
+        receipt = await store.purge(tag=ACME)
+        folder = tmp_path / NAMESPACE.hex() / ACME.hex()
+        assert not folder.exists()
+        await asyncio.gather(*writers)
+        stored = [address_of(n) for n in range(60)]
+        assert receipt.columns <= 60
+        assert not any(await store.exists(stored)), "all of them were on their way before the purge"
+        assert all(await store.exists([address_of(n, BOLT) for n in range(60)]))
+
+
+# Sharing
+
+
+async def test_two_agents_share_a_directory(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await put(one, address_of(1))
+        assert await two.exists([address_of(1), address_of(2)]) == [True, False]
+        assert await get(two, address_of(1)) == "hit"
+        assert two.stats().bytes == COLUMN_BYTES, "it has been adopted"
+        await one.delete([address_of(1)])
+        assert await get(two, address_of(1)) == Miss.ABSENT
+        assert two.stats().bytes == 0, "and forgotten"
+        await put(two, address_of(2))
+        assert await get(one, address_of(2)) == "hit"
+        assert await one.delete([address_of(2)]) == Removed(1, COLUMN_BYTES)
+
+
+async def test_an_agent_that_does_not_share_asks_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path, shared=False) as one, opened(tmp_path) as other:
+        await put(other, address_of(1))
+        assert await one.exists([address_of(1)]) == [False]
+        assert await get(one, address_of(1)) == Miss.ABSENT
+        assert await one.delete([address_of(1)]) == Removed(0, 0)
+
+
+async def test_what_does_not_fit_is_read_without_being_adopted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path, Caps(COLUMN_BYTES, COLUMN_BYTES)) as two:
+        await put(two, address_of(1))
+        await put(one, address_of(2))
+        assert await get(two, address_of(2)) == "hit"
+        assert (await two.exists([address_of(1), address_of(2)])) == [True, True]
+        assert two.stats().bytes == COLUMN_BYTES
+
+
+async def test_rebuilding_finds_what_others_wrote_and_removed(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        await put(one, address_of(1))
+        await put(two, address_of(2))
+        await put(two, address_of(3))
+        await two.delete([address_of(3)])
+        difference = await one.check_integrity()
+        assert difference.unknown == (address_of(2),)
+        await one.rebuild()
+        assert (await one.check_integrity()).unknown == ()
+        await two.delete([address_of(1)])
+        assert (await one.check_integrity()).missing == (address_of(1),)
+        await one.rebuild()
+        difference = await one.check_integrity()
+        assert (difference.missing, difference.unknown) == ((), ())
+
+
+# The start
+
+
+async def test_the_index_is_rebuilt_from_the_files_with_progress(tmp_path: Path) -> None:
+    addresses = [address_of(number) for number in range(20)]
+    async with opened(tmp_path) as store:
+        for address in addresses:
+            await put(store, address)
+    seen: list[tuple[int, int | None]] = []
+    store = Tier2(Posix(tmp_path), Caps(1 << 40, 1 << 40), shared=False)
+    await store.open(lambda done, total: seen.append((done, total)))
+    assert await store.exists(addresses) == [True] * 20
+    assert store.stats().bytes == disk_bytes(tmp_path)
+    await store.close()
+    assert [done for done, _ in seen] == list(range(len(seen)))
+    assert {total for _, total in seen} == {len(seen) - 1}
+
+
+async def test_at_the_start_the_caps_hold_too_and_the_oldest_leaves(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        for number in range(5):
+            await put(store, address_of(number))
+    for age, number in enumerate((3, 0, 1, 4, 2)):
+        os.utime(tmp_path / address_of(number).name, (1000 + age, 1000 + age))
+    async with opened(tmp_path, Caps(2 * COLUMN_BYTES, 2 * COLUMN_BYTES)) as store:
+        assert await store.exists([address_of(n) for n in range(5)]) == [False, False, True, False, True]
+        assert disk_bytes(tmp_path) == 2 * COLUMN_BYTES
+
+
+async def test_files_that_are_not_ours_are_counted_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("mine too")
+    async with opened(tmp_path) as store:
+        assert store.stats().properties["unknown_files"] == 2
+        assert store.stats().columns == 0
+    assert (tmp_path / "README").read_text() == "mine"
+
+
+# Damage
+
+
+def damage_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[9000] ^= 1
+    path.write_bytes(content)
+
+
+def change_the_version(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4] = seal.VERSION + 1
+    path.write_bytes(content)
+
+
+def copy_over(other: Address) -> Callable[[Path], object]:
+    """Somebody copies the file of another column over it."""
+
+    def copy(path: Path) -> None:
+        root = path.parents[3]
+        shutil.copyfile(root / other.name, path)
+
+    return copy
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["known", "after a restart"])
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (damage_a_bit, Miss.CORRUPT),
+        (change_the_version, Miss.CORRUPT),
+        (lambda path: os.truncate(path, 8192), Miss.TORN),
+        (lambda path: path.write_bytes(bytes(COLUMN_BYTES)), Miss.TORN),
+        (copy_over(address_of(2, BOLT)), Miss.FOREIGN),
+        (copy_over(address_of(3)), Miss.STALE),
+        (copy_over(address_of(1, shard="full-1")), Miss.STALE),
+    ],
+    ids=["bit", "version", "truncated", "zeros", "other org", "other column", "other shard"],
+)
+async def test_what_is_not_what_its_name_says_is_a_miss_and_removed(
+    tmp_path: Path, harm: Callable[[Path], object], reason: Miss, *, restarted: bool
+) -> None:
+    address = address_of(1)
+    path = tmp_path / address.name
+    async with opened(tmp_path) as store:
+        for other in (address, address_of(2, BOLT), address_of(3), address_of(1, shard="full-1")):
+            await put(store, other)
+        harm(path)
+        if not restarted:
+            assert await get(store, address) == reason
+    async with opened(tmp_path) as store:
+        if restarted:
+            assert await get(store, address) == reason
+            assert store.stats().damaged == 1
+            assert store.stats().recalls == {reason: 1}
+        assert not path.exists()
+        assert await put(store, address) == "stored"
+        assert await get(store, address) == "hit"
+
+
+async def test_bytes_of_another_org_do_not_stay_in_the_slot(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+        await put(store, address_of(2, BOLT))
+        shutil.copyfile(tmp_path / address_of(2, BOLT).name, tmp_path / address_of(1).name)
+        slot = new_slot()
+        assert await store.recall(address_of(1), slot, 3) is Miss.FOREIGN
+        assert not any(slot)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+async def test_half_a_file_found_at_the_start_is_removed(tmp_path: Path, size: int) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+    os.truncate(tmp_path / address_of(1).name, size)
+    async with opened(tmp_path) as store:
+        assert store.stats().damaged == 1
+        assert files_in(tmp_path) == []
+        assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (5, "io-error"),
+        (28, "no-space"),
+        (122, "no-space"),
+        (30, "denied"),
+        (110, "unreachable"),
+        (12, "other"),
+    ],
+    ids=["EIO", "ENOSPC", "EDQUOT", "EROFS", "ETIMEDOUT", "ENOMEM"],
+)
+async def test_what_the_kernel_refuses_is_a_reason_and_passes(
+    tmp_path: Path, number: int, fault: str
+) -> None:
+    backend = Faulty(tmp_path)
+    async with opened(backend, Caps(4 * COLUMN_BYTES, 4 * COLUMN_BYTES)) as store:
+        await put(store, address_of(1))
+        backend.fail_with(number)
+        assert await put(store, address_of(2)) == Outcome.FAILED
+        assert await get(store, address_of(1)) in (Miss.LOST, Miss.ABSENT)
+        assert await store.exists([address_of(2)]) == [False]
+        with pytest.raises(Failed):
+            await store.delete([address_of(1)])
+        with pytest.raises(Failed):
+            await store.purge(tag=ACME)
+        with pytest.raises(Failed):
+            await store.set_caps(Caps(0, 0))
+        with pytest.raises(Failed):
+            await store.rebuild()
+        assert set(store.stats().faults) == {fault}
+        assert store.stats().last_fault.startswith(fault)
+        backend.fail_with(0)
+        await store.set_caps(Caps(4 * COLUMN_BYTES, 4 * COLUMN_BYTES))
+        assert await put(store, address_of(2)) == "stored"
+        assert await get(store, address_of(2)) == "hit"
+        assert store.stats().bytes == disk_bytes(tmp_path)
+
+
+async def test_whichever_call_fails_nothing_wrong_is_served_and_caps_hold(tmp_path: Path) -> None:
+    """Fail the first call to the kernel, then the second, and so on, until none is left to fail."""
+    for nth in range(1, 60):
+        root = tmp_path / str(nth)
+        backend = Faulty(root)
+        async with opened(backend, Caps(2 * COLUMN_BYTES, 2 * COLUMN_BYTES)) as store:
+            backend.fail_nth(nth)
+            for number in range(4):
+                assert await put(store, address_of(number)) in ("stored", "failed")
+                assert await get(store, address_of(number)) in ("hit", "absent", "lost")
+            is_done = backend.fail_nth(0)
+            assert disk_bytes(root) <= 2 * COLUMN_BYTES
+            for number in range(4):
+                assert await get(store, address_of(number)) in ("hit", "absent")
+            await put(store, address_of(9))
+            assert await get(store, address_of(9)) == "hit"
+            difference = await store.check_integrity()
+            assert (difference.unknown, difference.resized) == ((), ())
+        if is_done:
+            assert nth > 10
+            return
+    raise AssertionError("there is always another call to fail")
+
+
+async def test_a_full_disk_makes_room_for_the_next(tmp_path: Path) -> None:
+    backend = Faulty(tmp_path)
+    async with opened(backend) as store:
+        for number in range(3):
+            await put(store, address_of(number))
+        backend.fail_with(28, only="write")
+        assert await put(store, address_of(9)) == Outcome.FAILED
+        assert store.stats().evicted == Removed(1, COLUMN_BYTES)
+        assert await store.exists([address_of(n) for n in range(3)]) == [False, True, True]
+        assert store.stats().faults == {"no-space": 1}
+
+
+async def test_a_store_that_cannot_be_written_to_does_not_open(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = Tier2(Posix(tmp_path / "file" / "under"), Caps(1, 1))
+    with pytest.raises(Failed, match="Not a directory"):
+        await store.open()
+    await store.close()

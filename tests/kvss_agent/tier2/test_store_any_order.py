@@ -1,0 +1,149 @@
+"""Whatever is asked in whatever order: what a dictionary would have given, or a legal miss."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvss_agent.seal import Miss
+from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Outcome, Tier2
+from tests.kvss_agent.tier2.columns import ACME, BOLT, PAGE, address_of, disk_bytes, get, put
+
+NAMESPACES = (b"model-and-layout", b"another-model...")
+PAGES = 2
+LENGTH = PAGES * PAGE - 64
+addresses = st.builds(
+    address_of,
+    st.integers(0, 4),
+    st.sampled_from([ACME, BOLT]),
+    st.sampled_from(NAMESPACES),
+    st.sampled_from(["full-0", "full-1"]),
+)
+caps = st.builds(
+    lambda total, org, acme: Caps(PAGE * total, PAGE * org, {ACME: PAGE * acme}),
+    st.integers(0, 24),
+    st.integers(0, 20),
+    st.integers(0, 20),
+)
+scopes = st.one_of(
+    st.builds(Scope, st.sampled_from([ACME, BOLT])),
+    st.builds(Scope, st.none(), st.sampled_from(NAMESPACES)),
+    st.builds(Scope, st.sampled_from([ACME, BOLT]), st.sampled_from(NAMESPACES)),
+)
+
+
+class AgainstADictionary(RuleBasedStateMachine):
+    """`kept` is what may be there: stored, and neither deleted nor purged since."""
+
+    @initialize(first=caps)
+    def begin(self, first: Caps) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.root = Path(tempfile.mkdtemp())
+        self.caps = first
+        self.kept: set[Address] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.store = Tier2(Posix(self.root), self.caps, threads=2)
+        self.loop.run_until_complete(self.store.open())
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.run_until_complete(self.store.close())
+            self.loop.close()
+            shutil.rmtree(self.root)
+
+    @rule(address=addresses)
+    def spill(self, address: Address) -> None:
+        outcome = self.loop.run_until_complete(put(self.store, address, LENGTH))
+        size = PAGES * PAGE
+        fits = size <= min(self.caps.total, self.caps.of(address.tag))
+        assert outcome in ((Outcome.STORED, Outcome.ALREADY) if fits else (Outcome.FULL,))
+        assert outcome is not Outcome.ALREADY or address in self.kept
+        if fits:
+            self.kept.add(address)
+            assert self.loop.run_until_complete(self.store.exists([address])) == [True]
+
+    @rule(some=st.lists(addresses, min_size=2, max_size=8, unique=True))
+    def spill_at_once(self, some: list[Address]) -> None:
+        async def all_of_them() -> list[str]:
+            return await asyncio.gather(*(put(self.store, address, LENGTH) for address in some))
+
+        for address, outcome in zip(some, self.loop.run_until_complete(all_of_them()), strict=True):
+            assert outcome in (Outcome.STORED, Outcome.ALREADY, Outcome.FULL)
+            if outcome is not Outcome.FULL:
+                self.kept.add(address)
+
+    @rule(address=addresses)
+    def recall(self, address: Address) -> None:
+        is_there = (self.root / address.name).exists()
+        found = self.loop.run_until_complete(get(self.store, address, LENGTH))  # asserts the bytes
+        assert found == ("hit" if is_there else Miss.ABSENT)
+        assert not is_there or address in self.kept
+
+    @rule(some=st.lists(addresses, max_size=5))
+    def exists(self, some: list[Address]) -> None:
+        answers = self.loop.run_until_complete(self.store.exists(some))
+        assert answers == [(self.root / address.name).exists() for address in some]
+
+    @rule(some=st.lists(addresses, max_size=5))
+    def delete(self, some: list[Address]) -> None:
+        there = sum((self.root / address.name).exists() for address in set(some))
+        assert self.loop.run_until_complete(self.store.delete(some)).columns == there
+        self.kept -= set(some)
+
+    @rule(scope=scopes)
+    def purge(self, scope: Scope) -> None:
+        there = sum(
+            (self.root / address.name).exists() for address in self.kept if scope.covers(address)
+        )
+        purging = self.store.purge(tag=scope.tag, namespace=scope.namespace)
+        assert self.loop.run_until_complete(purging).columns == there
+        self.kept = {address for address in self.kept if not scope.covers(address)}
+
+    @rule(other=caps)
+    def set_caps(self, other: Caps) -> None:
+        self.caps = other
+        self.loop.run_until_complete(self.store.set_caps(other))
+
+    @rule(address=addresses, offset=st.integers(0, PAGES * PAGE - 65))
+    def damage(self, address: Address, offset: int) -> None:
+        path = self.root / address.name
+        if path.exists():
+            content = bytearray(path.read_bytes())
+            content[offset] ^= 1
+            path.write_bytes(content)
+            found = self.loop.run_until_complete(get(self.store, address, LENGTH))
+            assert found in (Miss.CORRUPT, Miss.TORN, Miss.STALE, Miss.FOREIGN)
+            assert not path.exists()
+
+    @rule(address=addresses)
+    def another_agent_removes(self, address: Address) -> None:
+        (self.root / address.name).unlink(missing_ok=True)
+        assert self.loop.run_until_complete(get(self.store, address, LENGTH)) == Miss.ABSENT
+
+    @rule()
+    def restart(self) -> None:
+        self.loop.run_until_complete(self.store.close())
+        self._open()
+
+    @invariant()
+    def caps_hold_and_the_index_agrees_with_the_files(self) -> None:
+        difference = self.loop.run_until_complete(self.store.check_integrity())
+        assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
+        assert disk_bytes(self.root) == self.store.stats().bytes <= self.caps.total
+        for tag, (held, cap) in self.store.stats().orgs.items():
+            assert held <= cap == self.caps.of(bytes.fromhex(tag))
+
+
+TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
