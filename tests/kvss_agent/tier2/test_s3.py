@@ -1,0 +1,264 @@
+"""Columns in a bucket, against a server process that speaks S3 and that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from kvss_agent import seal
+from kvss_agent.seal import Miss
+from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.s3 import S3
+from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
+from kvss_agent.tier2.store import Outcome
+from tests.kvss_agent.tier2 import bucket
+from tests.kvss_agent.tier2.bucket import BUCKET, CREDENTIALS, Server
+from tests.kvss_agent.tier2.columns import (
+    ACME,
+    BOLT,
+    NAMESPACE,
+    address_of,
+    evicted,
+    get,
+    new_slot,
+    opened,
+    put,
+)
+
+COLUMN_BYTES = 12_288
+_prefixes = (f"store-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with bucket.running() as server:
+        server.make_bucket()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A store of one's own in the bucket."""
+    return next(_prefixes)
+
+
+def bucket_at(server: Server, prefix: str) -> S3:
+    return S3(BUCKET, prefix=prefix, endpoint=server.endpoint)
+
+
+def objects(server: Server, prefix: str = "") -> dict[str, int]:
+    """What is in the bucket, as somebody else sees it."""
+    store = S3Store(
+        BUCKET, endpoint=server.endpoint, region="us-east-1", client_options={"allow_http": True}
+    )
+    return {item["path"]: item["size"] for page in obstore.list(store, prefix or None) for item in page}
+
+
+async def test_a_column_comes_back_from_a_bucket(server: Server, prefix: str) -> None:
+    addresses = [address_of(1), address_of(1, BOLT), address_of(1, shard="full-1")]
+    async with opened(bucket_at(server, prefix)) as store:
+        assert [await put(store, address) for address in addresses] == ["stored"] * 3
+        assert [await get(store, address) for address in addresses] == ["hit"] * 3
+        assert await get(store, address_of(2)) == Miss.ABSENT
+        assert await store.exists([*addresses, address_of(2)]) == [True, True, True, False]
+        expected = {f"{prefix}/{address.name}": COLUMN_BYTES for address in addresses}
+        assert objects(server, prefix) == expected
+
+
+@pytest.mark.parametrize("length", [1, 4032, 4033, 3 << 20])
+async def test_columns_of_any_size(server: Server, prefix: str, length: int) -> None:
+    async with opened(bucket_at(server, prefix)) as store:
+        assert await put(store, address_of(1), length) == "stored"
+        assert await get(store, address_of(1), length) == "hit"
+
+
+async def test_the_index_is_rebuilt_from_the_listing_page_by_page(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.tier2.s3.PAGE_OBJECTS", 4)
+    addresses = [address_of(number) for number in range(10)]
+    async with opened(bucket_at(server, prefix), threads=16) as store:
+        await asyncio.gather(*(put(store, address) for address in addresses))
+        obstore.put(bucket_at(server, prefix)._store, "README", b"not ours")
+    seen: list[tuple[int, int | None]] = []
+    async with opened(bucket_at(server, prefix), shared=False) as store:
+        await store.rebuild(lambda done, total: seen.append((done, total)))
+        assert await store.exists(addresses) == [True] * 10
+        assert store.stats().properties["unknown_files"] == 1
+    assert seen == [(0, None), (4, None), (8, None), (11, None)]
+
+
+async def test_a_full_store_evicts_from_the_bucket(server: Server, prefix: str) -> None:
+    async with opened(bucket_at(server, prefix), Caps(2 * COLUMN_BYTES, 2 * COLUMN_BYTES)) as store:
+        for number in range(4):
+            assert await put(store, address_of(number)) == "stored"
+        assert sum(objects(server, prefix).values()) == 2 * COLUMN_BYTES
+        assert await store.exists([address_of(n) for n in range(4)]) == [False, False, True, True]
+
+
+async def test_two_agents_share_a_bucket(server: Server, prefix: str) -> None:
+    async with opened(bucket_at(server, prefix)) as one, opened(bucket_at(server, prefix)) as two:
+        await put(one, address_of(1))
+        assert await get(two, address_of(1)) == "hit"
+        assert await two.delete([address_of(1), address_of(2)]) == Removed(1, COLUMN_BYTES)
+        assert await get(one, address_of(1)) == Miss.ABSENT
+        assert one.stats().bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("scope", "left"),
+    [
+        ({"tag": ACME}, [False, True, False]),
+        ({"namespace": NAMESPACE}, [False, False, True]),
+        ({"tag": ACME, "namespace": NAMESPACE}, [False, True, True]),
+    ],
+    ids=["tag", "namespace", "both"],
+)
+async def test_a_purge_takes_all_of_its_scope_from_the_bucket(
+    server: Server, prefix: str, scope: dict[str, bytes], left: list[bool]
+) -> None:
+    addresses = [address_of(1), address_of(2, BOLT), address_of(3, namespace=bytes(16))]
+    async with opened(bucket_at(server, prefix)) as writer:
+        for address in addresses:
+            await put(writer, address)
+        async with opened(bucket_at(server, prefix)) as store:
+            receipt = await store.purge(**scope)
+            assert (receipt.columns, receipt.bytes) == (
+                left.count(False),
+                left.count(False) * COLUMN_BYTES,
+            )
+            assert await store.exists(addresses) == left
+            assert len(objects(server, prefix)) == left.count(True)
+            assert (await store.purge(**scope)).columns == 0
+
+
+async def test_damage_in_a_bucket_is_a_miss_and_removed(server: Server, prefix: str) -> None:
+    backend = bucket_at(server, prefix)
+    async with opened(backend) as store:
+        for address in (address_of(1), address_of(2), address_of(3, BOLT)):
+            await put(store, address)
+        good, other, foreign = (
+            bytes(obstore.get(backend._store, address.name).bytes())
+            for address in (address_of(1), address_of(2), address_of(3, BOLT))
+        )
+        for harmed, reason in [
+            (good[:5000], Miss.TORN),
+            (good + bytes(4096), Miss.CORRUPT),
+            (good[:9000] + bytes([good[9000] ^ 1]) + good[9001:], Miss.CORRUPT),
+            (other, Miss.STALE),
+            (foreign, Miss.FOREIGN),
+        ]:
+            obstore.put(backend._store, address_of(1).name, harmed)
+            assert await store.recall(address_of(1), new_slot(20_000), 3) is reason
+            assert f"{prefix}/{address_of(1).name}" not in objects(server, prefix)
+        assert store.stats().damaged == 5
+
+
+async def test_a_slot_that_changes_while_it_is_copied_is_not_sent(server: Server, prefix: str) -> None:
+    class Overwritten(S3):
+        def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+            seal.open_slot(slot, 9)
+            return super().write(name, parts, intact)
+
+    slot, column = evicted(address_of(1))
+    async with opened(Overwritten(BUCKET, prefix=prefix, endpoint=server.endpoint)) as store:
+        assert await store.spill(address_of(1), slot, column) is Miss.TORN
+        assert objects(server, prefix) == {}
+
+
+async def test_a_server_that_dies_is_a_reason_and_then_it_works_again(prefix: str) -> None:
+    with bucket.running() as server:
+        server.make_bucket()
+        async with opened(bucket_at(server, prefix)) as store:
+            assert await put(store, address_of(1)) == "stored"
+            server.kill()
+            assert await put(store, address_of(2)) == Outcome.FAILED
+            assert await get(store, address_of(1)) == Miss.LOST
+            assert await store.exists([address_of(3)]) == [False]
+            with pytest.raises(Failed, match="unreachable"):
+                await store.purge(tag=ACME)
+            assert set(store.stats().faults) == {"unreachable"}
+            server.start()
+            assert await put(store, address_of(2)) == Outcome.FAILED, "its bucket is gone"
+            assert store.stats().faults["vanished"] == 1
+            server.make_bucket()
+            assert await put(store, address_of(2)) == "stored"
+            assert await get(store, address_of(2)) == "hit"
+            assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+async def test_a_server_that_dies_in_the_middle_of_an_answer_is_a_reason(prefix: str) -> None:
+    """It promises a column and gives half of it."""
+    with dying_server(bytes(6000), promised=COLUMN_BYTES) as endpoint:
+        store = make(Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=endpoint))
+        slot = new_slot()
+        assert await store.recall(address_of(1), slot, 3) is Miss.LOST
+        assert not any(slot)
+        assert set(store.stats().faults) == {"unreachable"}
+        await store.close()
+
+
+@contextlib.contextmanager
+def dying_server(part: bytes, promised: int) -> Iterator[str]:
+    """Answers every request with the start of a body, and hangs up."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # it is closed at the end
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65_536)
+                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {promised}\r\nETag: x\r\n"
+                    date = "Last-Modified: Tue, 01 Apr 2025 00:00:00 GMT\r\n\r\n"
+                    connection.sendall((head + date).encode() + part)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+async def test_a_bucket_that_keeps_versions_is_refused(server: Server, prefix: str) -> None:
+    server.make_bucket("versioned")
+    server.keep_versions("versioned")
+    backend = S3("versioned", prefix=prefix, endpoint=server.endpoint)
+    with pytest.raises(Failed, match="old versions"):
+        backend.open()
+
+
+async def test_a_bucket_that_does_not_exist_is_refused(server: Server, prefix: str) -> None:
+    with pytest.raises(Failed, match="vanished"):
+        S3("nobodys", prefix=prefix, endpoint=server.endpoint).open()
+
+
+async def test_settings_make_a_store_in_a_bucket(server: Server, prefix: str) -> None:
+    settings = Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=server.endpoint)
+    store = make(settings)
+    await store.open()
+    assert await put(store, address_of(1)) == "stored"
+    await store.close()
+
+
+def test_without_the_extra_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "kvss_agent.tier2.s3", raising=False)
+    with pytest.raises(NotInstalled, match=r"tidegate\[s3\]"):
+        make(Tier2Settings("s3", 1 << 30, bucket=BUCKET))
