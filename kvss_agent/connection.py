@@ -58,10 +58,18 @@ class Latencies:
         self.refilled_bytes = 0
         self.cpu_seconds = 0.0
 
-    def record(self, histogram: Histogram, seconds: float, count: int) -> None:
+    def record_evicts(self, seconds: float, columns: int, size: int, cpu_seconds: float) -> None:
         """A batch took so long: each of its columns did."""
         with self._lock:
-            histogram.record(seconds, count)
+            self.evict.record(seconds, columns)
+            self.evicted_bytes += size
+            self.cpu_seconds += cpu_seconds
+
+    def record_refills(self, seconds: float, columns: int, size: int, cpu_seconds: float) -> None:
+        with self._lock:
+            self.refill.record(seconds, columns)
+            self.refilled_bytes += size
+            self.cpu_seconds += cpu_seconds
 
 
 class Connection:
@@ -216,7 +224,7 @@ class Connection:
     # Evicts
 
     def _take(self, shard: HostedShard, run: wire.Evict) -> None:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.thread_time()
         headers = run.headers()
         if max(header.length for header in headers) > shard.arena.payload_bytes_max:
             raise Breach(Cause.LIMIT, "a payload is larger than a slot")
@@ -241,8 +249,10 @@ class Connection:
             self._received = index + 1
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)
-        self._latencies.record(self._latencies.evict, time.perf_counter() - began, columns)
-        self._latencies.evicted_bytes += sum(header.length for header in headers)
+        size = sum(header.length for header in headers)
+        self._latencies.record_evicts(
+            time.perf_counter() - began, columns, size, time.thread_time() - cpu
+        )
         if run.signal or self._version < 2:
             self._send(wire.Count(run.first + columns - 1))
 
@@ -371,7 +381,7 @@ class Connection:
 
     def _answer(self, serve: Serve) -> None:
         """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.thread_time()
         headers: list[bytes] = []
         payloads: list[memoryview] = []
         for slot in serve.slots:
@@ -379,8 +389,9 @@ class Connection:
             headers.append(raw)
             payloads += payload
         self._send(wire.Refilled(serve.request, tuple(headers)), payloads)
-        self._latencies.record(self._latencies.refill, time.perf_counter() - began, len(headers))
-        self._latencies.refilled_bytes += sum(map(len, payloads))
+        size = sum(map(len, payloads))
+        columns, cpu = len(headers), time.thread_time() - cpu
+        self._latencies.record_refills(time.perf_counter() - began, columns, size, cpu)
 
     def _look_into(self, slot: int | Miss) -> tuple[bytes, list[memoryview]]:
         if isinstance(slot, int):

@@ -11,10 +11,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
 
-from kvss_agent import wire
+from kvss_agent import seal, wire
 from kvss_agent.arena import Arena, CountPage, Extent, Progress, silent
 from kvss_agent.breach import Breach, Cause
 from kvss_agent.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
@@ -182,6 +182,28 @@ class HostedShard:
             self._look_at_count()
             self._carry_out(self.core.tick(self._clock()), None)
             return self._next_moment()
+
+    def state(self) -> dict[str, Any]:
+        """How the shard stands, as plain numbers."""
+        with self._lock:
+            self._look_at_count()
+            core = self.core
+            return {
+                "applied": core.applied,
+                "queued_evicts": core.accepted - core.applied,
+                "waiting_requests": core.waiting,
+                "leases": len(core.leases),
+                "expired_leases": core.leases.expired,
+                "connections": len(self._members),
+                "writer": None if self._writer is None else "shm" if self._shared else "stream",
+                "counts": asdict(core.counts),
+            }
+
+    def occupied(self) -> int:
+        """How many slots hold a column. Looks into each of them: for people, not for every second."""
+        return sum(
+            bytes(self.arena.slot(number)[:4]) == seal.MAGIC for number in range(self.arena.slots)
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if core and memory contradict themselves or one another."""

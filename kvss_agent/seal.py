@@ -38,7 +38,7 @@ TOKENS_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 VERSION: Final = 1
 
-_MAGIC = b"TIDE"
+MAGIC: Final = b"TIDE"
 _OPEN, _SEALED = 1, 2
 _FIELDS = struct.Struct("<4sBBHQ16s16sQI")
 _HEADER = struct.Struct("<4sBBHQ16s16sQII")
@@ -48,7 +48,7 @@ _NOTHING = bytes(HEADER_BYTES)
 _LOWER_HALF = 0xFFFF_FFFF
 
 NO_HEADER: Final = _NOTHING  # of an empty slot
-OPEN_HEADER: Final = _MARK.pack(_MAGIC, VERSION, _OPEN, 0, 0).ljust(HEADER_BYTES, b"\0")
+OPEN_HEADER: Final = _MARK.pack(MAGIC, VERSION, _OPEN, 0, 0).ljust(HEADER_BYTES, b"\0")
 
 
 class Miss(StrEnum):
@@ -94,7 +94,7 @@ def pack(column: Column, tokens: int, length: int, checksum: int) -> bytes:
     if len(column.key) != KEY_BYTES or len(column.tag) != TAG_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
     fields = _FIELDS.pack(
-        _MAGIC, VERSION, _SEALED, tokens, column.sequence, column.key, column.tag, checksum, length
+        MAGIC, VERSION, _SEALED, tokens, column.sequence, column.key, column.tag, checksum, length
     )
     return fields + _CHECK.pack(xxh3_64_intdigest(fields) & _LOWER_HALF)
 
@@ -103,7 +103,7 @@ def read(header: Bytes) -> Header | Miss:
     """What 64 bytes say by themselves: absent, torn, corrupt, or an intact header."""
     raw = bytes(header)
     magic, version, state, tokens, sequence, key, tag, checksum, length, check = _HEADER.unpack(raw)
-    if magic != _MAGIC:
+    if magic != MAGIC:
         return Miss.ABSENT if raw == _NOTHING else Miss.CORRUPT
     if version == VERSION and state == _OPEN:
         return Miss.TORN
@@ -145,7 +145,7 @@ def write(
 
 def open_slot(slot: memoryview, sequence: int) -> None:
     """Mark the slot as being written by this evict. Whatever it held is gone from here on."""
-    _MARK.pack_into(slot, 0, _MAGIC, VERSION, _OPEN, 0, sequence)
+    _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, sequence)
 
 
 def verify(slot: memoryview, expected: Column, mover: Mover = PYTHON) -> Header | Miss:
@@ -187,14 +187,19 @@ def payload_of(slot: memoryview, header: Header) -> memoryview | None:
     return slot[HEADER_BYTES:end] if end <= len(slot) else None
 
 
+def is_newer(slot: memoryview, than: int) -> bool:
+    """Has a later evict than this one written, or begun to write, what is in the slot?"""
+    magic, _, _, _, sequence = _MARK.unpack_from(slot)
+    return bool(magic == MAGIC and sequence > than)
+
+
 def clear(slot: memoryview, up_to: int, *, scrub: bool) -> bool:
     """Empty the slot if an evict up to number `up_to` wrote it; whether there was something to empty.
 
     What a later evict wrote, or is writing, stays: a delete that comes late takes nothing newer
     with it. `scrub` overwrites the payload with zeros too, all of the slot.
     """
-    magic, _, _, _, sequence = _MARK.unpack_from(slot)
-    if magic == _MAGIC and sequence > up_to:
+    if is_newer(slot, up_to):
         return False
     found = bytes(slot[:HEADER_BYTES]) != _NOTHING
     slot[:HEADER_BYTES] = _NOTHING

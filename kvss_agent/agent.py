@@ -1,0 +1,384 @@
+"""The agent: what it was told to be, what it is, and the work of getting from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvss_agent import desired as documents
+from kvss_agent import pulling, wire
+from kvss_agent.arena import Arena, NoMemory, available_bytes
+from kvss_agent.breach import Cause
+from kvss_agent.client.line import Address, Credentials
+from kvss_agent.desired import Desired, Invalid, ShardSpec
+from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.pulling import Pull, Source
+from kvss_agent.serving import DataPlane
+from kvss_agent.settings import Settings
+from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
+from kvss_agent.tier2.store import Receipt, Tier2
+from kvss_agent.tiering import LoopTiering
+from telemetry.histogram import Histogram
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 10.0  # between attempts at what could not be done
+PULLS_KEPT: Final = 256
+PULLS_AT_ONCE: Final = 4
+
+
+class Conflict(Exception):
+    """The request does not fit what is there now."""
+
+
+class Unknown(Exception):
+    """There is no such thing."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the memory of a shard is, or the index of tier 2."""
+
+    state: str = "waiting"  # "allocating", "ready", "refused"; for tier 2 also "indexing" and "off"
+    reason: str = ""
+    done: int = 0
+    total: int = 0
+
+    def report(self, done: int, total: int | None) -> None:
+        self.done, self.total = done, total or 0
+
+
+class Agent:
+    """Lives on one event loop. The data plane has threads of its own and does not wait for it."""
+
+    def __init__(self, settings: Settings, software: str) -> None:
+        self.settings = settings
+        self.software = software
+        self.started_at = time.time()
+        self.shards: dict[str, HostedShard] = {}
+        self.secrets: dict[str, bytes] = {}
+        self.tiering = LoopTiering(asyncio.get_running_loop())
+        self.plane = DataPlane(
+            self.shards, self.secrets, self.tiering, software=software, stall_seconds=10
+        )
+        self.desired: Desired | None = None
+        self.observed_generation = 0
+        self.draining = False
+        self.progress: dict[str, Progress] = {}
+        self.tier2 = Progress("off")
+        self.pulls: dict[str, Pull] = {}
+        self._tier2_settings: Tier2Settings | None = None
+        self._changed = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Be again what we were told last, and listen."""
+        self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            raw = await asyncio.to_thread(self._document.read_bytes)
+            try:
+                self._take(documents.parse(raw))
+            except Invalid as problem:
+                log.warning("The kept document is not valid, and is ignored: %s", problem)
+        self.plane.listen_unix(self.settings.unix)
+        if self.settings.tcp:
+            host, port = self.settings.tcp
+            self.plane.listen_tcp(host, port, self.settings.tls_for_drivers())
+        self._work = asyncio.create_task(self._keep_working(), name="reconcile")
+
+    async def stop(self, seconds: float) -> bool:
+        """Let everybody leave, at most so long, and let go of everything. Whether all had left."""
+        self.draining = True
+        self.plane.drain()
+        if self._work:
+            self._work.cancel()
+        for pull in self.pulls.values():
+            pull.cancelled.set()
+        gone = await asyncio.to_thread(self.plane.stop, seconds)
+        for shard in list(self.shards.values()):
+            await asyncio.to_thread(shard.end, Cause.DRAINING, "the agent stops")
+        if self.tiering.store:
+            await self.tiering.store.close()
+        return gone
+
+    def drain(self) -> None:
+        """Accept nobody any more and ask those who are there to leave. Memory stays until the end."""
+        if not self.draining:
+            self.draining = True
+            self.plane.drain()
+
+    # What it is told
+
+    async def set_desired(self, raw: bytes) -> Desired:
+        """Take a document and begin to follow it. The same one again changes nothing.
+
+        Raises Invalid, and Conflict for a generation that is older, or the same with other contents.
+        """
+        told = documents.parse(raw)
+        if self.draining:
+            raise Conflict("The agent is draining.")
+        if self.desired:
+            if told.generation < self.desired.generation:
+                raise Conflict(f"Generation {self.desired.generation} is here already.")
+            if told.generation == self.desired.generation:
+                if told != self.desired:
+                    raise Conflict(f"Generation {told.generation} is here with other contents.")
+                return told
+        await asyncio.to_thread(self._keep, msgspec.json.encode(told))
+        self._take(told)
+        return told
+
+    def _take(self, told: Desired) -> None:
+        self.desired = told
+        self.secrets.clear()
+        self.secrets.update({peer.name: peer.secret for peer in told.peers})
+        self._changed.set()
+
+    @property
+    def _document(self) -> Path:
+        return self.settings.state_dir / "desired.json"
+
+    def _keep(self, raw: bytes) -> None:
+        """It holds secrets: for this user only, and whole or not at all."""
+        fresh = self._document.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(descriptor)
+        fresh.replace(self._document)
+
+    # Getting there
+
+    async def _keep_working(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS if self._unfinished else None)
+            self._changed.clear()
+            if self.desired:
+                told = self.desired
+                await self._follow(told)
+                self.observed_generation = told.generation
+
+    @property
+    def _unfinished(self) -> bool:
+        everything = [*self.progress.values(), self.tier2]
+        return any(progress.state == "refused" for progress in everything)
+
+    async def _follow(self, told: Desired) -> None:
+        """First what gives memory back, then tier 2, then what takes memory."""
+        wanted = {spec.name: spec for spec in told.shards}
+        for name, shard in list(self.shards.items()):
+            spec = wanted.get(name)
+            if spec is None or spec.identity() != shard.identity:
+                del self.shards[name]
+                await asyncio.to_thread(shard.end, Cause.GONE, "the shard was taken away")
+        for name in [name for name in self.progress if name not in wanted]:
+            del self.progress[name]
+            self.plane.latencies.pop(name, None)
+        smaller = [
+            spec
+            for spec in told.shards
+            if spec.name in self.shards and spec.slots < self.shards[spec.name].core.slots
+        ]
+        await asyncio.gather(*(self._provide(spec) for spec in smaller))
+        await self._follow_tier2(told.tier2)
+        for spec in told.shards:
+            if self.desired is not told:
+                return  # there is a newer document: begin anew
+            await self._provide(spec)
+
+    async def _provide(self, spec: ShardSpec) -> None:
+        """Make a shard, or its size, what it should be."""
+        progress = self.progress.setdefault(spec.name, Progress())
+        shard = self.shards.get(spec.name)
+        if shard and shard.core.slots == spec.slots:
+            progress.state, progress.reason = "ready", ""
+            return
+        progress.state, progress.reason = "allocating", ""
+        try:
+            if shard:
+                await asyncio.to_thread(shard.resize, spec.slots, progress.report)
+            else:
+                self.shards[spec.name] = await asyncio.to_thread(self._make, spec, progress)
+            progress.state = "ready"
+        except NoMemory as error:
+            progress.state, progress.reason = "refused", str(error)
+            log.warning("Shard %s: %s", spec.name, error)
+
+    def _make(self, spec: ShardSpec, progress: Progress) -> HostedShard:
+        identity: Identity = spec.identity()
+        limit = self.settings.memory_bytes
+        granted = self.granted_bytes + spec.slots * spec.slot_bytes
+        if limit is not None and granted > limit:
+            raise NoMemory(f"grants would come to {granted} bytes, and {limit} are allowed")
+        arena = Arena.allocate(
+            identity.slot_bytes, spec.slots, progress.report, huge_pages=identity.huge_pages
+        )
+        return HostedShard(identity, arena, spec.applied, wake_me=self.plane.wake)
+
+    @property
+    def granted_bytes(self) -> int:
+        return sum(shard.arena.bytes for shard in list(self.shards.values()))
+
+    async def _follow_tier2(self, told: Tier2Settings | None) -> None:
+        store = self.tiering.store
+        before, self._tier2_settings = self._tier2_settings, told
+        if told == before and (told is None or self.tier2.state == "ready"):
+            return
+        try:
+            if told and before and store and _same_but_for_caps(told, before):
+                await store.set_caps(told.caps())
+                return
+            if store:
+                self.tiering.store = None
+                await store.close()
+            if told is None:
+                self.tier2 = Progress("off")
+                return
+            self.tier2 = Progress("indexing")
+            opened: Tier2 = make(told)
+            await opened.open(self.tier2.report)
+            self.tiering.store = opened
+            self.tier2.state = "ready"
+        except (Failed, NotInstalled, ValueError, OSError) as error:
+            self.tier2 = Progress("refused", str(error))
+            log.warning("Tier 2: %s", error)
+
+    # Verbs
+
+    async def purge(self, *, tag: bytes | None, namespace: bytes | None) -> Receipt:
+        """Empty tier 2 of a tag, a namespace, or both. Raises Conflict, Failed and ValueError."""
+        if self.tiering.store is None:
+            raise Conflict("There is no tier 2 here.")
+        return await self.tiering.store.purge(tag=tag, namespace=namespace)
+
+    def pull(self, name: str, address: str, shard: str, as_: str, after: int, slots: list[int]) -> Pull:
+        """Begin to fetch slots of a shard from another agent. Raises Unknown, Conflict, ValueError."""
+        target = self.shards.get(name)
+        if target is None:
+            raise Unknown(f"There is no shard {name} here.")
+        secret = self.secrets.get(as_)
+        tls = self.settings.tls_for_agents()
+        if secret is None and tls is None:
+            raise Conflict(f"{as_} is not among the peers, so there is no secret to show.")
+        running = [pull for pull in self.pulls.values() if pull.state == "running"]
+        if any(pull.shard == name for pull in running):
+            raise Conflict(f"Shard {name} is being pulled already.")
+        credentials = Credentials(as_, secret, tls, self.software)
+        source = Source(Address.parse(address), shard, credentials, after)
+        pull = Pull(secrets.token_hex(8), name, len(slots))
+        self.pulls[pull.id] = pull
+        for old in [old for old in self.pulls.values() if old.finished_at][: -PULLS_KEPT or None]:
+            del self.pulls[old.id]
+        task = asyncio.create_task(self._run_pull(pull, target, source, slots))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pull
+
+    async def _run_pull(self, pull: Pull, shard: HostedShard, source: Source, slots: list[int]) -> None:
+        async with self._pulling:
+            await asyncio.to_thread(pulling.run, pull, shard, source, slots)
+        log.info("Pull %s of %s: %s, %d moved", pull.id, pull.shard, pull.state, pull.moved)
+
+    # What it is
+
+    @property
+    def is_ready(self) -> bool:
+        """Everything that was asked for is there, and somebody may connect."""
+        settled = [progress.state for progress in self.progress.values()]
+        told = self.desired.generation if self.desired else 0
+        return (
+            not self.draining
+            and self.observed_generation == told
+            and all(state == "ready" for state in settled)
+            and self.tier2.state in ("ready", "off")
+        )
+
+    def observed(self) -> dict[str, Any]:
+        """What is there, against what was asked for, and why not."""
+        told = self.desired
+        return {
+            "generation": told.generation if told else 0,
+            "observed_generation": self.observed_generation,
+            "name": self.settings.name,
+            "software": self.software,
+            "protocol": [wire.VERSION_MIN, wire.VERSION],
+            "started_at": self.started_at,
+            "ready": self.is_ready,
+            "draining": self.draining,
+            "memory": {
+                "granted_bytes": self.granted_bytes,
+                "limit_bytes": self.settings.memory_bytes,
+                "available_bytes": available_bytes(),
+            },
+            "tier2": {
+                "state": self.tier2.state,
+                "reason": self.tier2.reason,
+                "done": self.tier2.done,
+                "total": self.tier2.total,
+            },
+            "shards": [self.shard(spec.name) for spec in (told.shards if told else ())],
+        }
+
+    def shard(self, name: str) -> dict[str, Any]:
+        """One shard as it is. Raises Unknown."""
+        progress = self.progress.get(name)
+        told = self.desired.shards if self.desired else ()
+        spec = next((spec for spec in told if spec.name == name), None)
+        if spec is None:
+            raise Unknown(f"There is no shard {name} here.")
+        shard = self.shards.get(name)
+        progress = progress or Progress()
+        answer: dict[str, Any] = {
+            "name": name,
+            "state": progress.state,
+            "reason": progress.reason,
+            "progress": {"done_bytes": progress.done, "total_bytes": progress.total},
+            "wanted_slots": spec.slots,
+            "slots": shard.core.slots if shard else 0,
+            "slot_bytes": spec.slot_bytes,
+        }
+        if shard:
+            answer |= self._statistics(shard)
+        return answer
+
+    def _statistics(self, shard: HostedShard) -> Mapping[str, Any]:
+        latencies = self.plane.latencies_of(shard.identity.name)
+        state = shard.state()
+        return {
+            "incarnation": shard.incarnation.hex(),
+            **state,
+            "evict_seconds": _quantiles(latencies.evict),
+            "refill_seconds": _quantiles(latencies.refill),
+            "evicted_bytes": latencies.evicted_bytes,
+            "refilled_bytes": latencies.refilled_bytes,
+            "cpu_seconds": round(latencies.cpu_seconds, 6),
+        }
+
+
+def _quantiles(histogram: Histogram) -> dict[str, float | int | None]:
+    return {
+        "count": histogram.count,
+        "p50": histogram.quantile(0.5),
+        "p99": histogram.quantile(0.99),
+    }
+
+
+def _same_but_for_caps(one: Tier2Settings, other: Tier2Settings) -> bool:
+    return other == replace(
+        one, cap_bytes=other.cap_bytes, org_cap_bytes=other.org_cap_bytes, org_caps=other.org_caps
+    )

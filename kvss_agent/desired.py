@@ -1,0 +1,125 @@
+"""What an agent is told to be: the desired document. Checked as a whole before any of it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvss_agent.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
+from kvss_agent.core import SLOTS_MAX
+from kvss_agent.handshake import SECRET_BYTES_MIN
+from kvss_agent.hosting import Identity
+from kvss_agent.tier2.settings import Tier2Settings
+
+SHARDS_MAX: Final = 4096
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$"
+HEX_16: Final = r"^[0-9a-f]{32}$"
+PART: Final = r"^[a-z0-9_-][a-z0-9._-]{0,63}$"
+
+Name = Annotated[str, Meta(pattern=NAME)]
+Count = Annotated[int, Meta(ge=0, le=SLOTS_MAX)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Document(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the document. A field that is not known is an error: it may have mattered."""
+
+
+class PeerSpec(Document, frozen=True):
+    """Somebody who may connect, and the secret that both know, in base64."""
+
+    name: Name
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
+
+
+class ShardSpec(Document, frozen=True):
+    """One shard. Another size is a resize; anything else that changes makes it another shard."""
+
+    name: Name
+    slot_bytes: Annotated[int, Meta(ge=SLOT_ALIGNMENT, le=SLOT_BYTES_MAX, multiple_of=SLOT_ALIGNMENT)]
+    slots: Count
+    driver: Name
+    readers: tuple[Name, ...] = ()
+    namespace: Annotated[str, Meta(pattern=HEX_16)] = "0" * 32
+    part: Annotated[str, Meta(pattern=PART)] = "0"
+    huge_pages: bool = False
+    applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
+
+    def identity(self) -> Identity:
+        return Identity(
+            self.name,
+            self.slot_bytes,
+            self.driver,
+            frozenset(self.readers),
+            bytes.fromhex(self.namespace),
+            self.part,
+            self.huge_pages,
+        )
+
+
+class Desired(Document, frozen=True):
+    """Everything about one agent. A higher generation replaces a lower one."""
+
+    generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    shards: Annotated[tuple[ShardSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
+    peers: Annotated[tuple[PeerSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
+    tier2: Tier2Settings | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(Desired)
+
+
+class Invalid(Exception):
+    """One sentence for everything that is wrong."""
+
+
+def parse(raw: bytes) -> Desired:
+    """The document, whole and consistent. Raises Invalid."""
+    try:
+        desired = _DECODER.decode(raw)
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise Invalid(str(error)) from error
+    if problems := [*_unknown_in_tier2(raw), *_problems(desired)]:
+        raise Invalid(" ".join(problems))
+    return desired
+
+
+def _unknown_in_tier2(raw: bytes) -> Iterator[str]:
+    """msgspec is strict about its own structures only."""
+    known = {field.name for field in fields(Tier2Settings)}
+    for name in sorted((msgspec.json.decode(raw).get("tier2") or {}).keys() - known):
+        yield f"Tier 2 has no setting {name}."
+
+
+def _problems(desired: Desired) -> Iterator[str]:
+    for what, names in (
+        ("shard", [shard.name for shard in desired.shards]),
+        ("peer", [peer.name for peer in desired.peers]),
+    ):
+        for name in _repeated(names):
+            yield f"There are two entries for {what} {name}."
+    peers = {peer.name for peer in desired.peers}
+    for shard in desired.shards:
+        for name in (shard.driver, *shard.readers):
+            if name not in peers:
+                yield f"Shard {shard.name} is for {name}, who is not among the peers."
+    for one, other in _same_part(desired.shards):
+        yield f"Shards {one} and {other} would overwrite each other in tier 2: same namespace and part."
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+
+
+def _same_part(shards: Iterable[ShardSpec]) -> Iterator[tuple[str, str]]:
+    """Two shards may share files in tier 2 only if their columns are of one size."""
+    known: dict[tuple[str, str], ShardSpec] = {}
+    for shard in shards:
+        other = known.setdefault((shard.namespace, shard.part), shard)
+        if other.slot_bytes != shard.slot_bytes:
+            yield other.name, shard.name

@@ -1,0 +1,92 @@
+"""Between the connections' threads and tier 2, which lives on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvss_agent import seal
+from kvss_agent.connection import TierDone
+from kvss_agent.hosting import HostedShard
+from kvss_agent.seal import Column, Miss
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.store import Outcome, Tier2
+from kvss_agent.wire import Tier, TierAnswer, TierColumn, TierVerb
+
+_OUTCOMES = {
+    Outcome.STORED: TierAnswer.DONE,
+    Outcome.ALREADY: TierAnswer.ALREADY,
+    Outcome.FULL: TierAnswer.FULL,
+    Outcome.FAILED: TierAnswer.FAILED,
+}
+Answer = TierAnswer | Miss
+
+
+class LoopTiering:
+    """Carries out requests on the store of the moment. Without one they are refused."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.store: Tier2 | None = None
+        self._loop = loop
+
+    def start(
+        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._run(shard, asked, slots, then), self._loop)
+
+    async def _run(
+        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None:
+        answers: tuple[Answer, ...] = tuple(TierAnswer.FAILED for _ in asked.columns)
+        try:
+            answers = await self._answers(shard, asked, slots)
+        except Failed:
+            pass  # counted by the store, and told as FAILED
+        finally:
+            then(answers)  # also when something unforeseen is on its way up: slots must not stay claimed
+
+    async def _answers(
+        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]
+    ) -> tuple[Answer, ...]:
+        store = self.store
+        if store is None:
+            return tuple(Miss.REFUSED for _ in asked.columns)
+        namespace, part = shard.identity.namespace, shard.identity.part
+        addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
+        if asked.verb is TierVerb.EXISTS:
+            there = await store.exists(addresses)
+            return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there)
+        if asked.verb is TierVerb.DELETE:
+            await store.delete(addresses)
+            return tuple(TierAnswer.DONE for _ in addresses)
+        each = _spill if asked.verb is TierVerb.SPILL else _recall
+        return tuple(
+            await asyncio.gather(
+                *(
+                    each(store, shard, address, slot, column, asked.after)
+                    for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
+                )
+            )
+        )
+
+
+async def _spill(
+    store: Tier2, shard: HostedShard, address: Address, slot: int | Miss, column: TierColumn, _after: int
+) -> Answer:
+    if isinstance(slot, Miss):
+        return slot
+    expected = Column(column.key, column.tag, column.sequence)
+    outcome = await store.spill(address, shard.arena.slot(slot), expected)
+    return outcome if isinstance(outcome, Miss) else _OUTCOMES[outcome]
+
+
+async def _recall(
+    store: Tier2, shard: HostedShard, address: Address, slot: int | Miss, _column: TierColumn, after: int
+) -> Answer:
+    if isinstance(slot, Miss):
+        return slot
+    memory = shard.arena.slot(slot)
+    if seal.is_newer(memory, after):
+        return Miss.STALE
+    found = await store.recall(address, memory, after)
+    return found if isinstance(found, Miss) else TierAnswer.DONE

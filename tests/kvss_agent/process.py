@@ -1,0 +1,136 @@
+"""A real agent in a process of its own."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from console.environment import PROJECT
+from kvss_agent.arena import slot_bytes_for
+from kvss_agent.client import Credentials, ShardClient, Transport, connect
+from tests.kvss_agent.plane import DRIVER, PAYLOAD, READER, SECRET
+from tests.live import wait_until
+
+
+def spec(name: str = "s", slots: int = 8, payload: int = PAYLOAD, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "slot_bytes": slot_bytes_for(payload),
+        "slots": slots,
+        "driver": DRIVER,
+        "readers": [READER],
+        "part": name,
+        **more,
+    }
+
+
+def document(generation: int, *shards: dict[str, Any], **more: Any) -> dict[str, Any]:
+    secrets = {DRIVER: SECRET, READER: SECRET[::-1]}
+    peers = [
+        {"name": name, "secret": base64.b64encode(secret).decode()} for name, secret in secrets.items()
+    ]
+    return {"generation": generation, "shards": list(shards), "peers": peers, **more}
+
+
+@dataclass
+class AgentProcess:
+    directory: Path
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] = field(init=False)
+    http: httpx.Client = field(init=False)
+    tcp: int = 0
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "kvss_agent", "--state-dir", str(self.directory)]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--control", "127.0.0.1:0", *self.options],
+                cwd=PROJECT,
+                env={**os.environ, **self.environment},
+                stderr=log,
+            )
+        wait_until(
+            "the agent listens", lambda: "Listening" in self.log or self.process.poll() is not None
+        )
+        assert self.process.poll() is None, self.log
+        port = re.search(r"control on 127.0.0.1:(\d+)", self.log)
+        assert port
+        token = (self.directory / "token").read_text().strip()
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port[1]}",
+            headers={"authorization": f"Bearer {token}"},
+            timeout=30,
+        )
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def tell(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Give it a document, and wait until it has tried all of it."""
+        answer = self.http.put("/v1/desired", json=told)
+        assert answer.status_code == 202, answer.text
+        wait_until(
+            "the document is followed",
+            lambda: self.observed()["observed_generation"] == told["generation"],
+        )
+        return self.observed()
+
+    def observed(self) -> dict[str, Any]:
+        answer = self.http.get("/v1/observed")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    @contextlib.contextmanager
+    def client(
+        self, kind: str = "unix", shard: str = "s", *, driver: str = DRIVER, write: bool = True
+    ) -> Iterator[ShardClient]:
+        address = f"tcp:127.0.0.1:{self.tcp}" if kind == "tcp" else f"unix:{self.directory}/data.sock"
+        transport: Transport = "shm" if kind == "shm" else "stream"
+        secret = SECRET if driver == DRIVER else SECRET[::-1]
+        client = connect(address, shard, Credentials(driver, secret), transport=transport, write=write)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.http.close()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+@contextlib.contextmanager
+def agent(
+    directory: Path, *options: str, environment: dict[str, str] | None = None
+) -> Iterator[AgentProcess]:
+    directory.mkdir(exist_ok=True)
+    made = AgentProcess(directory, options, environment or {})
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.kill()
+        made.http.close()
