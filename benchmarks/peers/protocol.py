@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -143,6 +144,7 @@ def run(kind: type[Adapter]) -> None:
             say(answers, {"error": f"{type(error).__name__}: {error}"})
         finally:
             adapter.close()
+            shutil.rmtree(adapter.scratch, ignore_errors=True)
 
 
 def say(answers: IO[str], what: Mapping[str, Any]) -> None:
