@@ -67,7 +67,7 @@ class Backend(Protocol):
         """Publish these bytes under this name, all or nothing, in place of what had it.
 
         `intact` is asked after the parts have been read and before anybody can see the file. If it
-        denies, nothing is published: False.
+        denies, nothing is published: False. Failed leaves nothing either, as far as that can be had.
         """
 
     def read(self, name: str, parts: Sequence[memoryview]) -> int | None:

@@ -99,7 +99,7 @@ class Posix:
     def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
         path = self._root / name
         with _told():
-            temporary, fd = self._create(path.parent)
+            unfinished, fd = self._create(path.parent)
             try:
                 if self._locks:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,17 +107,17 @@ class Posix:
                 if self._durable:
                     os.fsync(fd)
                 if not intact():
-                    temporary.unlink()
+                    unfinished.unlink()
                     return False
-                temporary.rename(path)
+                unfinished = unfinished.rename(path)
+                if self._durable:
+                    _sync_directory(path.parent)
             except OSError:
                 with contextlib.suppress(OSError):  # the first fault is the one to tell
-                    temporary.unlink()
+                    unfinished.unlink()
                 raise
             finally:
                 os.close(fd)
-            if self._durable:
-                _sync_directory(path.parent)
         return True
 
     def read(self, name: str, parts: Sequence[memoryview]) -> int | None:

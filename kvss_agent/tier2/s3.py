@@ -106,8 +106,14 @@ class S3:
         body = b"".join(parts)
         if not intact():
             return False
-        with _told():
-            obstore.put(self._store, name, body, use_multipart=False)
+        try:
+            with _told():
+                obstore.put(self._store, name, body, use_multipart=False)
+        except Failed as failed:
+            if failed.fault is Fault.UNREACHABLE:  # the object may be there, and only the answer is lost
+                with contextlib.suppress(Failed):  # the first fault is the one to tell
+                    self.delete([name])
+            raise
         return True
 
     def read(self, name: str, parts: Sequence[memoryview]) -> int | None:

@@ -615,7 +615,7 @@ def _seal(slot: memoryview, found: Header, sequence: int) -> Header:
     """Seal a slot whose payload has been found good, as the evict of this number."""
     column = Column(found.key, found.tag, sequence)
     slot[:HEADER_BYTES] = seal.pack(column, found.tokens, found.length, found.checksum)
-    return replace(found, sequence=sequence)
+    return found._replace(sequence=sequence)
 
 
 def _check_slot(slot: memoryview) -> None:

@@ -191,6 +191,20 @@ async def test_a_durable_store_waits_for_the_disk(
             assert len(synced) == expected + 1, "a purge lasts in any case"
 
 
+async def test_a_file_of_which_the_disk_does_not_say_that_it_lasts_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").is_dir():
+            raise OSError(errno.EIO, "Input/output error")
+
+    async with opened(Posix(tmp_path, durable=True)) as store:
+        monkeypatch.setattr(os, "fsync", sync)
+        assert await put(store, address_of(1)) == Outcome.FAILED
+        assert files_in(tmp_path) == []
+        assert store.stats().bytes == 0
+
+
 async def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel may do less than it is asked to, and it is asked again."""
     write, read = os.pwritev, os.preadv

@@ -205,7 +205,9 @@ async def test_a_server_that_dies_is_a_reason_and_then_it_works_again(prefix: st
 
 async def test_a_server_that_dies_in_the_middle_of_an_answer_is_a_reason(prefix: str) -> None:
     """It promises a column and gives half of it."""
-    with dying_server(bytes(6000), promised=COLUMN_BYTES) as endpoint:
+    date = "Last-Modified: Tue, 01 Apr 2025 00:00:00 GMT"
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {COLUMN_BYTES}\r\nETag: x\r\n{date}\r\n\r\n"
+    with dying_server(head.encode() + bytes(6000)) as (endpoint, _):
         store = make(Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=endpoint))
         slot = new_slot()
         assert await store.recall(address_of(1), slot, 3) is Miss.LOST
@@ -214,24 +216,32 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer_is_a_reason(prefix:
         await store.close()
 
 
+async def test_an_object_whose_answer_was_lost_is_not_left_uncounted(prefix: str) -> None:
+    with dying_server(b"") as (endpoint, requests):
+        store = make(Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=endpoint))
+        assert await put(store, address_of(1)) == Outcome.FAILED
+        assert requests[-1].startswith(b"POST /columns?delete")
+        assert store.stats().bytes == 0
+        await store.close()
+
+
 @contextlib.contextmanager
-def dying_server(part: bytes, promised: int) -> Iterator[str]:
-    """Answers every request with the start of a body, and hangs up."""
+def dying_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Gives every request the start of an answer, and hangs up. Its endpoint, and what it was asked."""
+    requests: list[bytes] = []
 
     def serve() -> None:
         with contextlib.suppress(OSError):  # it is closed at the end
             while True:
                 connection, _ = listener.accept()
                 with connection:
-                    connection.recv(65_536)
-                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {promised}\r\nETag: x\r\n"
-                    date = "Last-Modified: Tue, 01 Apr 2025 00:00:00 GMT\r\n\r\n"
-                    connection.sendall((head + date).encode() + part)
+                    requests.append(connection.recv(65_536))
+                    connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
