@@ -7,8 +7,10 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+_TAIL = "against | ratio | goal | holds |"
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Row:
     against: str = ""
     ratio: float | None = None
     goal: float | None = None
+    more: dict[str, float] = field(default_factory=dict)  # further figures, by their heading
 
     @property
     def holds(self) -> bool | None:
@@ -44,14 +47,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def show(title: str, rows: Sequence[Row], file: Path | None) -> None:
     print(f"\n{title}, on {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| id | value | unit | against | ratio | goal | holds |")
-    print("|---|---:|---|---|---:|---:|---|")
+    headings = list(dict.fromkeys(heading for row in rows for heading in row.more))
+    print("| id | value | unit | " + "".join(f"{name} | " for name in headings) + _TAIL)
+    print("|---|---:|---|" + "---:|" * len(headings) + "---|---:|---:|---|")
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         goal = "" if row.goal is None else f"{row.goal:g}"
         holds = {None: "", True: "yes", False: "no"}[row.holds]
         value = f"{row.value:,.2f}"
-        print(f"| `{row.id}` | {value} | {row.unit} | {row.against} | {ratio} | {goal} | {holds} |")
+        more = "".join(f"{row.more[name]:,.0f} | " if name in row.more else "| " for name in headings)
+        print(
+            f"| `{row.id}` | {value} | {row.unit} | {more}{row.against} | {ratio} | {goal} | {holds} |"
+        )
     if file:
         facts = [{**asdict(row), "holds": row.holds} for row in rows]
         file.write_text(json.dumps(facts, indent=1) + "\n")

@@ -60,7 +60,7 @@ async def _serve(settings: Settings) -> int:
     log.info(
         "Listening: drivers on %s%s, control on %s:%s",
         settings.unix,
-        " and {}:{}".format(*settings.tcp) if settings.tcp else "",
+        f" and {settings.tcp[0]}:{agent.tcp_port}" if settings.tcp else "",
         *control.getsockname()[:2],
     )
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None

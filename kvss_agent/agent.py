@@ -74,6 +74,7 @@ class Agent:
         )
         self.desired: Desired | None = None
         self.observed_generation = 0
+        self.tcp_port = 0  # where it really listens
         self.draining = False
         self.progress: dict[str, Progress] = {}
         self.tier2 = Progress("off")
@@ -96,7 +97,7 @@ class Agent:
         self.plane.listen_unix(self.settings.unix)
         if self.settings.tcp:
             host, port = self.settings.tcp
-            self.plane.listen_tcp(host, port, self.settings.tls_for_drivers())
+            self.tcp_port = self.plane.listen_tcp(host, port, self.settings.tls_for_drivers())
         self._work = asyncio.create_task(self._keep_working(), name="reconcile")
 
     async def stop(self, seconds: float) -> bool:

@@ -224,9 +224,10 @@ class Arena:
         """All of a slot, header first. `number` is below `slots`: IndexError if not."""
         if not 0 <= number < self.slots:
             raise IndexError(f"slot {number} of {self.slots}")
+        size = self.slot_bytes
         for extent in self.extents:
             if number < extent.slots:
-                return extent.slot(number)
+                return extent.view[number * size : (number + 1) * size]
             number -= extent.slots
         raise IndexError("the extents are smaller than the arena")
 

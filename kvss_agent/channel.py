@@ -16,16 +16,24 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvss_agent.breach import Breach, Cause
-from kvss_agent.mover import Bytes
+from kvss_agent.mover import PIECE_BYTES, Bytes
 from kvss_agent.wire import EXTENTS_MAX, Filled, Frame, FrameReader
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
-TCP_BUFFER_BYTES: Final = 256 * 1024  # larger ones measured slower
+TCP_BUFFER_BYTES: Final = 1024 * 1024  # by measurement; what the kernel grows by itself stalls
 _IOV_MAX: Final = 512
 _WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
+
+
+class Piece(NamedTuple):
+    """Some bytes of a payload that have arrived."""
+
+    place: int  # its index
+    bytes: memoryview
+    last: bool  # the place is full
 
 
 class Closed(Exception):
@@ -43,6 +51,9 @@ class Channel(Protocol):
 
         Raises Closed, or Breach(STALLED) when the peer does not read.
         """
+
+    def has_more(self) -> bool:
+        """May be False although more is on its way; True only if something is here."""
 
     def close(self) -> None:
         """End it; whoever is receiving or sending in another thread gets Closed."""
@@ -70,6 +81,13 @@ class PlainChannel:
         if not count:
             raise Closed
         return count
+
+    def has_more(self) -> bool:
+        """Is there anything to receive right now? For optimisations: the end counts as nothing."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def receive_with_descriptors(self, place: memoryview) -> int:
         """As `receive_into`; file descriptors that come along are appended to `descriptors`."""
@@ -149,6 +167,10 @@ class TlsChannel:
                 while left:
                     left = left[self._send_some(left) :]
 
+    def has_more(self) -> bool:
+        with self._calling:
+            return self.socket.pending() > 0
+
     def _send_some(self, part: memoryview) -> int:
         try:
             with self._calling:
@@ -194,24 +216,23 @@ def receive(channel: Channel, reader: FrameReader, *, patient: bool = False) -> 
             return found
 
 
-def receive_payloads(channel: Channel, reader: FrameReader, places: Sequence[memoryview]) -> None:
-    """The payloads that follow a frame, into these places."""
-    for _ in receive_each(channel, reader, places):
-        pass
-
-
-def receive_each(channel: Channel, reader: FrameReader, places: Sequence[memoryview]) -> Iterator[int]:
-    """The same; yields the index of each place as it is full."""
+def receive_pieces(
+    channel: Channel, reader: FrameReader, places: Sequence[memoryview]
+) -> Iterator[Piece]:
+    """The payloads that follow a frame, into these places; each piece as it has arrived."""
     if not places:
         return
     reader.expect(places)
-    while True:
-        found = receive(channel, reader)
-        if not isinstance(found, Filled):
-            raise TypeError("a reader that expects payloads makes no frames")
-        yield found.index
-        if found.last:
-            return
+    last = False
+    while not last:
+        index, place = reader.place
+        try:
+            count = channel.receive_into(place[:PIECE_BYTES])
+        except TimeoutError as error:
+            raise Breach(Cause.STALLED, "nothing comes") from error
+        filled = reader.fed(count)
+        last = isinstance(filled, Filled) and filled.last
+        yield Piece(index, place[:count], filled is not None)
 
 
 def prepare(sock: socket.socket) -> None:

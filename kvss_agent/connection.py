@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIERING_MAX: Final = 256  # requests of one connection that are with tier 2
+UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
 AnyChannel = PlainChannel | TlsChannel
 TierDone = Callable[[tuple[TierAnswer | Miss, ...]], None]
 
@@ -89,6 +90,7 @@ class Connection:
         self._start_helper = threading.Lock()
         self._tiering: dict[int, wire.Tier] = {}
         self._received = 0  # columns of the run that is being received that are in their slots
+        self._untold = 0  # runs that are applied, and whose driver has not been told
         self._waste = memoryview(b"")
 
     # What others call
@@ -242,19 +244,28 @@ class Connection:
                 seal.open_slot(view, sequence)
                 places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
         self._received = 0
-        for index in channels.receive_each(self._channel, self._reader, places):
-            slot = receive.slots[index]
+        for piece in channels.receive_pieces(self._channel, self._reader, places):
+            if not piece.last:
+                continue
+            slot = receive.slots[piece.place]
             if slot is not None:
-                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[index][1]
-            self._received = index + 1
+                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[piece.place][1]
+            self._received = piece.place + 1
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)
         size = sum(header.length for header in headers)
         self._latencies.record_evicts(
             time.perf_counter() - began, columns, size, time.thread_time() - cpu
         )
-        if run.signal or self._version < 2:
-            self._send(wire.Count(run.first + columns - 1))
+        self._tell_count(run.first + columns - 1)
+
+    def _tell_count(self, count: int) -> None:
+        """A driver that has the next run on its way already can wait: telling it costs as much as a
+        small column."""
+        self._untold += 1
+        if self._version < 2 or self._untold >= UNTOLD_MAX or not self._channel.has_more():
+            self._send(wire.Count(count))
+            self._untold = 0
 
     @staticmethod
     def _sequences(run: wire.Evict) -> Iterable[int]:
@@ -272,7 +283,8 @@ class Connection:
     def _nowhere(self, length: int) -> memoryview:
         """A place for payloads that nobody wants."""
         if len(self._waste) < length:
-            self._waste = memoryview(bytearray(length))
+            self._untold = 0  # runs that are applied, and whose driver has not been told
+        self._waste = memoryview(bytearray(length))
         return self._waste[:length]
 
     # Refills, deletes, tier 2

@@ -48,28 +48,30 @@ class PythonMover:
     name = "python"
 
     def copy_in(self, into: memoryview, source: memoryview) -> int:
-        return _copy(into, source, source)
+        if len(source) > PIECE_BYTES:
+            return _copy_in_pieces(into, source, source)
+        into[:] = source
+        return xxh3_64_intdigest(source)
 
     def copy_out(self, into: memoryview, source: memoryview) -> int:
-        return _copy(into, source, into)
+        if len(source) > PIECE_BYTES:
+            return _copy_in_pieces(into, source, into)
+        into[:] = source
+        return xxh3_64_intdigest(into)
 
     def copy_in_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        return [_copy(into, source, source) for into, source in pairs]
+        return [self.copy_in(into, source) for into, source in pairs]
 
     def copy_out_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        return [_copy(into, source, into) for into, source in pairs]
+        return [self.copy_out(into, source) for into, source in pairs]
 
     def checksum(self, source: memoryview) -> int:
         return xxh3_64_intdigest(source)
 
 
-def _copy(into: memoryview, source: memoryview, checked: memoryview) -> int:
-    length = len(source)
-    if length <= PIECE_BYTES:
-        into[:] = source
-        return xxh3_64_intdigest(checked)
+def _copy_in_pieces(into: memoryview, source: memoryview, checked: memoryview) -> int:
     state = xxh3_64()
-    for start in range(0, length, PIECE_BYTES):
+    for start in range(0, len(source), PIECE_BYTES):
         end = start + PIECE_BYTES
         into[start:end] = source[start:end]
         state.update(checked[start:end])

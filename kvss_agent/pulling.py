@@ -178,7 +178,10 @@ def _receive(
         memories.append(None)
     arrived = -1
     try:
-        for arrived in line.receive_each(places):
+        for piece in line.receive_pieces(places):
+            if not piece.last:
+                continue
+            arrived = piece.place
             if found := memories[arrived]:
                 _seal(pull, *found, places[arrived])
     finally:

@@ -23,9 +23,8 @@ reorder stores the mark may lie; the checksum does not.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -64,8 +63,7 @@ class Miss(StrEnum):
     LOST = "lost"  # the agent cannot be reached
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Which bytes a reader expects: the column, in whose name, as which evict wrote it."""
 
     key: bytes
@@ -73,8 +71,7 @@ class Column:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What an intact header says."""
 
     tokens: int

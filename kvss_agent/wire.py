@@ -15,7 +15,7 @@ they belong and hands out exactly those places to be received into.
 | PROOF      | driver |         |        |          | proof 32                                         |
 | WELCOME    | agent  | applied |        | extents  | incarnation 16, slots 8, slot bytes 8,           |
 |            |        |         |        |          | slots of each extent 8                           |
-| EVICT      | driver | first   | SIGNAL | columns  | slot 4 and header 64 of each; then the payloads  |
+| EVICT      | driver | first   |        | columns  | slot 4 and header 64 of each; then the payloads  |
 | COUNT      | agent  | applied |        |          |                                                  |
 | REFILL     | driver | request |        | columns  | after 8, wait 4 ms, slot 4 of each               |
 | REFILLED   | agent  | request |        | columns  | header 64 of each; then the payloads             |
@@ -30,8 +30,8 @@ they belong and hands out exactly those places to be received into.
 | GOODBYE    | agent  |         |        |          |                                                  |
 | ERROR      | agent  |         |        |          | cause, sentence (length 1, text)                 |
 
-Version 2 is spoken here, and version 1: there, every EVICT is answered by a COUNT; since version 2
-only those that carry SIGNAL are.
+Version 2 is spoken here, and version 1: there, every EVICT is answered by a COUNT; since version 2 one
+COUNT may answer for several.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ class Feature(IntFlag):
 
 class Flag(IntFlag):
     NONE = 0
-    SIGNAL = 1
     SCRUB = 1
 
 
@@ -228,22 +227,20 @@ class Evict:
     kind: ClassVar = Kind.EVICT
     first: int
     columns: tuple[tuple[int, bytes], ...]  # slot, header
-    signal: bool = True
 
     def encode(self) -> bytes:
         body = b"".join(_SLOT.pack(slot) + header for slot, header in self.columns)
-        flags = Flag.SIGNAL if self.signal else Flag.NONE
-        return _frame(self.kind, body, self.first, flags=flags, count=len(self.columns))
+        return _frame(self.kind, body, self.first, count=len(self.columns))
 
     @classmethod
-    def decode(cls, body: bytes, first: int, flags: int, count: int) -> Evict:
+    def decode(cls, body: bytes, first: int, count: int) -> Evict:
         if count > BATCH_MAX or len(body) != count * _EVICT_BYTES:
             raise _malformed("a run of evicts of another length")
         columns = tuple(
             (_SLOT.unpack_from(body, at)[0], body[at + 4 : at + _EVICT_BYTES])
             for at in range(0, len(body), _EVICT_BYTES)
         )
-        return cls(first, columns, bool(flags & Flag.SIGNAL))
+        return cls(first, columns)
 
     def headers(self) -> list[seal.Header]:
         """The headers, each intact and with the number that is its turn; a breach if not."""
@@ -504,7 +501,7 @@ def decode(kind: int, flags: int, count: int, number: int, body: bytes) -> Frame
         case Kind.WELCOME:
             return Welcome.decode(body, number, count)
         case Kind.EVICT:
-            return Evict.decode(body, number, flags, count)
+            return Evict.decode(body, number, count)
         case Kind.COUNT:
             return Count(number)
         case Kind.REFILL:
@@ -563,6 +560,11 @@ class FrameReader:
         if self._places:
             return self._places[self._index][self._have :]
         return self._buffer[self._have : self._need]
+
+    @property
+    def place(self) -> tuple[int, memoryview]:
+        """Among payloads: the index of the place that is being filled, and what is left of it."""
+        return self._index, self._places[self._index][self._have :]
 
     def expect(self, places: Sequence[memoryview]) -> None:
         """What comes next are payloads, into these places, none of them empty."""

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from kvss_agent import channel as channels
 from kvss_agent import handshake, wire
 from kvss_agent.breach import Breach, Cause
-from kvss_agent.channel import Closed, PlainChannel, TlsChannel
+from kvss_agent.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.wire import Role
 
 CONNECT_SECONDS: Final = 5.0
@@ -160,10 +160,10 @@ class Line:
             raise Lost(f"{self.address} sent {type(found).__name__}, which may not come here")
         return found
 
-    def receive_each(self, places: Sequence[memoryview]) -> Iterator[int]:
-        """The payloads that follow; the index of each as it has arrived."""
+    def receive_pieces(self, places: Sequence[memoryview]) -> Iterator[Piece]:
+        """The payloads that follow, into these places; each piece as it has arrived."""
         with lost(self.address):
-            yield from channels.receive_each(self.channel, self.reader, places)
+            yield from channels.receive_pieces(self.channel, self.reader, places)
 
     def take_descriptors(self) -> list[int]:
         """The file descriptors that have come along. They are the caller's now."""

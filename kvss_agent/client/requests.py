@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from xxhash import xxh3_64
+
 from kvss_agent import seal, wire
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.shape import Wanted
-from kvss_agent.mover import Mover
 from kvss_agent.seal import Header, Miss
 from kvss_agent.wire import Role
 
@@ -37,9 +38,8 @@ class _Pending:
 class Requests:
     """Raises Lost where the agent is; after that it stays lost."""
 
-    def __init__(self, address: Address, shard: str, credentials: Credentials, mover: Mover) -> None:
+    def __init__(self, address: Address, shard: str, credentials: Credentials) -> None:
         self.line = Line(address, shard, credentials, Role.REFILL)
-        self._mover = mover
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._changed = threading.Condition()
@@ -167,10 +167,15 @@ class Requests:
             if length:
                 places.append(place[:length])
                 checks.append((index, found.checksum) if isinstance(found, Header) else None)
-        for arrived in self.line.receive_each(places):
-            check = checks[arrived]
-            if check and self._mover.checksum(places[arrived]) != check[1]:
-                pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
+        # Summed up piece by piece: while this one is still in the cache and the next on its way.
+        sum_ = xxh3_64()
+        for piece in self.line.receive_pieces(places):
+            sum_.update(piece.bytes)
+            if piece.last:
+                check = checks[piece.place]
+                if check and sum_.intdigest() != check[1]:
+                    pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
+                sum_.reset()
 
     def _end(self, error: Lost) -> None:
         with self._changed:

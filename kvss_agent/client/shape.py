@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from kvss_agent.seal import Column, Header, Miss
 from kvss_agent.wire import TierAnswer
@@ -14,8 +13,7 @@ from kvss_agent.wire import TierAnswer
 WAIT_SECONDS: Final = 1.0  # for what a request comes after
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(NamedTuple):
     """One column to put into a slot. The payload must not change before the evict returns."""
 
     slot: int
@@ -25,8 +23,7 @@ class Evict:
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One column to get: what is expected in this slot."""
 
     slot: int

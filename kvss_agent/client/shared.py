@@ -28,9 +28,7 @@ from kvss_agent.wire import Role
 class SharedClient(TieredClient):
     def __init__(self, address: Address, shard: str, credentials: Credentials, mover: Mover) -> None:
         self.transport = "shm"
-        self._open_requests: Callable[[], Requests] = lambda: Requests(
-            address, shard, credentials, mover
-        )
+        self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
         self._mover = mover
         self._line = Line(address, shard, credentials, Role.SHARED)
@@ -53,6 +51,7 @@ class SharedClient(TieredClient):
         self._leases = Leases()
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
+        self._waiting = 0  # threads that want to be told when a lease ends
         self._lost: Lost | None = None
         self._listener = threading.Thread(target=self._listen, name=f"line of {shard}", daemon=True)
         self._listener.start()
@@ -109,7 +108,16 @@ class SharedClient(TieredClient):
         """Until a lease ends, or its deadline passes."""
         now = time.monotonic()
         if not self._leases.expire(now):
-            self._freed.wait(self._leases.next_deadline() - now)
+            self._wait_until(self._leases.next_deadline())
+
+    def _wait_until(self, moment: float) -> None:
+        """Until something is free, or the moment has come."""
+        self._waiting += 1
+        try:
+            seconds = max(0.0, moment - time.monotonic())
+            self._freed.wait(None if seconds == FOREVER else seconds)
+        finally:
+            self._waiting -= 1
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:  # noqa: ARG002 - it has been
         """An evict is applied when it returns."""
@@ -125,11 +133,20 @@ class SharedClient(TieredClient):
         *,
         wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
     ) -> list[Header | Miss]:
-        with self.lease([one.slot for one in wanted]) as slots:
-            return [
-                slot if isinstance(slot, Miss) else seal.copy_out(slot, one.column, place, self._mover)
-                for slot, one, place in zip(slots, wanted, into, strict=True)
-            ]
+        if len(wanted) != len(into):
+            raise ValueError("there is one place for each column")
+        found: list[Header | Miss] = []
+        # Its end is certain, so it needs no deadline.
+        lease, slots = self._take([one.slot for one in wanted], FOREVER)
+        try:
+            for slot, one, place in zip(slots, wanted, into, strict=True):
+                if isinstance(slot, Miss):
+                    found.append(slot)
+                else:
+                    found.append(seal.copy_out(slot, one.column, place, self._mover))
+        finally:
+            self._release(lease)
+        return found
 
     def view(
         self,
@@ -152,20 +169,21 @@ class SharedClient(TieredClient):
 
     def lease(self, slots: Sequence[int]) -> Views:
         """Whole slots, header first, not looked at. Nothing is evicted to them until released."""
+        lease, columns = self._take(slots, time.monotonic() + LEASE_SECONDS_MAX)
+        return _Leased(columns, lease, self._release)
+
+    def _take(self, slots: Sequence[int], until: float) -> tuple[int, list[memoryview | Miss]]:
         with self._lock:
             if self._lost:
                 raise self._lost
             arena = self._arena
             line = arena.slots
-            lease = self._leases.take(slots, time.monotonic() + LEASE_SECONDS_MAX)
-            columns: list[memoryview | Miss] = [
-                arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots
-            ]
-        return _Leased(columns, lease, self._release)
+            lease = self._leases.take(slots, until)
+            return lease, [arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots]
 
     def _release(self, lease: int) -> None:
         with self._lock:
-            if self._leases.end(lease):
+            if self._leases.end(lease) and self._waiting:
                 self._freed.notify_all()
 
     def delete(
@@ -177,7 +195,7 @@ class SharedClient(TieredClient):
             while any(self._leases.holds(slot) for slot in slots):
                 if time.monotonic() >= deadline:
                     return Miss.LATE
-                self._freed.wait(max(0.0, deadline - time.monotonic()))
+                self._wait_until(min(deadline, self._leases.next_deadline()))
                 self._leases.expire(time.monotonic())
             for slot in slots:
                 if slot < self._arena.slots:

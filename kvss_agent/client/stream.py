@@ -27,7 +27,7 @@ class StreamClient(TieredClient):
     ) -> None:
         self._address, self._shard, self._credentials, self._mover = address, shard, credentials, mover
         self.transport = "unix" if address.path else "tcp"
-        self._requests = Requests(address, shard, credentials, mover)
+        self._requests = Requests(address, shard, credentials)
         self._line: Line | None = None
         if write:
             try:
@@ -41,7 +41,7 @@ class StreamClient(TieredClient):
         self.incarnation = welcome.incarnation
         self._slots = welcome.slots
         self._number = self._applied = welcome.applied
-        self._signalled: deque[int] = deque()  # numbers of runs that a count will come for
+        self._uncounted: deque[int] = deque()  # last numbers of runs that are on their way
         self._evicting = threading.Lock()
 
     @property
@@ -77,14 +77,14 @@ class StreamClient(TieredClient):
             checksum = self._mover.checksum(one.payload)
             column = Column(one.key, one.tag, sequence)
             sealed.append((one.slot, seal.pack(column, one.tokens, len(one.payload), checksum)))
-        while len(self._signalled) >= UNCOUNTED_MAX:
+        while len(self._uncounted) >= UNCOUNTED_MAX:
             self._receive_count(line, time.monotonic() + WAIT_SECONDS * 60)
         try:
             line.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
         except Lost as error:
             raise line.last_words(error) from error
         self._number += len(columns)
-        self._signalled.append(self._number)
+        self._uncounted.append(self._number)
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
         deadline = time.monotonic() + seconds
@@ -100,8 +100,8 @@ class StreamClient(TieredClient):
     def _receive_count(self, line: Line, deadline: float) -> None:
         count = line.receive_a(wire.Count, deadline)
         self._applied = count.applied
-        while self._signalled and self._signalled[0] <= count.applied:
-            self._signalled.popleft()
+        while self._uncounted and self._uncounted[0] <= count.applied:
+            self._uncounted.popleft()
 
     def _writing(self) -> Line:
         if self._line is None:

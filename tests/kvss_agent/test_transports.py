@@ -168,6 +168,7 @@ def test_a_line_that_moves_down_and_up_again(plane: Plane, kind: str) -> None:
         assert isinstance(found[0], Header)
         assert found[1] is Miss.ABSENT
         assert shard.evict(5, column("x").key, TAG, 64, kv()) == 9  # above the line: nowhere
+        shard.wait_applied(9)
         hosted.resize(12)
         if kind == "shm":
             wait_until("the driver knows of the new line", lambda: shard.slots == 12)

@@ -54,7 +54,6 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
         wire.Evict,
         NUMBER,
         st.lists(st.tuples(SLOT, st.binary(min_size=64, max_size=64)), min_size=1).map(tuple),
-        st.booleans(),
     ),
     st.builds(wire.Count, NUMBER),
     st.builds(wire.Refill, NUMBER, NUMBER, MILLISECONDS, SLOTS),

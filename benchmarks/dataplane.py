@@ -1,0 +1,665 @@
+"""How fast columns go out and come back: against memcpy, sockets, the disk, and what others reach.
+
+Agent and driver are two processes, as in use. Verification is on everywhere but in `shm.lease`. Every
+figure stands beside its limit or peer, measured in turns with it in the same run: read the ratios.
+Memory on both sides is far larger than any cache, so nothing is at hand that would not be in use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks import peers
+from benchmarks.harness import Row, percentile, show
+from benchmarks.socket_copy import Remote
+from console.environment import PROJECT
+native = None
+from kvss_agent.arena import slot_bytes_for
+from kvss_agent.client import Credentials, Evict, Miss, ShardClient, SharedClient, Wanted, connect
+from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.seal import Column
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}
+RING_BYTES = 512 * MIB
+DRIVER, SECRET = "bench", secrets.token_bytes(32)
+KEY, TAG = b"k" * 16, b"t" * 16
+
+EVICT_GOALS = {"64KiB": 0.80}
+STREAM_GOALS = {"1MiB": 0.85, "4MiB": 0.85, "16MiB": 0.85}
+PEER_GOALS = {
+    ("mooncake", "one"): 3.0,
+    ("mooncake", "batch"): 1.2,
+    ("lmcache_mp", "one"): 10.0,
+    ("lmcache_mp", "batch"): 2.0,
+    ("redis", "one"): 5.0,
+    ("redis", "batch"): 4.0,
+    ("memcached", "one"): 3.0,
+    ("memcached", "batch"): 3.0,
+}
+
+
+@dataclass
+class Memory:
+    """The driver's side: columns to evict, places to refill into, and raw addresses for memcpy."""
+
+    size: int
+    count: int = field(init=False)
+    sources: list[memoryview] = field(init=False)
+    places: list[memoryview] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = RING_BYTES // self.size
+        self._from, self._to = mmap.mmap(-1, RING_BYTES), mmap.mmap(-1, RING_BYTES)
+        block = secrets.token_bytes(MIB)
+        for at in range(0, RING_BYTES, MIB):  # every page is there and is its own
+            self._from[at : at + MIB] = block
+            self._to[at : at + MIB] = block
+        self.sources, self.places = self._cut(self._from), self._cut(self._to)
+        self._source = ctypes.addressof(ctypes.c_char.from_buffer(self._from))
+        self._place = ctypes.addressof(ctypes.c_char.from_buffer(self._to))
+
+    def _cut(self, memory: mmap.mmap) -> list[memoryview]:
+        view = memoryview(memory)
+        return [view[at : at + self.size] for at in range(0, RING_BYTES, self.size)]
+
+    def memcpy(self, index: int) -> float:
+        """Seconds of C's memcpy of one column, from where nobody has just been."""
+        index = (index + self.count // 2) % self.count
+        to, source = self._place + index * self.size, self._source + index * self.size
+        began = time.perf_counter()
+        ctypes.memmove(to, source, self.size)
+        return time.perf_counter() - began
+
+
+class Agent:
+    """A real agent, and what it takes to use it."""
+
+    def __init__(self, *, tier2: bool) -> None:
+        # On a real disk, not in memory: tier 2 is measured there.
+        scratch = PROJECT / ".tidegate" / "bench"
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.directory = Path(tempfile.mkdtemp(prefix="agent-", dir=scratch))
+        self._generation = 0
+        self._tier2 = {"kind": "posix", "path": str(self.directory / "files"), "cap_bytes": 8 << 30}
+        self._with_tier2 = tier2
+        self.socket = Path(tempfile.mkdtemp(prefix="kvss-")) / "data.sock"
+        options = ["--state-dir", str(self.directory), "--unix", str(self.socket)]
+        options += ["--tcp", "127.0.0.1:0", "--plain-tcp", "yes", "--control", "127.0.0.1:0"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvss_agent", *options],
+            cwd=PROJECT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr
+        for line in self._process.stderr:
+            if "Listening" in line:
+                _, tcp, control = line.rsplit("127.0.0.1:", 2)
+                self.tcp, port = int(tcp.split(",")[0]), int(control)
+                break
+        else:
+            raise RuntimeError("the agent did not start")
+        token = (self.directory / "token").read_text().strip()
+        headers = {"authorization": f"Bearer {token}"}
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self._process.pid)
+
+    def be(self, **shards: tuple[int, int]) -> float:
+        """Have these shards, of (slots, payload bytes); the seconds that took."""
+        self._generation += 1
+        specs = [
+            {
+                "name": name,
+                "slots": slots,
+                "slot_bytes": slot_bytes_for(payload),
+                "driver": DRIVER,
+                "part": name.lower(),
+            }
+            for name, (slots, payload) in shards.items()
+        ]
+        told = {
+            "generation": self._generation,
+            "shards": specs,
+            "peers": [{"name": DRIVER, "secret": base64.b64encode(SECRET).decode()}],
+            "tier2": self._tier2 if self._with_tier2 else None,
+        }
+        began = time.perf_counter()
+        self.http.put("/v1/desired", json=told).raise_for_status()
+        while (seen := self.http.get("/v1/observed").json())["observed_generation"] != self._generation:
+            time.sleep(0.005)
+        if not seen["ready"]:
+            raise RuntimeError(f"the agent is not ready: {json.dumps(seen)}")
+        return time.perf_counter() - began
+
+    def client(self, kind: str, shard: str, mover: Mover = PYTHON) -> ShardClient:
+        address = f"tcp:127.0.0.1:{self.tcp}" if kind == "tcp" else f"unix:{self.socket}"
+        return connect(
+            address,
+            shard,
+            Credentials(DRIVER, SECRET),
+            transport="shm" if kind == "shm" else "stream",
+            mover=mover,
+        )
+
+    def close(self) -> None:
+        self.http.close()
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stderr
+        self._process.stderr.close()
+        shutil.rmtree(self.directory)
+        shutil.rmtree(self.socket.parent)
+
+
+@contextlib.contextmanager
+def running(*, tier2: bool = False) -> Iterator[Agent]:
+    agent = Agent(tier2=tier2)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def row(
+    name: str,
+    size: int,
+    ours: Sequence[float],
+    limit: Sequence[float],
+    against: str,
+    goal: float | None = None,
+    columns: int = 1,
+    extra: str = "",
+) -> Row:
+    """`ours` are seconds of operations on so many columns each; `limit` those of one column."""
+    middle = statistics.median(ours)
+    return Row(
+        f"{name}{extra}",
+        columns * size / middle / 1e9,
+        "GB/s",
+        against,
+        statistics.median(limit) * columns / middle,
+        goal,
+        {
+            "columns/s": columns / middle,
+            "p50 µs": middle * 1e6,
+            "p99 µs": percentile(ours, 0.99) * 1e6,
+        },
+    )
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+# Shared memory
+
+
+def shm(agent: Agent, label: str, memory: Memory, mover: Mover, effort: int) -> list[Row]:
+    size, count = memory.size, memory.count
+    agent.be(shm=(count, size))
+    extra = "" if mover is PYTHON else ".native"
+    goal_evict = 1.0 if extra else EVICT_GOALS.get(label, 0.85)
+    goal_refill = 1.0 if extra else 0.72
+    operations = min(count, 200 * effort)
+    batch = min(64, max(2, 64 * MIB // size))
+    batches = max(3, min(20, operations // batch))
+    rows: list[Row] = []
+    with agent.client("shm", "shm", mover) as shard:
+        assert isinstance(shard, SharedClient)
+        for index in range(count):  # fill, and warm up
+            shard.evict(index, KEY, TAG, 64, memory.sources[index])
+        ours, limit = [], []
+        for n in range(operations):
+            index = n % count
+            source = memory.sources[index]
+            limit.append(memory.memcpy(index))
+            ours.append(timed(lambda: shard.evict(index, KEY, TAG, 64, source)))  # noqa: B023
+        rows.append(row(f"shm.evict.{label}", size, ours, limit, "memcpy", goal_evict, extra=extra))
+        single = ours
+        last = shard.applied
+        for n in range(count):  # so that every slot has a number that is known
+            last = shard.evict(n, KEY, TAG, 64, memory.sources[n])
+        first = last - count + 1
+
+        def wanted(index: int) -> Wanted:
+            return Wanted(index, Column(KEY, TAG, first + index))
+
+        ours, limit = [], []
+        for n in range(operations):
+            index = n % count
+            one, place = [wanted(index)], [memory.places[index]]
+            limit.append(memory.memcpy(index))
+            began = time.perf_counter()
+            [found] = shard.refill(one, place)
+            ours.append(time.perf_counter() - began)
+            check(found)
+        rows.append(
+            row(f"shm.refill_copy.{label}", size, ours, limit, "memcpy", goal_refill, extra=extra)
+        )
+        ours, limit = [], []
+        for n in range(operations):
+            index = n % count
+            one = [wanted(index)]
+            limit.append(memory.memcpy(index))
+            began = time.perf_counter()
+            views = shard.view(one)
+            ours.append(time.perf_counter() - began)
+            check(views.columns[0])
+            views.release()
+        rows.append(row(f"shm.refill_view.{label}", size, ours, limit, "memcpy", 1.3, extra=extra))
+
+        ours, alone = [], []
+        for n in range(batches):
+            start = n * batch % (count - batch + 1)
+            run = [Evict(i, KEY, TAG, 64, memory.sources[i]) for i in range(start, start + batch)]
+            half = (start + count // 2) % (count - batch + 1)
+            for i in range(half, half + min(batch, 8)):
+                source = memory.sources[i]
+                alone.append(timed(lambda: shard.evict(i, KEY, TAG, 64, source)))  # noqa: B023
+            ours.append(timed(lambda: shard.evict_batch(run)))  # noqa: B023
+        rows.append(
+            row(f"shm.evict_batch.{label}", size, ours, alone, "one at a time", 1.0, batch, extra)
+        )
+        last = shard.applied
+        for n in range(count):
+            last = shard.evict(n, KEY, TAG, 64, memory.sources[n])
+        first = last - count + 1
+
+        ours, alone = [], []
+        for n in range(batches):
+            start = n * batch % (count - batch + 1)
+            many = [wanted(index) for index in range(start, start + batch)]
+            into = memory.places[start : start + batch]
+            half = (start + count // 2) % (count - batch + 1)
+            for index in range(half, half + min(batch, 8)):
+                one, place = [wanted(index)], [memory.places[index]]
+                alone.append(timed(lambda: shard.refill(one, place)))  # noqa: B023
+            ours.append(timed(lambda: shard.refill(many, into)))  # noqa: B023
+        rows.append(
+            row(f"shm.refill_batch.{label}", size, ours, alone, "one at a time", 1.0, batch, extra)
+        )
+        if label == "64KiB" and not extra:
+            slots = list(range(64))
+            times = [timed(lambda: shard.lease(slots).release()) for _ in range(2000)]
+            rate = 64 / statistics.median(times)
+            rows.append(Row("shm.lease", rate, "columns/s", "1,000,000 columns/s", rate / 1e6, 1.0))
+        if label == "1MiB" and not extra:
+            for name, share, goal in (("p50", 0.5, 75), ("p99", 0.99, 140)):
+                value = percentile(single, share) * 1e6
+                rows.append(Row(f"shm.evict.1MiB.{name}", value, "µs", f"{goal} µs", goal / value, 1.0))
+    return rows
+
+
+def check(found: object) -> None:
+    if isinstance(found, Miss):
+        raise RuntimeError(f"a column came back as {found}")  # noqa: TRY004 - the measurement is void
+
+
+# Streams
+
+
+@contextlib.contextmanager
+def limit_of(kind: str) -> Iterator[Remote]:
+    path = str(Path(tempfile.mkdtemp(prefix="kvss-")) / "copy.sock")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.socket_copy", kind, path],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    port = int(process.stdout.readline())
+    remote = Remote(kind, path if kind == "unix" else ("127.0.0.1", port))
+    try:
+        yield remote
+    finally:
+        remote.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        shutil.rmtree(Path(path).parent)
+
+
+def stream(agent: Agent, kind: str, label: str, memory: Memory, mover: Mover, effort: int) -> list[Row]:
+    size, count = memory.size, memory.count
+    agent.be(stream=(count, size))
+    extra = "" if mover is PYTHON else ".native"
+    goal = STREAM_GOALS.get(label)
+    each = max(4, min(32, 32 * MIB // size))
+    rounds = 4 * effort
+    ours_put, limit_put, ours_get, limit_get = [], [], [], []
+    with agent.client(kind, "stream", mover) as shard, limit_of(kind) as remote:
+        for n in range(-1, rounds):
+            start = n % (count // each // 2) * each
+            sources = memory.sources[start : start + each]
+            other = memory.sources[start + count // 2 : start + count // 2 + each]
+            places = memory.places[start : start + each]
+            elsewhere = memory.places[start + count // 2 : start + count // 2 + each]
+            took_limit = timed(lambda: remote.put(other))  # noqa: B023
+            began = time.perf_counter()
+            for index, source in enumerate(sources):
+                last = shard.evict(start + index, KEY, TAG, 64, source)
+            shard.wait_applied(last, 60)
+            took = time.perf_counter() - began
+            first = last - each + 1
+            took_limit_get = timed(lambda: remote.get(elsewhere))  # noqa: B023
+            began = time.perf_counter()
+            for index, place in enumerate(places):
+                [found] = shard.refill([Wanted(start + index, Column(KEY, TAG, first + index))], [place])
+            took_get = time.perf_counter() - began
+            check(found)
+            if n >= 0:  # the first round warms up
+                ours_put.append(took / each)
+                limit_put.append(took_limit / each)
+                ours_get.append(took_get / each)
+                limit_get.append(took_limit_get / each)
+    against = f"{kind} socket copy"
+    return [
+        row(f"{kind}.evict.{label}", size, ours_put, limit_put, against, goal, extra=extra),
+        row(f"{kind}.refill.{label}", size, ours_get, limit_get, against, goal, extra=extra),
+    ]
+
+
+def two_clients(agent: Agent, kind: str, effort: int) -> list[Row]:
+    """The same work by one driver and by two at once, each a process with a shard of its own."""
+    count = 256
+    agent.be(one=(count, MIB), two=(count, MIB))
+    place = f"tcp:127.0.0.1:{agent.tcp}" if kind == "tcp" else f"unix:{agent.socket}"
+    seconds = 0.6 * effort
+
+    def start(shard: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.stream_driver", place, shard, DRIVER, SECRET.hex()],
+            cwd=PROJECT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def rate(drivers: Sequence[subprocess.Popen[str]], what: str) -> float:
+        for driver in drivers:
+            assert driver.stdin
+            driver.stdin.write(f"{what} {seconds}\n")
+            driver.stdin.flush()
+        return sum(float(driver.stdout.readline()) for driver in drivers if driver.stdout)
+
+    drivers = [start("one"), start("two")]
+    rows = []
+    try:
+        for what in ("evict", "refill"):
+            alone, together = [], []
+            for _ in range(1 + effort):
+                alone.append(rate(drivers[:1], what))
+                together.append(rate(drivers, what))
+            both, one = statistics.median(together), statistics.median(alone)
+            rows.append(
+                Row(f"{kind}.two.{what}.1MiB", both / 1e9, "GB/s", "one client", both / one, 1.5)
+            )
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
+    return rows
+
+
+# Tier 2
+
+
+def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
+    size = memory.size
+    each = max(2, min(64, 64 * MIB // size))
+    rounds = 2 + effort
+    slots = slot_bytes_for(size)
+    agent.be(tier=(each, size))
+    raw = RawDisk(agent.directory / "raw", slots, each)
+    ours_put, limit_put, ours_get, limit_get = [], [], [], []
+    with agent.client("shm", "tier") as shard:
+        for n in range(-1, rounds):
+            keys = [f"{label}-{n}-{index}".encode().ljust(16, b".") for index in range(each)]
+            for index, key in enumerate(keys):
+                last = shard.evict(index, key, TAG, 64, memory.sources[index])
+            first = last - each + 1
+            wanted = [Wanted(i, Column(key, TAG, first + i)) for i, key in enumerate(keys)]
+            took_limit = timed(raw.write)
+            began = time.perf_counter()
+            answers = shard.spill(wanted, wait_seconds=30)
+            took = time.perf_counter() - began
+            if any(answer != 0 for answer in answers):
+                raise RuntimeError(f"spilled: {answers}")
+            took_limit_get = timed(raw.read)
+            began = time.perf_counter()
+            recalled = shard.recall(wanted, wait_seconds=30)
+            took_get = time.perf_counter() - began
+            for one in recalled:
+                check(one)
+            shard.forget([one.column for one in wanted])
+            if n >= 0:
+                ours_put.append(took / each)
+                limit_put.append(took_limit / each)
+                ours_get.append(took_get / each)
+                limit_get.append(took_limit_get / each)
+    raw.close()
+    return [
+        row(f"tier2.spill.{label}", size, ours_put, limit_put, "raw O_DIRECT write", 0.80),
+        row(f"tier2.recall.{label}", size, ours_get, limit_get, "raw O_DIRECT read", 0.80),
+    ]
+
+
+class RawDisk:
+    """The limit of tier 2: the same bytes by pwrite and pread, O_DIRECT, from as many threads.
+
+    One file, allocated beforehand: nothing is created, named, sealed or checked.
+    """
+
+    THREADS = 8
+
+    def __init__(self, path: Path, size: int, count: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self._fd, 0, size * count)
+        self._memory = mmap.mmap(-1, size * count)
+        self._memory[:] = secrets.token_bytes(size) * count
+        view = memoryview(self._memory)
+        self._pieces = [(at, view[at : at + size]) for at in range(0, size * count, size)]
+        self._pool = ThreadPoolExecutor(self.THREADS)
+
+    def write(self) -> None:
+        list(self._pool.map(lambda piece: os.pwrite(self._fd, piece[1], piece[0]), self._pieces))
+
+    def read(self) -> None:
+        list(self._pool.map(lambda piece: os.preadv(self._fd, [piece[1]], piece[0]), self._pieces))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        os.close(self._fd)
+
+
+# Peers
+
+
+def against_peer(agent: Agent, name: str, effort: int, mover: Mover) -> list[Row]:
+    """Ours over shared memory and theirs at their best, in turns, with as many columns each."""
+    rows: list[Row] = []
+    with peers.Peer(name) as peer:
+        for size in peers.SIZES:
+            label = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB"
+            memory = Memory(size)
+            count = peers.columns(size)
+            agent.be(peer=(count, size))
+            with agent.client("shm", "peer", mover) as shard:
+                for kind, batch in (("one", 1), ("batch", peers.batch_of(size))):
+                    rows += _duel(shard, peer, memory, label, kind, batch, count, effort)
+    return rows
+
+
+def _duel(
+    shard: ShardClient,
+    peer: peers.Peer,
+    memory: Memory,
+    label: str,
+    kind: str,
+    batch: int,
+    count: int,
+    effort: int,
+) -> list[Row]:
+    theirs_put, theirs_get, ours_put, ours_get = [], [], [], []
+    for n in range(1 + effort):
+        samples = peer.measure(memory.size, batch)
+        theirs_put += samples.put
+        theirs_get += samples.get
+        operations = len(samples.put)
+        starts = [(n * operations + k) * batch % (count - batch + 1) for k in range(operations)]
+        for start in starts:
+            run = [
+                Evict(i, KEY, TAG, 64, memory.sources[i % memory.count])
+                for i in range(start, start + batch)
+            ]
+            began = time.perf_counter()
+            last = shard.evict_batch(run)
+            ours_put.append(time.perf_counter() - began)
+            wanted = [Wanted(start + k, Column(KEY, TAG, last - batch + 1 + k)) for k in range(batch)]
+            into = [memory.places[(start + k + count // 2) % memory.count] for k in range(batch)]
+            began = time.perf_counter()
+            found = shard.refill(wanted, into)
+            ours_get.append(time.perf_counter() - began)
+            check(found[-1])
+    goal = 1.0 if label == "16MiB" and kind == "batch" else PEER_GOALS[peer.name, kind]
+    rows = []
+    for verb, theirs, ours in (("put", theirs_put, ours_put), ("get", theirs_get, ours_get)):
+        slow, fast = statistics.median(theirs), statistics.median(ours)
+        rows.append(
+            Row(
+                f"peer.{peer.name}.{label}.{kind}.{verb}",
+                batch * memory.size / slow / 1e9,
+                "GB/s",
+                f"ours {batch * memory.size / fast / 1e9:.2f}",
+                slow / fast,
+                goal,
+                {
+                    "columns/s": batch / slow,
+                    "p50 µs": slow * 1e6,
+                    "p99 µs": percentile(theirs, 0.99) * 1e6,
+                },
+            )
+        )
+    return rows
+
+
+# The rest
+
+
+def the_rest(agent: Agent, effort: int) -> list[Row]:
+    rows = []
+    agent.be(small=(8, 64 * KIB))
+    times = [timed(lambda: agent.http.get("/v1/observed")) for _ in range(60 * effort)]
+    rows.append(
+        Row(
+            "control.roundtrip",
+            statistics.median(times) * 1e3,
+            "ms",
+            more={"p50 µs": statistics.median(times) * 1e6, "p99 µs": percentile(times, 0.99) * 1e6},
+        )
+    )
+    size = 1 << 30
+    agent.be()
+    seconds = agent.be(grant=(size // (MIB + 4096), MIB))
+    rows.append(Row("agent.prefault", size / seconds / 1e9, "GB/s"))
+    agent.be(**{f"s{index}": (4, 64 * KIB) for index in range(64)})
+    clients = [agent.client("shm" if index % 2 else "unix", f"s{index}") for index in range(64)]
+    process = agent.process
+    time.sleep(1)
+    before, began = process.cpu_times(), time.perf_counter()
+    time.sleep(4 * effort)
+    after, seconds = process.cpu_times(), time.perf_counter() - began
+    for client in clients:
+        client.close()
+    share = (after.user + after.system - before.user - before.system) / seconds * 100
+    rows.append(
+        Row("agent.idle_cpu", share, "% of a core", "1 %, 64 shards in use", 1 / max(share, 1e-3), 1.0)
+    )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds; peers only if they are named"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of shm stream tier2 rest peers")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--peers", nargs="*", choices=peers.NAMES, metavar="NAME", help="which peers")
+    given = parser.parse_args()
+    parts = given.only or ["shm", "stream", "tier2", "rest", "peers"]
+    named = peers.NAMES if given.peers is None and not given.quick else given.peers or ()
+    helper = None
+    movers: list[Mover] = [PYTHON, *([helper] if helper else [])]
+    effort = 1 if given.quick else 5
+    gc.disable()  # as a driver's hot path would have it; nothing here makes cycles
+    every: list[Row] = []
+
+    def tell(title: str, rows: list[Row]) -> None:
+        every.extend(rows)
+        show(title, rows, None)
+
+    with running(tier2=True) as agent:
+        for label in given.sizes:
+            memory = Memory(SIZES[label])
+            rows: list[Row] = []
+            for mover in movers:
+                if "shm" in parts:
+                    rows += shm(agent, label, memory, mover, effort)
+                if "stream" in parts:
+                    for kind in ("unix", "tcp"):
+                        rows += stream(agent, kind, label, memory, mover, effort)
+            if "tier2" in parts:
+                rows += tier2(agent, label, memory, effort)
+            if rows:
+                tell(f"Columns of {label}", rows)
+        if "stream" in parts:
+            tell(
+                "Two drivers at once",
+                [r for k in ("unix", "tcp") for r in two_clients(agent, k, effort)],
+            )
+        if "rest" in parts:
+            tell("The agent", the_rest(agent, effort))
+    with running() as agent:
+        for name in named if "peers" in parts else ():
+            try:
+                tell(f"Against {name}", against_peer(agent, name, effort, movers[-1]))
+            except peers.Unavailable as reason:
+                print(f"\n{name} is left out: {reason}")
+    if not helper:
+        print(f"\nNo native helper: {native.reason()}")
+    if given.json:
+        show("All", every, given.json)
+
+
+if __name__ == "__main__":
+    main()
