@@ -19,7 +19,9 @@ def file_of(address: Address, length: int = 10_000, tokens: int = 64) -> bytearr
     slot, column = evicted(address, length=length, tokens=tokens)
     header = seal.verify(slot, column)
     assert isinstance(header, Header)
-    return bytearray(b"".join(outgoing(slot, header, address.column, Scratch())))
+    scratch = Scratch()
+    scratch.head[:] = scratch.tail[:] = b"\xdd" * PAGE  # another column went through it before
+    return bytearray(b"".join(outgoing(slot, header, address.column, scratch)))
 
 
 def read(
