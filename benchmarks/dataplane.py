@@ -34,7 +34,7 @@ from benchmarks import peers
 from benchmarks.harness import Row, percentile, show
 from benchmarks.socket_copy import Remote
 from console.environment import PROJECT
-native = None
+from kvss_agent import native
 from kvss_agent.arena import slot_bytes_for
 from kvss_agent.client import Credentials, Evict, Miss, ShardClient, SharedClient, Wanted, connect
 from kvss_agent.mover import PYTHON, Mover
@@ -618,8 +618,11 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.only or ["shm", "stream", "tier2", "rest", "peers"]
     named = peers.NAMES if given.peers is None and not given.quick else given.peers or ()
-    helper = None
-    movers: list[Mover] = [PYTHON, *([helper] if helper else [])]
+    movers: list[Mover] = [PYTHON]
+    try:
+        movers.append(native.require(build=True))
+    except native.Unavailable as reason:
+        print(f"Without the native mover: {reason}")
     effort = 1 if given.quick else 5
     gc.disable()  # as a driver's hot path would have it; nothing here makes cycles
     every: list[Row] = []
@@ -655,8 +658,6 @@ def main() -> None:
                 tell(f"Against {name}", against_peer(agent, name, effort, movers[-1]))
             except peers.Unavailable as reason:
                 print(f"\n{name} is left out: {reason}")
-    if not helper:
-        print(f"\nNo native helper: {native.reason()}")
     if given.json:
         show("All", every, given.json)
 

@@ -177,18 +177,18 @@ class CountPage:
             raise ValueError("this is not a count page")
         self.fd = fd
         self._map = mmap.mmap(fd, PAGE_BYTES)
-        self._words = memoryview(self._map).cast("Q")
+        self.words = memoryview(self._map).cast("Q")
 
     @property
     def applied(self) -> int:
-        return self._words[0]
+        return self.words[0]
 
     def publish(self, count: int) -> None:
-        self._words[0] = count
+        self.words[0] = count
 
     def close(self) -> None:
         os.close(self.fd)
-        self._words.release()
+        self.words.release()
         self._map.close()
 
 

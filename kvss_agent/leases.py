@@ -19,7 +19,7 @@ class Leases:
         self.expired = 0
         self._taken = 0
         self._slots_of: dict[int, Sequence[int]] = {}
-        self._uses: dict[int, int] = {}
+        self.uses: dict[int, int] = {}  # by slot: how many leases it is under
         self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class Leases:
         """Put these slots under a new lease; the number by which `end` knows it."""
         self._taken += 1
         self._slots_of[self._taken] = slots
-        uses = self._uses
+        uses = self.uses
         for slot in slots:
             uses[slot] = uses.get(slot, 0) + 1
         if until != FOREVER:
@@ -41,7 +41,7 @@ class Leases:
         slots = self._slots_of.pop(lease, None)
         if slots is None:
             return False
-        uses = self._uses
+        uses = self.uses
         for slot in slots:
             if uses[slot] == 1:
                 del uses[slot]
@@ -67,11 +67,11 @@ class Leases:
         return self._deadlines[0][0] if self._deadlines else FOREVER
 
     def holds(self, slot: int) -> bool:
-        return slot in self._uses
+        return slot in self.uses
 
     def any_of(self, slots: Iterable[int]) -> bool:
-        return any(slot in self._uses for slot in slots) if self._uses else False
+        return any(slot in self.uses for slot in slots) if self.uses else False
 
     def any_from(self, line: int) -> bool:
         """Is any slot with this number or a higher one under lease?"""
-        return any(slot >= line for slot in self._uses)
+        return any(slot >= line for slot in self.uses)

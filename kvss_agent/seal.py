@@ -26,7 +26,7 @@ import struct
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from kvss_agent.mover import PYTHON, Bytes, Mover, zero
 
@@ -84,16 +84,15 @@ class Header(NamedTuple):
 
 def pack(column: Column, tokens: int, length: int, checksum: int) -> bytes:
     """The header of a sealed column. Refuses what `read` would not accept."""
+    key, tag, sequence = column
     if not 0 < tokens <= TOKENS_MAX:
         raise ValueError(f"a column holds 1 to {TOKENS_MAX} tokens, not {tokens}")
     if not 0 < length <= PAYLOAD_BYTES_MAX:
         raise ValueError(f"a payload has 1 to {PAYLOAD_BYTES_MAX} bytes, not {length}")
-    if len(column.key) != KEY_BYTES or len(column.tag) != TAG_BYTES:
+    if len(key) != KEY_BYTES or len(tag) != TAG_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
-    fields = _FIELDS.pack(
-        MAGIC, VERSION, _SEALED, tokens, column.sequence, column.key, column.tag, checksum, length
-    )
-    return fields + _CHECK.pack(xxh3_64_intdigest(fields) & _LOWER_HALF)
+    fields = _FIELDS.pack(MAGIC, VERSION, _SEALED, tokens, sequence, key, tag, checksum, length)
+    return fields + xxh3_64_digest(fields)[:3:-1]
 
 
 def read(header: Bytes) -> Header | Miss:
@@ -116,9 +115,10 @@ def identify(header: Bytes, expected: Column) -> Header | Miss:
     found = read(header)
     if isinstance(found, Miss):
         return found
-    if found.tag != expected.tag:
+    key, tag, sequence = expected
+    if found.tag != tag:
         return Miss.FOREIGN
-    if found.key != expected.key or found.sequence != expected.sequence:
+    if found.key != key or found.sequence != sequence:
         return Miss.STALE
     return found
 
@@ -132,12 +132,13 @@ def write(
     look in between find it torn. The payload must not change meanwhile: what was copied is what the
     checksum says only if it stood still, else readers find it corrupt.
     """
-    end = HEADER_BYTES + len(payload)
+    length = len(payload)
+    end = HEADER_BYTES + length
     if end > len(slot):
-        raise ValueError(f"a payload of {len(payload)} bytes does not fit a slot of {len(slot)}")
-    open_slot(slot, column.sequence)
+        raise ValueError(f"a payload of {length} bytes does not fit a slot of {len(slot)}")
+    _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, column.sequence)
     checksum = mover.copy_in(slot[HEADER_BYTES:end], payload)
-    slot[:HEADER_BYTES] = pack(column, tokens, len(payload), checksum)
+    slot[:HEADER_BYTES] = pack(column, tokens, length, checksum)
 
 
 def open_slot(slot: memoryview, sequence: int) -> None:
@@ -172,9 +173,10 @@ def copy_out(
     payload = payload_of(slot, found)
     if payload is None:
         return Miss.CORRUPT
-    if found.length > len(into):
-        raise ValueError(f"a payload of {found.length} bytes does not fit {len(into)}")
-    arrived = mover.copy_out(into[: found.length], payload)
+    length, room = found.length, len(into)
+    if length > room:
+        raise ValueError(f"a payload of {length} bytes does not fit {room}")
+    arrived = mover.copy_out(into if length == room else into[:length], payload)
     return found if arrived == found.checksum else _why_not(slot, found)
 
 

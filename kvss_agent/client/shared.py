@@ -36,6 +36,7 @@ class SharedClient(TieredClient):
         descriptors = self._line.take_descriptors()
         try:
             self._count = CountPage(descriptors.pop(0))
+            self._words = self._count.words
             self._arena = Arena(welcome.slot_bytes, [])
             reopen(welcome.extents, descriptors, welcome.slot_bytes, self._arena)
         except BaseException:
@@ -49,6 +50,7 @@ class SharedClient(TieredClient):
         self.incarnation = welcome.incarnation
         self._number = welcome.applied
         self._leases = Leases()
+        self._leased = self._leases.uses
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._waiting = 0  # threads that want to be told when a lease ends
@@ -81,8 +83,9 @@ class SharedClient(TieredClient):
     def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
         with self._lock:
             self._write(slot, Column(key, tag, self._number + 1), tokens, payload)
-            self._count.publish(self._number)
-            return self._number
+            number = self._number
+            self._words[0] = number
+            return number
 
     def evict_batch(self, columns: Sequence[Evict]) -> int:
         with self._lock:
@@ -92,17 +95,18 @@ class SharedClient(TieredClient):
                         one.slot, Column(one.key, one.tag, self._number + 1), one.tokens, one.payload
                     )
             finally:
-                self._count.publish(self._number)
+                self._words[0] = self._number
             return self._number
 
     def _write(self, slot: int, column: Column, tokens: int, payload: memoryview) -> None:
         if self._lost:
             raise self._lost
-        while self._leases.holds(slot):
+        while slot in self._leased:
             self._wait_for_lease()
-        if slot < self._arena.slots:
-            seal.write(self._arena.slot(slot), column, tokens, payload, self._mover)
-        self._number += 1
+        arena = self._arena
+        if slot < arena.slots:
+            seal.write(arena.slot(slot), column, tokens, payload, self._mover)
+        self._number = column.sequence
 
     def _wait_for_lease(self) -> None:
         """Until a lease ends, or its deadline passes."""
@@ -133,20 +137,20 @@ class SharedClient(TieredClient):
         *,
         wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
     ) -> list[Header | Miss]:
+        """Without a lease: what is evicted to a slot meanwhile makes the copy torn, and the copy is
+        checked."""
         if len(wanted) != len(into):
             raise ValueError("there is one place for each column")
-        found: list[Header | Miss] = []
-        # Its end is certain, so it needs no deadline.
-        lease, slots = self._take([one.slot for one in wanted], FOREVER)
-        try:
-            for slot, one, place in zip(slots, wanted, into, strict=True):
-                if isinstance(slot, Miss):
-                    found.append(slot)
-                else:
-                    found.append(seal.copy_out(slot, one.column, place, self._mover))
-        finally:
-            self._release(lease)
-        return found
+        with self._lock:
+            self._must_be_here()
+            arena = self._arena
+            line = arena.slots
+            slots = [arena.slot(slot) if slot < line else None for slot, _ in wanted]
+        mover = self._mover
+        return [
+            Miss.ABSENT if slot is None else seal.copy_out(slot, one.column, place, mover)
+            for slot, one, place in zip(slots, wanted, into, strict=True)
+        ]
 
     def view(
         self,
@@ -169,17 +173,15 @@ class SharedClient(TieredClient):
 
     def lease(self, slots: Sequence[int]) -> Views:
         """Whole slots, header first, not looked at. Nothing is evicted to them until released."""
-        lease, columns = self._take(slots, time.monotonic() + LEASE_SECONDS_MAX)
-        return _Leased(columns, lease, self._release)
-
-    def _take(self, slots: Sequence[int], until: float) -> tuple[int, list[memoryview | Miss]]:
         with self._lock:
-            if self._lost:
-                raise self._lost
+            self._must_be_here()
             arena = self._arena
             line = arena.slots
-            lease = self._leases.take(slots, until)
-            return lease, [arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots]
+            lease = self._leases.take(slots, time.monotonic() + LEASE_SECONDS_MAX)
+            columns: list[memoryview | Miss] = [
+                arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots
+            ]
+        return _Leased(columns, lease, self._release)
 
     def _release(self, lease: int) -> None:
         with self._lock:
