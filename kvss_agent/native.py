@@ -140,9 +140,9 @@ def _age_rank(path: Path) -> int:
 def _build() -> Path:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     includes = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    version = _run([*compiler, "--version"])
     if not any((Path(directory) / "Python.h").exists() for directory in includes):
         raise Unavailable(f"the headers of Python {sys.version.split()[0]} are not installed")
-    version = _run([*compiler, "--version"])
     digest = hashlib.sha256(f"{compiler} {version}".encode()).hexdigest()[:8]
     try:
         path = _directory() / f"{_name_for_python()}-{digest}.so"

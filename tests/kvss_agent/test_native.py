@@ -1,0 +1,404 @@
+"""The native mover does what the Python mover does, or there is none and a reason why."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from kvss_agent import native, seal
+from kvss_agent.mover import PYTHON
+from kvss_agent.native import BUILDS_MAX, Unavailable
+from tests.live import wait_until
+
+LENGTH_MAX = 1 << 20
+MARGIN = 64
+DATA = memoryview(random.Random(2).randbytes(LENGTH_MAX + MARGIN))
+COMPILER = os.environ.get("CC") or "cc"
+STRICT = f"{COMPILER} -Wall -Wextra -Werror"
+# Where one algorithm ends and another begins, and where stores begin to go around the cache.
+EDGES = sorted(
+    {0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, LENGTH_MAX}
+    | {block * 1024 + more for block in (1, 2, 3, 16, 64) for more in (-64, -63, -1, 0, 1, 63, 64, 65)}
+)
+COLUMN = seal.Column(key=bytes(range(16)), tag=b"organisation-001", sequence=1)
+
+
+def room(length: int) -> memoryview:
+    """Memory that is aligned as slots are, so that `room(…)[1:]` is surely not."""
+    return memoryview(mmap.mmap(-1, max(length, 1)))[:length]
+
+
+def built(directory: Path, compiler: str) -> Any:
+    """A mover that this compiler has just made."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TIDEGATE_STATE_DIR", str(directory))
+        patched.setenv("CC", compiler)
+        patched.delenv("TIDEGATE_NATIVE", raising=False)
+        try:
+            return native.require(build=True)
+        except Unavailable as reason:
+            if "there is no compiler" in str(reason) or "the headers of Python" in str(reason):
+                pytest.skip(f"the native mover cannot be built here: {reason}")
+            raise
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Built without a warning, and with everything that this machine can run."""
+    return built(tmp_path_factory.mktemp("native"), STRICT)
+
+
+@pytest.fixture(scope="module", params=["avx512", "avx2", "portable"])
+def mover(request: pytest.FixtureRequest, compiled: Any) -> Iterator[Any]:
+    """The native mover as another machine would run it."""
+    levels = compiled.levels()
+    if request.param not in levels:
+        pytest.skip(f"this machine runs {', '.join(levels)} only")
+    compiled._use(request.param)
+    yield compiled
+    compiled._use(levels[0])
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in which nothing has been built; skipped where nothing can be."""
+    monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("CC", COMPILER)
+    monkeypatch.delenv("TIDEGATE_NATIVE", raising=False)
+    return tmp_path / "state" / "native"
+
+
+def check_same(mover: Any, length: int, source_at: int, into_at: int) -> None:
+    """Both movers give the same checksum and the same bytes, and touch nothing beside them."""
+    source = DATA[source_at : source_at + length]
+    expected = xxh3_64_intdigest(source)
+    around = room(length + 2 * MARGIN + 64)
+    into = around[into_at : into_at + length]
+    for one in (PYTHON, mover):
+        assert one.checksum(source) == expected
+        for copy in (one.copy_in, one.copy_out):
+            around[:] = bytes(len(around))
+            assert copy(into, source) == expected
+            assert into == source
+            assert not any(around[:into_at])
+            assert not any(around[into_at + length :])
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_every_edge_is_as_in_python(mover: Any, length: int) -> None:
+    for source_at, into_at in ((0, 0), (1, 0), (0, 64), (0, 1), (63, 31)):
+        check_same(mover, length, source_at, into_at)
+
+
+@given(st.integers(0, LENGTH_MAX), st.integers(0, MARGIN), st.integers(0, MARGIN))
+def test_any_length_anywhere_is_as_in_python(
+    mover: Any, length: int, source_at: int, into_at: int
+) -> None:
+    check_same(mover, length, source_at, into_at)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, MARGIN)), max_size=12))
+def test_a_batch_is_as_one_after_the_other(mover: Any, wanted: list[tuple[int, int]]) -> None:
+    sources = [DATA[at : at + length] for length, at in wanted]
+    for batch in (mover.copy_in_batch, mover.copy_out_batch):
+        pairs = [(room(len(source)), source) for source in sources]
+        assert batch(pairs) == [xxh3_64_intdigest(source) for source in sources]
+        assert all(into == source for into, source in pairs)
+
+
+READ_ONLY = memoryview(bytes(4096))
+REFUSED: list[tuple[Callable[[], memoryview], memoryview, type[Exception], str]] = [
+    (lambda: room(4095), DATA[:4096], ValueError, "into has 4095 bytes and source 4096"),
+    (lambda: room(4097), DATA[:4096], ValueError, "into has 4097 bytes and source 4096"),
+    (lambda: READ_ONLY, DATA[:4096], BufferError, "not writable"),
+    (lambda: room(8192)[::2], DATA[:4096], BufferError, "not C-contiguous"),
+    (lambda: room(4096), DATA[:8192:2], BufferError, "not C-contiguous"),
+]
+
+
+@pytest.mark.parametrize(("make", "source", "kind", "why"), REFUSED)
+def test_what_cannot_be_copied_is_refused_before_a_byte_is_moved(
+    compiled: Any, make: Callable[[], memoryview], source: memoryview, kind: type[Exception], why: str
+) -> None:
+    into, first = make(), room(4096)
+    for copy in (compiled.copy_in, compiled.copy_out):
+        with pytest.raises(kind, match=why):
+            copy(into, source)
+    for batch in (compiled.copy_in_batch, compiled.copy_out_batch):
+        with pytest.raises(kind, match=why):
+            batch([(first, DATA[:4096]), (into, source)])
+    assert not any(first)
+    assert not any(into)
+
+
+def test_what_overlaps_is_refused(compiled: Any) -> None:
+    memory = room(4096)
+    for into, source in ((memory[1:3000], memory[:2999]), (memory[:2999], memory[1:3000])):
+        with pytest.raises(ValueError, match="overlap"):
+            compiled.copy_in(into, source)
+    memory[:1000] = DATA[:1000]
+    assert compiled.copy_in(memory[1000:2000], memory[:1000]) == xxh3_64_intdigest(DATA[:1000])
+
+
+@pytest.mark.parametrize("given_", [None, 7, [7], [()], [(room(1),)], [(room(1), DATA[:1], 2)], ["ab"]])
+def test_a_batch_of_anything_else_is_a_type_error(compiled: Any, given_: object) -> None:
+    with pytest.raises(TypeError):
+        compiled.copy_in_batch(given_)
+
+
+@pytest.mark.parametrize("arguments", [(), (room(1),), (room(1), DATA[:1], 3), ("a", "b"), (1, 2)])
+def test_other_arguments_are_a_type_error(compiled: Any, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError):
+        compiled.copy_in(*arguments)
+
+
+def test_nothing_is_held_after_a_call(compiled: Any) -> None:
+    into, source = bytearray(1000), bytearray(1000)
+    compiled.copy_in(into, source)
+    compiled.copy_out_batch([(into, source)])
+    compiled.checksum(source)
+    with pytest.raises(ValueError, match="bytes"):
+        compiled.copy_out_batch([(into, source), (into, bytes(3))])
+    with pytest.raises(BufferError):
+        compiled.copy_in(bytes(1000), source)
+    into.clear()  # Python refuses that while somebody has the buffer
+    source.clear()
+
+
+@pytest.mark.parametrize("name", ["copy_in", "copy_out", "copy_in_batch", "copy_out_batch", "checksum"])
+def test_others_run_while_bytes_are_moved(compiled: Any, name: str) -> None:
+    """Nobody takes the interpreter away in this test, so who finds it busy moving was let in."""
+    into, source = room(16 << 20), room(16 << 20)
+    given_ = {"checksum": (source,), "copy_in": (into, source), "copy_out": (into, source)}
+    arguments = given_.get(name, ([(into, source)] * 2,))
+    move = getattr(compiled, name)
+    moving = seen = False
+
+    def keep_moving() -> None:
+        nonlocal moving
+        until = time.monotonic() + 10
+        while not seen and time.monotonic() < until:
+            moving = True
+            move(*arguments)
+            moving = False
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        thread = threading.Thread(target=keep_moving)
+        thread.start()
+        while thread.is_alive():
+            seen = seen or moving
+            time.sleep(0.0001)
+    finally:
+        sys.setswitchinterval(before)
+    assert seen
+
+
+@pytest.mark.parametrize("length", [4096 + 17, 64 << 10])
+def test_the_checksum_is_of_what_was_stored_even_if_the_source_changes(mover: Any, length: int) -> None:
+    source, stop, rounds = room(length), threading.Event(), [0]
+    faces = [room(length), DATA[:length]]
+
+    def change() -> None:
+        while not stop.is_set():
+            mover.copy_in_batch([(source, face) for face in faces * 50])
+            rounds[0] += 1
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        wait_until("the source is changing", lambda: rounds[0] > 0)
+        into = room(length)
+        for _ in range(500):
+            assert mover.copy_in(into, source) == xxh3_64_intdigest(into)
+            assert mover.copy_out(into, source) == xxh3_64_intdigest(into)
+    finally:
+        stop.set()
+        changing.join()
+
+
+@pytest.mark.parametrize("length", [1, 240, 241, 4096, 70_000])
+def test_columns_are_sealed_checked_and_copied_by_either_mover(mover: Any, length: int) -> None:
+    slot, into = room(length + seal.HEADER_BYTES), room(length)
+    for writer, reader in ((mover, PYTHON), (PYTHON, mover), (mover, mover)):
+        seal.write(slot, COLUMN, 64, DATA[:length], writer)
+        assert isinstance(seal.verify(slot, COLUMN, reader), seal.Header)
+        assert isinstance(seal.copy_out(slot, COLUMN, into, reader), seal.Header)
+        assert into == DATA[:length]
+        slot[-1] ^= 1
+        assert seal.verify(slot, COLUMN, reader) is seal.Miss.CORRUPT
+        assert seal.copy_out(slot, COLUMN, into, reader) is seal.Miss.CORRUPT
+
+
+def test_the_checksum_of_a_known_payload(mover: Any) -> None:
+    assert mover.checksum(bytes(range(256)) * 16) == int.from_bytes(
+        bytes.fromhex("51918707377c4beb"), "little"
+    )
+
+
+def test_code_for_any_machine_compiles_without_a_warning_too(tmp_path: Path, compiled: Any) -> None:
+    portable = built(tmp_path, f"{STRICT} -DTIDEGATE_PORTABLE")
+    assert portable.levels() == ("portable",)
+    check_same(portable, 5000, 1, 2)
+    assert compiled.levels()[-1] == "portable"
+    with pytest.raises(ValueError, match="no level avx512"):
+        portable._use("avx512")
+
+
+def test_without_a_compiler_there_is_a_reason_said_once_and_the_python_mover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = tmp_path / "no-compiler"
+    monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("CC", str(missing))
+    monkeypatch.delenv("TIDEGATE_NATIVE", raising=False)
+    with caplog.at_level(logging.INFO, native.__name__):
+        assert native.load(build=True) is None
+        assert native.load(build=True) is None
+        assert native.best(build=True) is PYTHON
+    reasons = [record.getMessage() for record in caplog.records if record.name == native.__name__]
+    assert len(reasons) == 1
+    assert f"there is no compiler: {missing}: No such file or directory" in reasons[0]
+    with pytest.raises(Unavailable, match="there is no compiler"):
+        native.require(build=True)
+
+
+def test_nothing_is_compiled_unasked(fresh: Path) -> None:
+    assert native.load() is None
+    assert native.best() is PYTHON
+    assert not fresh.exists()
+    with pytest.raises(Unavailable, match="has not been built"):
+        native.require()
+
+
+def test_what_was_built_is_used_even_without_a_compiler(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = native.build()
+    assert path.parent == fresh
+    monkeypatch.setenv("CC", "/nonexistent")
+    for build in (False, True):
+        loaded = native.load(build=build)
+        assert loaded is not None
+        assert loaded.__file__ == str(path)
+        assert native.best(build=build) is loaded
+
+
+def test_another_source_and_another_compiler_are_built_anew(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = native.build()
+    stamp = first.stat().st_mtime_ns
+    assert native.build() == first
+    assert first.stat().st_mtime_ns == stamp
+    monkeypatch.setenv("CC", f"{COMPILER} -g0")
+    assert native.build() != first
+    monkeypatch.setenv("CC", COMPILER)
+    changed = tmp_path / "native.c"
+    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
+    monkeypatch.setattr(native, "SOURCE", changed)
+    assert native.load() is None
+    assert native.build() != first
+
+
+def test_old_builds_do_not_pile_up(fresh: Path) -> None:
+    fresh.mkdir(parents=True)
+    for number in range(BUILDS_MAX + 3):
+        old = fresh / f"old-{number}.so"
+        old.touch()
+        os.utime(old, (number, number))
+    path = native.build()
+    kept = {f"old-{number}.so" for number in range(4, BUILDS_MAX + 3)} | {path.name}
+    assert {left.name for left in fresh.iterdir()} == kept
+
+
+def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "native.c"
+    broken.write_text("this is not C\n")
+    monkeypatch.setattr(native, "SOURCE", broken)
+    with pytest.raises(Unavailable, match=r"failed: .*error"):
+        native.require(build=True)
+    assert list(fresh.iterdir()) == []
+
+
+def test_a_mover_that_is_wrong_is_not_used(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "native.c"
+    wrong.write_text(native.SOURCE.read_text().replace("0x9E3779B185EBCA87", "0x9E3779B185EBCA85"))
+    monkeypatch.setattr(native, "SOURCE", wrong)
+    with pytest.raises(Unavailable, match="wrong about 241 bytes"):
+        native.require(build=True)
+    assert native.best(build=True) is PYTHON
+
+
+def test_what_cannot_be_loaded_is_a_reason(fresh: Path) -> None:
+    path = native.build()
+    path.write_bytes(b"no machine code")
+    with pytest.raises(Unavailable, match="cannot be loaded"):
+        native.require()
+
+
+def test_a_state_directory_that_cannot_be_made_is_a_reason(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_STATE_DIR", "/dev/null/state")
+    with pytest.raises(Unavailable, match=r"^/dev/null/state.*: Not a directory"):
+        native.require(build=True)
+
+
+def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_NATIVE", "require")
+    with pytest.raises(Unavailable, match="has not been built"):
+        native.best()
+    assert native.best(build=True) is not PYTHON
+    monkeypatch.setenv("TIDEGATE_NATIVE", "off")
+    assert native.best(build=True) is PYTHON
+    assert native.load(build=True) is None
+    monkeypatch.setenv("TIDEGATE_NATIVE", "perhaps")
+    with pytest.raises(ValueError, match="one of auto, off, require, not perhaps"):
+        native.best()
+
+
+def start_building(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", native.__name__, *arguments],
+        cwd=native.SOURCE.parent.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_several_may_build_at_once_and_all_are_told_where_it_is(fresh: Path, compiled: Any) -> None:
+    told = [process.communicate() for process in [start_building() for _ in range(4)]]
+    (path,) = fresh.iterdir()
+    assert told == [(f"Native mover for {compiled.levels()[0]}: {path}\n", "")] * 4
+
+
+def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nonexistent")
+    process = start_building()
+    reason = "there is no compiler: /nonexistent: No such file or directory"
+    assert process.communicate() == ("", f"No native mover: {reason}\n")
+    assert process.returncode == 1
+    helping = start_building("--help")
+    assert "TIDEGATE_NATIVE" in helping.communicate()[0]
+    assert helping.returncode == 0
