@@ -77,7 +77,7 @@ static uint64_t word_at(const uint8_t *bytes)
     return word;
 }
 
-static void add_stripe(uint64_t sums[LANES], const uint8_t *stripe, const uint8_t *secret)
+static inline void add_stripe(uint64_t sums[LANES], const uint8_t *stripe, const uint8_t *secret)
 {
     for (int lane = 0; lane < LANES; lane++) {
         uint64_t word = word_at(stripe + 8 * lane), mixed = word ^ word_at(secret + 8 * lane);
@@ -89,15 +89,18 @@ static void add_stripe(uint64_t sums[LANES], const uint8_t *stripe, const uint8_
 static void blocks_portable(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)
 {
+    uint64_t all[LANES]; /* which no store to `into` can change, so that they stay in registers */
+    memcpy(all, sums, sizeof all);
     for (; count > 0; count--, from += BLOCK, into += how == NOT_AT_ALL ? 0 : BLOCK) {
         const uint8_t *stored = how == NOT_AT_ALL ? from : memcpy(into, from, BLOCK);
         for (int stripe = 0; stripe < STRIPES; stripe++)
-            add_stripe(sums, stored + stripe * STRIPE, SECRET + 8 * stripe);
+            add_stripe(all, stored + stripe * STRIPE, SECRET + 8 * stripe);
         for (int lane = 0; lane < LANES; lane++) {
-            sums[lane] ^= sums[lane] >> 47 ^ word_at(SECRET + SECRET_OF_SCRAMBLE + 8 * lane);
-            sums[lane] *= PRIME32_1;
+            all[lane] ^= all[lane] >> 47 ^ word_at(SECRET + SECRET_OF_SCRAMBLE + 8 * lane);
+            all[lane] *= PRIME32_1;
         }
     }
+    memcpy(sums, all, sizeof all);
 }
 
 #ifdef WITH_AVX
@@ -152,32 +155,39 @@ __m256i scrambled_avx2(__m256i sums, const uint8_t *secret)
 }
 
 INLINED("avx2")
+__m256i with_half_stripe_avx2(
+    __m256i sums, uint8_t *into, const uint8_t *from, const uint8_t *secret, enum store how)
+{
+    __m256i data = _mm256_loadu_si256((const __m256i *)from);
+    LOADED_ONCE(data);
+    if (how == PLAIN)
+        _mm256_storeu_si256((__m256i *)into, data);
+    else if (how == STREAMED)
+        _mm256_stream_si256((__m256i *)into, data);
+    const __m256i mixed = _mm256_xor_si256(data, _mm256_loadu_si256((const __m256i *)secret));
+    const __m256i swapped = _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2));
+    const __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
+    return _mm256_add_epi64(sums, _mm256_add_epi64(product, swapped));
+}
+
+INLINED("avx2")
 void blocks_avx2_as(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)
 {
-    __m256i halves[2];
-    memcpy(halves, sums, sizeof halves);
+    const size_t half = STRIPE / 2, step = how == NOT_AT_ALL ? 0 : STRIPE;
+    __m256i lower = _mm256_loadu_si256((const __m256i *)sums);
+    __m256i upper = _mm256_loadu_si256((const __m256i *)(sums + LANES / 2));
     for (; count > 0; count--) {
-        for (int half_stripe = 0; half_stripe < 2 * STRIPES; half_stripe++, from += STRIPE / 2) {
-            const int half = half_stripe % 2;
-            const uint8_t *secret = SECRET + 8 * (half_stripe / 2) + 32 * half;
-            __m256i data = _mm256_loadu_si256((const __m256i *)from);
-            LOADED_ONCE(data);
-            if (how == PLAIN)
-                _mm256_storeu_si256((__m256i *)into, data);
-            else if (how == STREAMED)
-                _mm256_stream_si256((__m256i *)into, data);
-            if (how != NOT_AT_ALL)
-                into += STRIPE / 2;
-            const __m256i mixed = _mm256_xor_si256(data, _mm256_loadu_si256((const __m256i *)secret));
-            const __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
-            const __m256i swapped = _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2));
-            halves[half] = _mm256_add_epi64(halves[half], _mm256_add_epi64(product, swapped));
+        for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE, into += step) {
+            const uint8_t *secret = SECRET + 8 * stripe;
+            lower = with_half_stripe_avx2(lower, into, from, secret, how);
+            upper = with_half_stripe_avx2(upper, into + step / 2, from + half, secret + half, how);
         }
-        for (int half = 0; half < 2; half++)
-            halves[half] = scrambled_avx2(halves[half], SECRET + SECRET_OF_SCRAMBLE + 32 * half);
+        lower = scrambled_avx2(lower, SECRET + SECRET_OF_SCRAMBLE);
+        upper = scrambled_avx2(upper, SECRET + SECRET_OF_SCRAMBLE + half);
     }
-    memcpy(sums, halves, sizeof halves);
+    _mm256_storeu_si256((__m256i *)sums, lower);
+    _mm256_storeu_si256((__m256i *)(sums + LANES / 2), upper);
 }
 
 /* Streamed stores become visible in any order. The fence puts them before the header that the caller
@@ -201,7 +211,7 @@ DEFINE_BLOCKS(blocks_avx2, "avx2")
 
 #endif
 
-/* What this machine can do, best first, and which of it is used. Found once, when the module is loaded. */
+/* What this machine can run, best first, and which of it is used. Found when the module is loaded. */
 typedef struct {
     const char *name;
     Blocks *blocks;
@@ -228,8 +238,8 @@ static void find_levels(void)
 /* The 128-bit product of two words, its halves folded into one. Not every machine has such a type. */
 static uint64_t folded_product(uint64_t left, uint64_t right)
 {
-    const uint64_t low = (left & 0xFFFFFFFF) * (right & 0xFFFFFFFF), high = (left >> 32) * (right >> 32);
-    const uint64_t one = (left >> 32) * (right & 0xFFFFFFFF), other = (left & 0xFFFFFFFF) * (right >> 32);
+    const uint64_t a = left & 0xFFFFFFFF, b = left >> 32, c = right & 0xFFFFFFFF, d = right >> 32;
+    const uint64_t low = a * c, one = b * c, other = a * d, high = b * d;
     const uint64_t middle = (low >> 32) + (one & 0xFFFFFFFF) + other;
     return (high + (one >> 32) + (middle >> 32)) ^ (middle << 32 | (low & 0xFFFFFFFF));
 }

@@ -3,8 +3,8 @@
 `native.c` is compiled once, into the project's own directory, by whoever asks for it. Importing this
 never compiles anything. `python -m kvss_agent.native` builds it and says what it found.
 
-`TIDEGATE_NATIVE` decides who moves bytes: `auto`, the native mover where there is one; `off`, never;
-`require`, nothing else. `CC` is the compiler, `cc` if it is not set.
+`TIDEGATE_NATIVE` decides who moves bytes: `auto`, the native mover where there is one and it is faster;
+`off`, never; `require`, nothing else. `CC` is the compiler, `cc` if it is not set.
 """
 
 from __future__ import annotations
@@ -62,10 +62,14 @@ class Choice(StrEnum):
 
 
 def best(*, build: bool = False) -> Mover:
-    """The fastest mover there is. Raises Unavailable only if `TIDEGATE_NATIVE` is `require`."""
+    """The fastest mover there is. Raises Unavailable only if `TIDEGATE_NATIVE` is `require`.
+
+    Compiled code without vector instructions is not the fastest: xxhash has them on more machines.
+    """
     if choice() is Choice.REQUIRE:
         return require(build=build)
-    return load(build=build) or PYTHON
+    mover = load(build=build)
+    return PYTHON if mover is None or mover.levels()[0] == "portable" else mover
 
 
 def load(*, build: bool = False) -> NativeMover | None:

@@ -260,6 +260,17 @@ def test_code_for_any_machine_compiles_without_a_warning_too(tmp_path: Path, com
         portable._use("avx512")
 
 
+def test_code_for_any_machine_is_used_only_where_it_is_insisted_on(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", f"{COMPILER} -DTIDEGATE_PORTABLE")
+    assert native.best(build=True) is PYTHON
+    mover = native.load()
+    assert mover is not None
+    monkeypatch.setenv("TIDEGATE_NATIVE", "require")
+    assert native.best() is mover
+
+
 def test_without_a_compiler_there_is_a_reason_said_once_and_the_python_mover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +307,7 @@ def test_what_was_built_is_used_even_without_a_compiler(
         loaded = native.load(build=build)
         assert loaded is not None
         assert loaded.__file__ == str(path)
-        assert native.best(build=build) is loaded
+        assert (native.best(build=build) is loaded) == (loaded.levels() != ("portable",))
 
 
 def test_another_source_and_another_compiler_are_built_anew(
@@ -368,7 +379,7 @@ def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TIDEGATE_NATIVE", "require")
     with pytest.raises(Unavailable, match="has not been built"):
         native.best()
-    assert native.best(build=True) is not PYTHON
+    assert native.best(build=True) is native.load()
     monkeypatch.setenv("TIDEGATE_NATIVE", "off")
     assert native.best(build=True) is PYTHON
     assert native.load(build=True) is None
