@@ -354,7 +354,7 @@ def stream(agent: Agent, kind: str, label: str, memory: Memory, mover: Mover, ef
     goal = STREAM_GOALS.get(label)
     each = max(4, min(32, 32 * MIB // size))
     rounds = 4 * effort
-    ours_put, limit_put, ours_get, limit_get = [], [], [], []
+    ours_put, limit_put, ours_get, limit_get, alone = [], [], [], [], []
     with agent.client(kind, "stream", mover) as shard, limit_of(kind) as remote:
         for n in range(-1, rounds):
             start = n % (count // each // 2) * each
@@ -369,12 +369,14 @@ def stream(agent: Agent, kind: str, label: str, memory: Memory, mover: Mover, ef
             shard.wait_applied(last, 60)
             took = time.perf_counter() - began
             first = last - each + 1
+            wanted = [Wanted(start + i, Column(KEY, TAG, first + i)) for i in range(each)]
             took_limit_get = timed(lambda: remote.get(elsewhere))  # noqa: B023
             began = time.perf_counter()
-            for index, place in enumerate(places):
-                [found] = shard.refill([Wanted(start + index, Column(KEY, TAG, first + index))], [place])
+            found = shard.refill(wanted, places)
             took_get = time.perf_counter() - began
-            check(found)
+            check(found[-1])
+            for one, place in zip(wanted[:4], places[:4], strict=True):
+                alone.append(timed(lambda: shard.refill([one], [place])))  # noqa: B023
             if n >= 0:  # the first round warms up
                 ours_put.append(took / each)
                 limit_put.append(took_limit / each)
@@ -384,6 +386,7 @@ def stream(agent: Agent, kind: str, label: str, memory: Memory, mover: Mover, ef
     return [
         row(f"{kind}.evict.{label}", size, ours_put, limit_put, against, goal, extra=extra),
         row(f"{kind}.refill.{label}", size, ours_get, limit_get, against, goal, extra=extra),
+        row(f"{kind}.refill_one.{label}", size, alone, limit_get, against, extra=extra),
     ]
 
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.socket_copy unix PATH | tcp`: prints its port, then serves one connection after
 another. A request is 17 bytes: what, size, count. `p`: receive count times size bytes, then answer one
-byte. `g`: send size bytes, once for each byte that comes.
+byte. `g`: send count times size bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ import struct
 import sys
 import threading
 
-from kvss_agent.channel import TCP_BUFFER_BYTES
+from kvss_agent.channel import prepare
 
 REQUEST = struct.Struct("<cQQ")
 MEMORY_BYTES = 256 << 20  # beyond any cache, as an arena is
 
 
 def open_socket(kind: str) -> socket.socket:
-    if kind == "unix":
-        return socket.socket(socket.AF_UNIX)
-    made = socket.socket(socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, TCP_BUFFER_BYTES)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TCP_BUFFER_BYTES)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+    prepare(made)
     return made
 
 
@@ -53,10 +49,9 @@ class Remote:
         receive_exactly(self._socket, self._byte)
 
     def get(self, places: list[memoryview]) -> None:
-        """Ask for one after the other, as each has arrived."""
+        """Ask once for all of these."""
         self._socket.sendall(REQUEST.pack(b"g", len(places[0]), len(places)))
         for place in places:
-            self._socket.sendall(b"x")
             receive_exactly(self._socket, place)
 
     def close(self) -> None:
@@ -64,7 +59,7 @@ class Remote:
 
 
 def _serve(sock: socket.socket, memory: memoryview) -> None:
-    head, byte = memoryview(bytearray(REQUEST.size)), memoryview(bytearray(1))
+    head = memoryview(bytearray(REQUEST.size))
     at = 0
     while receive_exactly(sock, head):
         what, size, count = REQUEST.unpack(head)
@@ -74,7 +69,6 @@ def _serve(sock: socket.socket, memory: memoryview) -> None:
             if what == b"p":
                 receive_exactly(sock, place)
             else:
-                receive_exactly(sock, byte)
                 sock.sendall(place)
         if what == b"p":
             sock.sendall(b"x")
@@ -89,6 +83,7 @@ def main(kind: str, path: str = "") -> None:
     print(0 if kind == "unix" else listener.getsockname()[1], flush=True)
     while True:
         sock, _ = listener.accept()
+        prepare(sock)
         threading.Thread(target=_serve, args=(sock, memory), daemon=True).start()
 
 

@@ -23,7 +23,9 @@ from kvss_agent.mover import PIECE_BYTES, Bytes
 from kvss_agent.wire import EXTENTS_MAX, Filled, Frame, FrameReader
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
-TCP_BUFFER_BYTES: Final = 1024 * 1024  # by measurement; what the kernel grows by itself stalls
+# So much may be on its way over a Unix socket while one side sums up and the other keeps its books. TCP
+# is left to find its own: every fixed size measured slower, and small ones stall.
+UNIX_BUFFER_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 512
 _WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
@@ -236,6 +238,8 @@ def receive_pieces(
 
 
 def prepare(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -57,20 +57,36 @@ class Latencies:
         self.refill = Histogram()
         self.evicted_bytes = 0
         self.refilled_bytes = 0
-        self.cpu_seconds = 0.0
+        self._ended_cpu_seconds = 0.0
+        self._clocks: dict[int, int] = {}
 
-    def record_evicts(self, seconds: float, columns: int, size: int, cpu_seconds: float) -> None:
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the threads that serve this shard's connections, those that are gone included."""
+        with self._lock:
+            return self._ended_cpu_seconds + sum(map(time.clock_gettime, self._clocks.values()))
+
+    def count_this_thread(self) -> None:
+        """From now on its CPU time is the shard's. To be called by a thread that has just begun."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._clocks[thread] = time.pthread_getcpuclockid(thread)
+
+    def this_thread_ends(self) -> None:
+        with self._lock:
+            if self._clocks.pop(threading.get_ident(), None) is not None:
+                self._ended_cpu_seconds += time.thread_time()
+
+    def record_evicts(self, seconds: float, columns: int, size: int) -> None:
         """A batch took so long: each of its columns did."""
         with self._lock:
             self.evict.record(seconds, columns)
             self.evicted_bytes += size
-            self.cpu_seconds += cpu_seconds
 
-    def record_refills(self, seconds: float, columns: int, size: int, cpu_seconds: float) -> None:
+    def record_refills(self, seconds: float, columns: int, size: int) -> None:
         with self._lock:
             self.refill.record(seconds, columns)
             self.refilled_bytes += size
-            self.cpu_seconds += cpu_seconds
 
 
 class Connection:
@@ -135,6 +151,7 @@ class Connection:
             if self._helper:
                 self._helper.join()
             if shard:
+                self._latencies.this_thread_ends()
                 shard.detach(self, self._received)
                 self._let_go(shard)
             self.left.set()
@@ -184,10 +201,12 @@ class Connection:
         self._latencies = self.plane.latencies_of(identity.name)
         shard.attach(self, said.role)
         self._shard = shard
+        self._latencies.count_this_thread()
         try:
             welcome, descriptors = shard.welcome(said.role)
             self._send_with(welcome, descriptors)
         except BaseException:
+            self._latencies.this_thread_ends()
             shard.detach(self)
             raise
         return shard
@@ -226,7 +245,7 @@ class Connection:
     # Evicts
 
     def _take(self, shard: HostedShard, run: wire.Evict) -> None:
-        began, cpu = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
         headers = run.headers()
         if max(header.length for header in headers) > shard.arena.payload_bytes_max:
             raise Breach(Cause.LIMIT, "a payload is larger than a slot")
@@ -254,9 +273,7 @@ class Connection:
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)
         size = sum(header.length for header in headers)
-        self._latencies.record_evicts(
-            time.perf_counter() - began, columns, size, time.thread_time() - cpu
-        )
+        self._latencies.record_evicts(time.perf_counter() - began, columns, size)
         self._tell_count(run.first + columns - 1)
 
     def _tell_count(self, count: int) -> None:
@@ -393,7 +410,7 @@ class Connection:
 
     def _answer(self, serve: Serve) -> None:
         """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
-        began, cpu = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
         headers: list[bytes] = []
         payloads: list[memoryview] = []
         for slot in serve.slots:
@@ -402,8 +419,7 @@ class Connection:
             payloads += payload
         self._send(wire.Refilled(serve.request, tuple(headers)), payloads)
         size = sum(map(len, payloads))
-        columns, cpu = len(headers), time.thread_time() - cpu
-        self._latencies.record_refills(time.perf_counter() - began, columns, size, cpu)
+        self._latencies.record_refills(time.perf_counter() - began, len(headers), size)
 
     def _look_into(self, slot: int | Miss) -> tuple[bytes, list[memoryview]]:
         if isinstance(slot, int):
@@ -439,6 +455,13 @@ class Connection:
 
     def _work_off(self) -> None:
         """The second thread: does what others have posted."""
+        self._latencies.count_this_thread()
+        try:
+            self._work()
+        finally:
+            self._latencies.this_thread_ends()
+
+    def _work(self) -> None:
         while (what := self._outbox.get()) is not None:
             try:
                 if isinstance(what, Line):

@@ -95,9 +95,6 @@ class DataPlane:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit these, and they have to be set before the window is agreed on.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, channels.TCP_BUFFER_BYTES)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, channels.TCP_BUFFER_BYTES)
         listener.bind((host, port))
         self._listen(listener, tls, f"tcp {host}")
         return int(listener.getsockname()[1])

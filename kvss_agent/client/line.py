@@ -60,9 +60,6 @@ class Address:
             family, place = found[0], found[4]  # type: ignore[assignment]
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if not self.path:  # before the window is agreed on
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, channels.TCP_BUFFER_BYTES)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, channels.TCP_BUFFER_BYTES)
             sock.settimeout(CONNECT_SECONDS)
             sock.connect(place)
             if tls and not self.path:
