@@ -70,6 +70,8 @@ class PythonMover:
 
 
 def _copy_in_pieces(into: memoryview, source: memoryview, checked: memoryview) -> int:
+    if len(into) != len(source):
+        raise ValueError(f"into has {len(into)} bytes and source {len(source)}")
     state = xxh3_64()
     for start in range(0, len(source), PIECE_BYTES):
         end = start + PIECE_BYTES

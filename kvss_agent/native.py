@@ -3,7 +3,7 @@
 `native.c` is compiled once, into the project's own directory, by whoever asks for it. Importing this
 never compiles anything. `python -m kvss_agent.native` builds it and says what it found.
 
-`TIDEGATE_NATIVE` decides who moves bytes: `auto`, the native mover where there is one and it is faster;
+`KVSS_NATIVE` decides who moves bytes: `auto`, the native mover where there is one and it is faster;
 `off`, never; `require`, nothing else. `CC` is the compiler, `cc` if it is not set.
 """
 
@@ -29,6 +29,7 @@ from typing import Final, Protocol, cast
 from xxhash import xxh3_64_intdigest
 
 from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.seal import Column, Header, Miss
 
 SOURCE: Final = Path(__file__).with_name("native.c")
 FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared")
@@ -49,12 +50,25 @@ class NativeMover(Mover, Protocol):
 
     __file__: str
 
+    def write_column(
+        self, slot: memoryview, column: Column, tokens: int, payload: memoryview, /
+    ) -> None:
+        """`seal.write`"""
+
+    def verify_column(self, slot: memoryview, column: Column, /) -> Header | Miss:
+        """`seal.verify`"""
+
+    def copy_column(self, slot: memoryview, column: Column, into: memoryview, /) -> Header | Miss:
+        """`seal.copy_out`"""
+
+    def _bind(self, *answers: object) -> None: ...
+
     def levels(self) -> tuple[str, ...]:
         """The kinds of code that this machine can run, best first; the first one is used."""
 
 
 class Choice(StrEnum):
-    """What `TIDEGATE_NATIVE` may say."""
+    """What `KVSS_NATIVE` may say."""
 
     AUTO = "auto"
     OFF = "off"
@@ -62,7 +76,7 @@ class Choice(StrEnum):
 
 
 def best(*, build: bool = False) -> Mover:
-    """The fastest mover there is. Raises Unavailable only if `TIDEGATE_NATIVE` is `require`.
+    """The fastest mover there is. Raises Unavailable only if `KVSS_NATIVE` is `require`.
 
     Compiled code without vector instructions is not the fastest: xxhash has them on more machines.
     """
@@ -88,7 +102,7 @@ def require(*, build: bool = False) -> NativeMover:
     checksums than everybody else is unavailable too.
     """
     if choice() is Choice.OFF:
-        raise Unavailable("TIDEGATE_NATIVE is off")
+        raise Unavailable("KVSS_NATIVE is off")
     path = _newest()
     if build:
         try:
@@ -110,12 +124,12 @@ def build() -> Path:
 
 
 def choice() -> Choice:
-    """Who is to move bytes. ValueError if `TIDEGATE_NATIVE` says something else."""
-    said = os.environ.get("TIDEGATE_NATIVE") or Choice.AUTO
+    """Who is to move bytes. ValueError if `KVSS_NATIVE` says something else."""
+    said = os.environ.get("KVSS_NATIVE") or Choice.AUTO
     try:
         return Choice(said)
     except ValueError:
-        raise ValueError(f"TIDEGATE_NATIVE is one of {', '.join(Choice)}, not {said}") from None
+        raise ValueError(f"KVSS_NATIVE is one of {', '.join(Choice)}, not {said}") from None
 
 
 def _directory() -> Path:
@@ -200,6 +214,7 @@ def _loaded(path: Path) -> NativeMover:
     except ImportError as error:
         raise Unavailable(f"it was built but cannot be loaded: {error}") from error
     mover = cast("NativeMover", module)
+    mover._bind(Header, Miss.ABSENT, Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)  # noqa: SLF001
     _try_out(mover)
     return mover
 

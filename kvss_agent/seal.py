@@ -23,7 +23,9 @@ reorder stores the mark may lie; the checksum does not.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -82,15 +84,23 @@ class Header(NamedTuple):
     length: int
 
 
-def pack(column: Column, tokens: int, length: int, checksum: int) -> bytes:
+def pack(column: tuple[bytes, bytes, int], tokens: int, length: int, checksum: int) -> bytes:
     """The header of a sealed column. Refuses what `read` would not accept."""
-    key, tag, sequence = column
+    _check(column, tokens, length)
+    return _packed(column, tokens, length, checksum)
+
+
+def _check(column: tuple[bytes, bytes, int], tokens: int, length: int) -> None:
+    if len(column[0]) != KEY_BYTES or len(column[1]) != TAG_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
     if not 0 < tokens <= TOKENS_MAX:
         raise ValueError(f"a column holds 1 to {TOKENS_MAX} tokens, not {tokens}")
     if not 0 < length <= PAYLOAD_BYTES_MAX:
         raise ValueError(f"a payload has 1 to {PAYLOAD_BYTES_MAX} bytes, not {length}")
-    if len(key) != KEY_BYTES or len(tag) != TAG_BYTES:
-        raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
+
+
+def _packed(column: tuple[bytes, bytes, int], tokens: int, length: int, checksum: int) -> bytes:
+    key, tag, sequence = column
     fields = _FIELDS.pack(MAGIC, VERSION, _SEALED, tokens, sequence, key, tag, checksum, length)
     return fields + xxh3_64_digest(fields)[:3:-1]
 
@@ -124,21 +134,44 @@ def identify(header: Bytes, expected: Column) -> Header | Miss:
 
 
 def write(
-    slot: memoryview, column: Column, tokens: int, payload: memoryview, mover: Mover = PYTHON
+    slot: memoryview,
+    column: tuple[bytes, bytes, int],
+    tokens: int,
+    payload: memoryview,
+    mover: Mover = PYTHON,
 ) -> None:
-    """Replace what the slot holds by this column, sealed.
+    """Replace what the slot holds by this column (key, tag, sequence), sealed.
 
     `slot` is writable and has room for header and payload; nobody else writes to it. Readers that
     look in between find it torn. The payload must not change meanwhile: what was copied is what the
     checksum says only if it stood still, else readers find it corrupt.
     """
     length = len(payload)
+    _check(column, tokens, length)
     end = HEADER_BYTES + length
     if end > len(slot):
         raise ValueError(f"a payload of {length} bytes does not fit a slot of {len(slot)}")
-    _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, column.sequence)
+    _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, column[2])
     checksum = mover.copy_in(slot[HEADER_BYTES:end], payload)
-    slot[:HEADER_BYTES] = pack(column, tokens, length, checksum)
+    slot[:HEADER_BYTES] = _packed(column, tokens, length, checksum)
+
+
+class Sealed(NamedTuple):
+    """`write`, `verify` and `copy_out`, as fast as they can be had with one mover."""
+
+    write: Callable[[memoryview, tuple[bytes, bytes, int], int, memoryview], None]
+    verify: Callable[[memoryview, Column], Header | Miss]
+    copy_out: Callable[[memoryview, Column, memoryview], Header | Miss]
+
+
+def sealed(mover: Mover) -> Sealed:
+    """Compiled movers do all of it by themselves."""
+    fused = [getattr(mover, f"{verb}_column", None) for verb in ("write", "verify", "copy")]
+    if all(fused):
+        return Sealed(*fused)  # type: ignore[arg-type]
+    return Sealed(
+        partial(write, mover=mover), partial(verify, mover=mover), partial(copy_out, mover=mover)
+    )
 
 
 def open_slot(slot: memoryview, sequence: int) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvss_agent import native
 from kvss_agent.breach import Cause
 from kvss_agent.client.line import Address, Credentials, Lost
 from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, ShardClient, Views, Wanted
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
-from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.mover import Mover
 from kvss_agent.seal import Column, Header, Miss
 from kvss_agent.wire import TierAnswer
 
@@ -54,10 +55,12 @@ def connect(
     credentials: Credentials,
     *,
     transport: Transport = "auto",
-    mover: Mover = PYTHON,
+    mover: Mover | None = None,
     write: bool = True,
 ) -> ShardClient:
     """A shard, ready to be used. Raises Lost where that cannot be.
+
+    Bytes are moved by the fastest mover that has been built (`kvss_agent.native`), unless one is given.
 
     `auto` shares the arena where the agent is on this node, that is, behind a Unix socket. Without
     `write` the shard is only read; there may be many readers, and only one driver that writes.
@@ -65,6 +68,7 @@ def connect(
     where = address if isinstance(address, Address) else Address.parse(address)
     if transport == "shm" and not where.path:
         raise ValueError("an arena is shared over a Unix socket only")
+    mover = mover or native.best()
     if write and where.path and transport != "stream":
         return SharedClient(where, shard, credentials, mover)
     return StreamClient(where, shard, credentials, mover, write=write)

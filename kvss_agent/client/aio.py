@@ -27,7 +27,7 @@ from kvss_agent.client import (
     Wanted,
 )
 from kvss_agent.client import connect as connect_blocking
-from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.mover import Mover
 
 REQUESTS_AT_ONCE: Final = 8
 
@@ -40,7 +40,7 @@ async def connect(
     credentials: Credentials,
     *,
     transport: Transport = "auto",
-    mover: Mover = PYTHON,
+    mover: Mover | None = None,
     write: bool = True,
 ) -> AsyncShardClient:
     """As `kvss_agent.client.connect`. Close it, or use it with `async with`."""

@@ -30,7 +30,7 @@ class SharedClient(TieredClient):
         self.transport = "shm"
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
-        self._mover = mover
+        self._seal, self._verify, self._copy_out = seal.sealed(mover)
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
         descriptors = self._line.take_descriptors()
@@ -82,31 +82,36 @@ class SharedClient(TieredClient):
 
     def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
         with self._lock:
-            self._write(slot, Column(key, tag, self._number + 1), tokens, payload)
-            number = self._number
-            self._words[0] = number
+            if self._leased or self._lost:
+                self._make_sure_of(slot)
+            number = self._number + 1
+            arena = self._arena
+            if slot < arena.slots:
+                self._seal(arena.slot(slot), (key, tag, number), tokens, payload)
+            self._number = self._words[0] = number
             return number
 
     def evict_batch(self, columns: Sequence[Evict]) -> int:
         with self._lock:
+            number = self._number
+            seal_ = self._seal
             try:
-                for one in columns:
-                    self._write(
-                        one.slot, Column(one.key, one.tag, self._number + 1), one.tokens, one.payload
-                    )
+                for slot, key, tag, tokens, payload in columns:
+                    if self._leased or self._lost:
+                        self._make_sure_of(slot)
+                    arena = self._arena
+                    if slot < arena.slots:
+                        seal_(arena.slot(slot), (key, tag, number + 1), tokens, payload)
+                    number += 1
             finally:
-                self._words[0] = self._number
-            return self._number
+                self._number = self._words[0] = number  # once, for those that are there
+            return number
 
-    def _write(self, slot: int, column: Column, tokens: int, payload: memoryview) -> None:
-        if self._lost:
-            raise self._lost
-        while slot in self._leased:
+    def _make_sure_of(self, slot: int) -> None:
+        """Return when nobody reads this slot any more. Raises Lost if we are."""
+        while slot in self._leased and not self._lost:
             self._wait_for_lease()
-        arena = self._arena
-        if slot < arena.slots:
-            seal.write(arena.slot(slot), column, tokens, payload, self._mover)
-        self._number = column.sequence
+        self._must_be_here()
 
     def _wait_for_lease(self) -> None:
         """Until a lease ends, or its deadline passes."""
@@ -142,15 +147,16 @@ class SharedClient(TieredClient):
         if len(wanted) != len(into):
             raise ValueError("there is one place for each column")
         with self._lock:
-            self._must_be_here()
+            if self._lost:
+                raise self._lost
             arena = self._arena
             line = arena.slots
             slots = [arena.slot(slot) if slot < line else None for slot, _ in wanted]
-        mover = self._mover
-        return [
-            Miss.ABSENT if slot is None else seal.copy_out(slot, one.column, place, mover)
-            for slot, one, place in zip(slots, wanted, into, strict=True)
-        ]
+        copy_out = self._copy_out
+        found: list[Header | Miss] = []
+        for slot, (_, column), place in zip(slots, wanted, into, strict=True):
+            found.append(Miss.ABSENT if slot is None else copy_out(slot, column, place))
+        return found
 
     def view(
         self,
@@ -160,13 +166,13 @@ class SharedClient(TieredClient):
     ) -> Views:
         views = self.lease([one.slot for one in wanted])
         views.columns = [
-            slot if isinstance(slot, Miss) else self._verified(slot, one.column)
+            slot if isinstance(slot, Miss) else self._checked(slot, one.column)
             for slot, one in zip(views.columns, wanted, strict=True)
         ]
         return views
 
-    def _verified(self, slot: memoryview, column: Column) -> memoryview | Miss:
-        found = seal.verify(slot, column, self._mover)
+    def _checked(self, slot: memoryview, column: Column) -> memoryview | Miss:
+        found = self._verify(slot, column)
         if isinstance(found, Miss):
             return found
         return slot[HEADER_BYTES : HEADER_BYTES + found.length].toreadonly()

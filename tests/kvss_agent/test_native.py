@@ -47,7 +47,7 @@ def built(directory: Path, compiler: str) -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TIDEGATE_STATE_DIR", str(directory))
         patched.setenv("CC", compiler)
-        patched.delenv("TIDEGATE_NATIVE", raising=False)
+        patched.delenv("KVSS_NATIVE", raising=False)
         try:
             return native.require(build=True)
         except Unavailable as reason:
@@ -78,7 +78,7 @@ def fresh(tmp_path: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A project in which nothing has been built; skipped where nothing can be."""
     monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("CC", COMPILER)
-    monkeypatch.delenv("TIDEGATE_NATIVE", raising=False)
+    monkeypatch.delenv("KVSS_NATIVE", raising=False)
     return tmp_path / "state" / "native"
 
 
@@ -245,6 +245,69 @@ def test_columns_are_sealed_checked_and_copied_by_either_mover(mover: Any, lengt
         assert seal.copy_out(slot, COLUMN, into, reader) is seal.Miss.CORRUPT
 
 
+SLOT = 4096
+OTHERS = [
+    COLUMN,
+    COLUMN._replace(key=bytes(16)),
+    COLUMN._replace(tag=bytes(16)),
+    COLUMN._replace(sequence=2**64 - 1),
+]
+
+
+@given(
+    length=st.integers(0, SLOT),
+    tokens=st.integers(-1, 66),
+    written=st.sampled_from(OTHERS),
+    wanted=st.sampled_from(OTHERS),
+    damage=st.lists(st.tuples(st.integers(0, SLOT - 1), st.integers(0, 255)), max_size=3),
+    left_open=st.booleans(),
+)
+def test_a_whole_column_is_written_and_read_as_in_python(
+    compiled: Any,
+    length: int,
+    tokens: int,
+    written: seal.Column,
+    wanted: seal.Column,
+    damage: list[tuple[int, int]],
+    left_open: bool,  # noqa: FBT001 - Hypothesis passes it by name
+) -> None:
+    """Every byte of the slot, every answer and every refusal is the same."""
+    slots, answers = [], []
+    for write, verify, copy_out in (seal.sealed(PYTHON), seal.sealed(compiled)):
+        slot, into = room(SLOT), room(SLOT)
+        answer: list[object] = []
+        try:
+            write(slot, written, tokens, DATA[:length])
+        except ValueError as refused:
+            answer.append(str(refused))
+        if left_open:
+            seal.open_slot(slot, 7)
+        for at, value in damage:
+            slot[at] = value
+        answer += [verify(slot, wanted), copy_out(slot, wanted, into), bytes(into)]
+        slots.append(bytes(slot))
+        answers.append(answer)
+    assert slots[0] == slots[1]
+    assert answers[0] == answers[1]
+    assert [type(one) for one in answers[0]] == [type(one) for one in answers[1]]
+
+
+def test_a_column_that_is_none_and_places_that_are_too_small_are_refused(compiled: Any) -> None:
+    slot = room(SLOT)
+    seal.write(slot, COLUMN, 64, DATA[:300])
+    for write, _, copy_out in (seal.sealed(PYTHON), seal.sealed(compiled)):
+        with pytest.raises(ValueError, match="300 bytes does not fit 299"):
+            copy_out(slot, COLUMN, room(299))
+        with pytest.raises(ValueError, match="a key has 16 bytes"):
+            write(slot, (b"short", COLUMN.tag, 1), 64, DATA[:300])
+    for wrong in (None, (b"k" * 16, b"t" * 16), [1, 2, 3]):
+        with pytest.raises(TypeError):
+            compiled.verify_column(slot, wrong)
+    for sequence in (-1, 2**64):
+        with pytest.raises(OverflowError):
+            compiled.write_column(slot, COLUMN._replace(sequence=sequence), 64, DATA[:300])
+
+
 def test_the_checksum_of_a_known_payload(mover: Any) -> None:
     assert mover.checksum(bytes(range(256)) * 16) == int.from_bytes(
         bytes.fromhex("51918707377c4beb"), "little"
@@ -267,7 +330,7 @@ def test_code_for_any_machine_is_used_only_where_it_is_insisted_on(
     assert native.best(build=True) is PYTHON
     mover = native.load()
     assert mover is not None
-    monkeypatch.setenv("TIDEGATE_NATIVE", "require")
+    monkeypatch.setenv("KVSS_NATIVE", "require")
     assert native.best() is mover
 
 
@@ -277,7 +340,7 @@ def test_without_a_compiler_there_is_a_reason_said_once_and_the_python_mover(
     missing = tmp_path / "no-compiler"
     monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("CC", str(missing))
-    monkeypatch.delenv("TIDEGATE_NATIVE", raising=False)
+    monkeypatch.delenv("KVSS_NATIVE", raising=False)
     with caplog.at_level(logging.INFO, native.__name__):
         assert native.load(build=True) is None
         assert native.load(build=True) is None
@@ -376,14 +439,14 @@ def test_a_state_directory_that_cannot_be_made_is_a_reason(
 
 
 def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_NATIVE", "require")
+    monkeypatch.setenv("KVSS_NATIVE", "require")
     with pytest.raises(Unavailable, match="has not been built"):
         native.best()
     assert native.best(build=True) is native.load()
-    monkeypatch.setenv("TIDEGATE_NATIVE", "off")
+    monkeypatch.setenv("KVSS_NATIVE", "off")
     assert native.best(build=True) is PYTHON
     assert native.load(build=True) is None
-    monkeypatch.setenv("TIDEGATE_NATIVE", "perhaps")
+    monkeypatch.setenv("KVSS_NATIVE", "perhaps")
     with pytest.raises(ValueError, match="one of auto, off, require, not perhaps"):
         native.best()
 
@@ -411,5 +474,5 @@ def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.Mon
     assert process.communicate() == ("", f"No native mover: {reason}\n")
     assert process.returncode == 1
     helping = start_building("--help")
-    assert "TIDEGATE_NATIVE" in helping.communicate()[0]
+    assert "KVSS_NATIVE" in helping.communicate()[0]
     assert helping.returncode == 0
