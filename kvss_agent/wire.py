@@ -234,7 +234,7 @@ class Evict:
 
     @classmethod
     def decode(cls, body: bytes, first: int, count: int) -> Evict:
-        if count > BATCH_MAX or len(body) != count * _EVICT_BYTES:
+        if not 0 < count <= BATCH_MAX or len(body) != count * _EVICT_BYTES:
             raise _malformed("a run of evicts of another length")
         columns = tuple(
             (_SLOT.unpack_from(body, at)[0], body[at + 4 : at + _EVICT_BYTES])

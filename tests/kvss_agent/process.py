@@ -67,6 +67,8 @@ class AgentProcess:
         assert self.process.poll() is None, self.log
         port = re.search(r"control on 127.0.0.1:(\d+)", self.log)
         assert port
+        if tcp := re.search(r"drivers on \S+ and 127.0.0.1:(\d+)", self.log):
+            self.tcp = int(tcp[1])
         token = (self.directory / "token").read_text().strip()
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{port[1]}",
