@@ -19,7 +19,15 @@ from typing import Literal
 from kvss_agent import native
 from kvss_agent.breach import Cause
 from kvss_agent.client.line import Address, Credentials, Lost
-from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, ShardClient, Views, Wanted
+from kvss_agent.client.shape import (
+    TIER_SECONDS,
+    WAIT_SECONDS,
+    Evict,
+    NotApplied,
+    ShardClient,
+    Views,
+    Wanted,
+)
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
 from kvss_agent.mover import Mover
@@ -29,6 +37,7 @@ from kvss_agent.wire import TierAnswer
 Transport = Literal["auto", "shm", "stream"]
 
 __all__ = [
+    "TIER_SECONDS",
     "WAIT_SECONDS",
     "Address",
     "Cause",

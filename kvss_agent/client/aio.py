@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self, TypeVar
 
 from kvss_agent.client import (
+    TIER_SECONDS,
     WAIT_SECONDS,
     Address,
     Column,
@@ -102,17 +103,27 @@ class AsyncShardClient:
         return await self._run(self._requests, lambda: self.client.exists(columns))
 
     async def spill(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         return await self._run(
-            self._requests, lambda: self.client.spill(columns, wait_seconds=wait_seconds)
+            self._requests,
+            lambda: self.client.spill(columns, wait_seconds=wait_seconds, seconds=seconds),
         )
 
     async def recall(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[int | Miss]:
         return await self._run(
-            self._requests, lambda: self.client.recall(columns, wait_seconds=wait_seconds)
+            self._requests,
+            lambda: self.client.recall(columns, wait_seconds=wait_seconds, seconds=seconds),
         )
 
     async def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:

@@ -51,7 +51,7 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"unix:{self.path}" if self.path else f"tcp:{host}:{self.port}"
 
-    def open(self, tls: ssl.SSLContext | None) -> PlainChannel | TlsChannel:
+    def open(self, tls: ssl.SSLContext | None, stall_seconds: float) -> PlainChannel | TlsChannel:
         """A connected channel. Raises OSError."""
         if self.path:
             family, place = socket.AF_UNIX, self.path
@@ -63,22 +63,27 @@ class Address:
             sock.settimeout(CONNECT_SECONDS)
             sock.connect(place)
             if tls and not self.path:
-                return TlsChannel(tls.wrap_socket(sock, server_hostname=self.host))
+                return TlsChannel(tls.wrap_socket(sock, server_hostname=self.host), stall_seconds)
         except BaseException:
             sock.close()
             raise
-        return PlainChannel(sock)
+        return PlainChannel(sock, stall_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who connects and how it shows that: by a secret, or over TCP with TLS by a certificate."""
+    """Who connects and how it shows that: by a secret, or over TCP with TLS by a certificate.
+
+    An agent that is silent in the middle of something for `stall_seconds`, or for as long beyond what
+    a request may wait, is lost.
+    """
 
     driver: str
     secret: bytes | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     software: str = ""
     versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
+    stall_seconds: float = channels.STALL_SECONDS
 
 
 class Line:
@@ -86,7 +91,7 @@ class Line:
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
         with lost(address):
-            self.channel = address.open(credentials.tls)
+            self.channel = address.open(credentials.tls, credentials.stall_seconds)
         self.address = address
         self.reader = wire.FrameReader()
         self._with_descriptors = role is Role.SHARED

@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from xxhash import xxh3_64
 
@@ -20,8 +19,6 @@ from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.shape import Wanted
 from kvss_agent.seal import Header, Miss
 from kvss_agent.wire import Role
-
-GRACE_SECONDS: Final = 15.0  # beyond what the agent may wait; then it is taken for lost
 
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Turned
@@ -40,6 +37,7 @@ class Requests:
 
     def __init__(self, address: Address, shard: str, credentials: Credentials) -> None:
         self.line = Line(address, shard, credentials, Role.REFILL)
+        self._grace_seconds = credentials.stall_seconds
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._changed = threading.Condition()
@@ -100,7 +98,7 @@ class Requests:
 
     def _ask(self, pending: _Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
         number = next(self._numbers)
-        deadline = time.monotonic() + wait_seconds + GRACE_SECONDS
+        deadline = time.monotonic() + wait_seconds + self._grace_seconds
         with self._changed:
             if self._lost:
                 raise self._lost

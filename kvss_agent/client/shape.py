@@ -11,6 +11,7 @@ from kvss_agent.seal import Column, Header, Miss
 from kvss_agent.wire import TierAnswer
 
 WAIT_SECONDS: Final = 1.0  # for what a request comes after
+TIER_SECONDS: Final = 60.0  # for a disk or bucket; an agent that takes longer is lost
 
 
 class Evict(NamedTuple):
@@ -122,13 +123,21 @@ class ShardClient(ABC):
 
     @abstractmethod
     def spill(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now."""
 
     @abstractmethod
     def recall(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[int | Miss]:
         """Copy these columns from tier 2 into these slots: the number to refill them by, or why not.
 

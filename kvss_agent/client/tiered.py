@@ -8,12 +8,10 @@ from itertools import islice
 from typing import TypeVar
 
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import WAIT_SECONDS, ShardClient, Wanted
+from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, ShardClient, Wanted
 from kvss_agent.core import BATCH_MAX
 from kvss_agent.seal import Column, Miss
 from kvss_agent.wire import TierAnswer, TierColumn, TierVerb
-
-TIER_SECONDS = 60.0  # beyond that, an agent's disk is no help to anybody
 
 T = TypeVar("T")
 
@@ -36,20 +34,28 @@ class TieredClient(ShardClient):
         return [answer is TierAnswer.DONE for answer in self._tier(TierVerb.EXISTS, asked, 0)]
 
     def spill(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         asked = [
             TierColumn(one.slot, one.column.key, one.column.tag, one.column.sequence) for one in columns
         ]
         after = max((one.column.sequence for one in columns), default=0)
-        return self._tier(TierVerb.SPILL, asked, after, wait_seconds)
+        return self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds)
 
     def recall(
-        self, columns: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        columns: Sequence[Wanted],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        seconds: float = TIER_SECONDS,
     ) -> list[int | Miss]:
         after = self.number
         asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
-        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds)
+        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds)
         return [_recalled(answer, after) for answer in answers]
 
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
@@ -58,11 +64,16 @@ class TieredClient(ShardClient):
         )
 
     def _tier(
-        self, verb: TierVerb, columns: Sequence[TierColumn], after: int, wait_seconds: float = 0
+        self,
+        verb: TierVerb,
+        columns: Sequence[TierColumn],
+        after: int,
+        wait_seconds: float = 0,
+        seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         answers: list[TierAnswer | Miss] = []
         for batch in batches(columns):
-            answers += self.requests.tier(verb, batch, after, wait_seconds, TIER_SECONDS)
+            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds)
         return answers
 
 

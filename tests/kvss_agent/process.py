@@ -102,12 +102,19 @@ class AgentProcess:
 
     @contextlib.contextmanager
     def client(
-        self, kind: str = "unix", shard: str = "s", *, driver: str = DRIVER, write: bool = True
+        self,
+        kind: str = "unix",
+        shard: str = "s",
+        *,
+        driver: str = DRIVER,
+        write: bool = True,
+        stall_seconds: float = 10.0,
     ) -> Iterator[ShardClient]:
         address = f"tcp:127.0.0.1:{self.tcp}" if kind == "tcp" else f"unix:{self.directory}/data.sock"
         transport: Transport = "shm" if kind == "shm" else "stream"
         secret = SECRET if driver == DRIVER else SECRET[::-1]
-        client = connect(address, shard, Credentials(driver, secret), transport=transport, write=write)
+        credentials = Credentials(driver, secret, stall_seconds=stall_seconds)
+        client = connect(address, shard, credentials, transport=transport, write=write)
         try:
             yield client
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
 import threading
@@ -272,6 +273,47 @@ def test_sigterm_lets_drivers_leave_and_then_ends(running: AgentProcess) -> None
         thread.join()
     assert not (running.directory / "data.sock").exists()
     assert "everybody had left" in running.log
+
+
+def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
+    running: AgentProcess,
+) -> None:
+    running.tell(document(1, spec()))
+    for kind in ("unix", "shm"):
+        with running.client(kind, stall_seconds=0.5) as shard:
+            number = shard.evict(0, column("x").key, TAG, 64, kv())
+            shard.wait_applied(number)
+            running.process.send_signal(signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                with pytest.raises(Lost, match="does not answer"):
+                    shard.spill([Wanted(0, column("x", number))], wait_seconds=0.1, seconds=0.2)
+                assert time.monotonic() - began < 5
+                # What is in shared memory is there whether the agent answers or not.
+                if kind == "shm":
+                    assert isinstance(
+                        shard.refill([Wanted(0, column("x", number))], [place()])[0], Header
+                    )
+            finally:
+                running.process.send_signal(signal.SIGCONT)
+
+
+def test_memory_is_what_the_grants_say_and_a_little(running: AgentProcess) -> None:
+    def resident() -> int:
+        return int(psutil.Process(running.process.pid).memory_info().rss)
+
+    before = resident()
+    size, slots = 1 << 20, 256
+    running.tell(document(1, spec("large", slots, size)))
+    granted = running.observed()["memory"]["granted_bytes"]
+    with running.client("unix", "large") as shard:
+        for slot in range(slots):
+            number = shard.evict(slot, column("x").key, TAG, 64, kv(size))
+        shard.wait_applied(number, 60)
+    assert abs(resident() - before - granted) < 24 << 20
+    assert before < 120 << 20
+    running.tell(document(2))
+    wait_until("it is given back", lambda: resident() - before < 24 << 20)
 
 
 def test_64_idle_shards_cost_next_to_nothing(running: AgentProcess) -> None:
