@@ -395,7 +395,7 @@ class Shard:
     def _advance(self, now: float) -> list[Effect]:
         """Do whatever can be done now. Every event ends here."""
         self.leases.expire(now)
-        effects = self._act_on_parked(now) if self._parked else []
+        effects = self._act_on_parked(now) if self._parked or now >= self._next_late else []
         head = self._runs[0] if self._runs else None
         if head and not head.receiving and not self.leases.any_of(head.targets()):
             head.receiving = True

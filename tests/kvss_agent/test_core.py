@@ -60,6 +60,16 @@ def test_a_refill_that_waits_too_long_is_turned_away_as_late() -> None:
     assert shard.next_deadline() == FOREVER
 
 
+def test_nobody_has_to_come_back_for_what_has_been_answered() -> None:
+    """Whoever ticks until `next_deadline` would never sleep again."""
+    shard = Shard(4)
+    (serve,) = refill(shard, 0, 0)
+    assert isinstance(serve, Serve)
+    shard.done(serve.lease, 1)
+    shard.tick(10)
+    assert shard.next_deadline() == FOREVER
+
+
 def test_an_evict_waits_for_a_slot_that_is_being_read_until_the_reader_is_done() -> None:
     shard = Shard(4)
     evicted(shard, 0)
