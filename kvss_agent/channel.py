@@ -219,9 +219,12 @@ def receive(channel: Channel, reader: FrameReader, *, patient: bool = False) -> 
 
 
 def receive_pieces(
-    channel: Channel, reader: FrameReader, places: Sequence[memoryview]
+    channel: Channel, reader: FrameReader, places: Sequence[memoryview], *, whole: bool = False
 ) -> Iterator[Piece]:
-    """The payloads that follow a frame, into these places; each piece as it has arrived."""
+    """The payloads that follow a frame, into these places; each piece as it has arrived.
+
+    Pieces are as small as is good for who sums them up; `whole` ones as large as they come.
+    """
     if not places:
         return
     reader.expect(places)
@@ -229,7 +232,7 @@ def receive_pieces(
     while not last:
         index, place = reader.place
         try:
-            count = channel.receive_into(place[:PIECE_BYTES])
+            count = channel.receive_into(place if whole else place[:PIECE_BYTES])
         except TimeoutError as error:
             raise Breach(Cause.STALLED, "nothing comes") from error
         filled = reader.fed(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from kvss_agent import seal
 from kvss_agent.connection import TierDone
@@ -11,7 +12,7 @@ from kvss_agent.seal import Column, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.store import Outcome, Tier2
-from kvss_agent.wire import Tier, TierAnswer, TierColumn, TierVerb
+from kvss_agent.wire import Tier, TierAnswer, TierVerb
 
 _OUTCOMES = {
     Outcome.STORED: TierAnswer.DONE,
@@ -59,34 +60,47 @@ class LoopTiering:
         if asked.verb is TierVerb.DELETE:
             await store.delete(addresses)
             return tuple(TierAnswer.DONE for _ in addresses)
-        each = _spill if asked.verb is TierVerb.SPILL else _recall
-        return tuple(
-            await asyncio.gather(
-                *(
-                    each(store, shard, address, slot, column, asked.after)
-                    for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
-                )
-            )
-        )
+        carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
+        return await carry_out(store, shard, asked, addresses, slots)
 
 
 async def _spill(
-    store: Tier2, shard: HostedShard, address: Address, slot: int | Miss, column: TierColumn, _after: int
-) -> Answer:
-    if isinstance(slot, Miss):
-        return slot
-    expected = Column(column.key, column.tag, column.sequence)
-    outcome = await store.spill(address, shard.arena.slot(slot), expected)
+    store: Tier2,
+    shard: HostedShard,
+    asked: Tier,
+    addresses: Sequence[Address],
+    slots: Sequence[int | Miss],
+) -> tuple[Answer, ...]:
+    items = [
+        (address, shard.arena.slot(slot), Column(column.key, column.tag, column.sequence))
+        for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
+        if not isinstance(slot, Miss)
+    ]
+    outcomes = iter(await store.spill_many(items))
+    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots)
+
+
+def _answer(outcome: Outcome | Miss) -> Answer:
     return outcome if isinstance(outcome, Miss) else _OUTCOMES[outcome]
 
 
 async def _recall(
-    store: Tier2, shard: HostedShard, address: Address, slot: int | Miss, _column: TierColumn, after: int
-) -> Answer:
-    if isinstance(slot, Miss):
-        return slot
-    memory = shard.arena.slot(slot)
-    if seal.is_newer(memory, after):
-        return Miss.STALE
-    found = await store.recall(address, memory, after)
-    return found if isinstance(found, Miss) else TierAnswer.DONE
+    store: Tier2,
+    shard: HostedShard,
+    asked: Tier,
+    addresses: Sequence[Address],
+    slots: Sequence[int | Miss],
+) -> tuple[Answer, ...]:
+    answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
+    items, places = [], []
+    for place, (address, slot) in enumerate(zip(addresses, slots, strict=True)):
+        if isinstance(slot, Miss):
+            answers[place] = slot
+        elif seal.is_newer(memory := shard.arena.slot(slot), asked.after):
+            answers[place] = Miss.STALE
+        else:
+            items.append((address, memory, asked.after))
+            places.append(place)
+    for place, found in zip(places, await store.recall_many(items), strict=True):
+        answers[place] = found if isinstance(found, Miss) else TierAnswer.DONE
+    return tuple(answers)

@@ -14,6 +14,7 @@ from kvss_agent import channel as channels
 from kvss_agent import handshake, wire
 from kvss_agent.breach import Breach, Cause
 from kvss_agent.channel import Closed, Piece, PlainChannel, TlsChannel
+from kvss_agent.mover import Bytes
 from kvss_agent.wire import Role
 
 CONNECT_SECONDS: Final = 5.0
@@ -121,9 +122,13 @@ class Line:
         self.features = got.features & said.features
         self.welcome = self.receive_a(wire.Welcome)
 
-    def send(self, frame: wire.Frame, payloads: Sequence[memoryview] = ()) -> None:
+    def send(self, frame: wire.Frame) -> None:
+        self.send_parts([frame.encode()])
+
+    def send_parts(self, parts: Sequence[Bytes]) -> None:
+        """Frames and payloads, as bytes."""
         with lost(self.address):
-            self.channel.send([frame.encode(), *payloads])
+            self.channel.send(parts)
 
     def last_words(self, error: Lost) -> Lost:
         """Sending has failed. The agent may have said why; only who receives here may look."""

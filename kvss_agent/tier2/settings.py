@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from kvss_agent import native
 from kvss_agent.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps
@@ -54,7 +55,13 @@ class Tier2Settings:
 
 def make(settings: Tier2Settings) -> Tier2:
     """The store, not opened yet. Raises NotInstalled, and ValueError for what cannot be."""
-    return Tier2(_backend(settings), settings.caps(), shared=settings.shared, threads=settings.threads)
+    return Tier2(
+        _backend(settings),
+        settings.caps(),
+        shared=settings.shared,
+        threads=settings.threads,
+        mover=native.best(),
+    )
 
 
 def _backend(settings: Tier2Settings) -> Backend:

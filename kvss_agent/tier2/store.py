@@ -40,6 +40,7 @@ HIT: Final = "hit"
 _STEP: Final = 10_000  # columns that a rebuild enters before others have their turn
 _DAMAGE: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 _T = TypeVar("_T")
+_Item = TypeVar("_Item", "_Spill", "_Recall")
 
 
 class Outcome(StrEnum):
@@ -98,6 +99,29 @@ class Difference:
     resized: tuple[Address, ...]  # known with another size
 
 
+@dataclass(eq=False, slots=True)
+class _Spill:
+    """One column of a batch on its way out, and what has become of it."""
+
+    address: Address
+    slot: memoryview
+    expected: Column
+    outcome: Outcome | Miss | None = None
+    failed: Failed | None = None
+    ticket: Ticket | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Recall:
+    """One column of a batch on its way back, and what was found."""
+
+    address: Address
+    slot: memoryview
+    sequence: int
+    found: Header | Miss | None = None
+    failed: Failed | None = None
+
+
 @dataclass(slots=True)
 class _Counts:
     spills: Counter[str] = field(default_factory=Counter)
@@ -128,6 +152,7 @@ class Tier2:
         self._index = Index(caps)
         self._shared = shared
         self._mover = mover
+        self._verify = seal.sealed(mover).verify
         self._threads = threads
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self._reads = ThreadPoolExecutor(threads, "tier2-read")
@@ -178,43 +203,65 @@ class Tier2:
             return [address in there for address in addresses]
 
     async def spill(self, address: Address, slot: memoryview, expected: Column) -> Outcome | Miss:
-        """Store what this slot holds, if it is what was expected, and tell what has become of it.
+        """`spill_many` of one."""
+        (outcome,) = await self.spill_many([(address, slot, expected)])
+        return outcome
 
-        The slot lies at a page's boundary and is only read. It should not change meanwhile: if it
-        does, nothing is stored. Cancelling waits until the slot is not read any more.
+    async def spill_many(
+        self, items: Sequence[tuple[Address, memoryview, Column]]
+    ) -> list[Outcome | Miss]:
+        """Store what each slot holds, if it is what was expected, and tell what has become of it.
+
+        A slot lies at a page's boundary and is only read. It should not change meanwhile: if it does,
+        nothing is stored. Each column has an outcome of its own; what is there twice is stored once.
+        Cancelling waits until no slot is read any more.
         """
-        _check_slot(slot)
-        if (expected.key, expected.tag) != (address.key, address.tag):
-            raise ValueError("a column is stored under its own key and tag")
-        with self._measured("spill") as work:
-            if self._in_flight >= IN_FLIGHT_MAX:
-                outcome: Outcome | Miss = Miss.REFUSED
-            else:
-                outcome = await self._whole(self._spill(address, slot, expected, work))
-            self._counts.spills[outcome] += 1
-            return outcome
+        for address, slot, expected in items:
+            _check_slot(slot)
+            if (expected.key, expected.tag) != (address.key, address.tag):
+                raise ValueError("a column is stored under its own key and tag")
+        with self._measured("spill", len(items)) as work:
+            taken = items[: self._room_in_flight()]
+            spills = [_Spill(*item) for item in taken]
+            if spills:
+                await self._whole(self._spill(spills, work), len(spills))
+            outcomes = [spill.outcome or Miss.LOST for spill in spills]
+            outcomes += [Miss.REFUSED] * (len(items) - len(taken))
+            self._counts.spills.update(outcomes)
+            return outcomes
 
     async def recall(self, address: Address, slot: memoryview, sequence: int) -> Header | Miss:
-        """Bring a column back into this slot, sealed as the evict of this number, or say why not.
+        """`recall_many` of one."""
+        (found,) = await self.recall_many([(address, slot, sequence)])
+        return found
 
-        The slot lies at a page's boundary and is writable; nobody else writes to it. Readers find it
+    async def recall_many(self, items: Sequence[tuple[Address, memoryview, int]]) -> list[Header | Miss]:
+        """Bring columns back into these slots, sealed as the evicts of these numbers, or say why not.
+
+        A slot lies at a page's boundary and is writable; nobody else writes to it. Readers find it
         torn meanwhile, and absent after a miss. A file that is not what its name says is removed.
-        Cancelling waits until the slot is not written any more, and clears it.
+        Cancelling waits until no slot is written any more, and clears them all.
         """
-        _check_slot(slot)
-        with self._measured("recall") as work:
-            seal.open_slot(slot, sequence)
-            if self._in_flight >= IN_FLIGHT_MAX:
-                found: Header | Miss = Miss.REFUSED
-            else:
-                try:
-                    found = await self._whole(self._recall(address, slot, sequence, work))
-                except asyncio.CancelledError:
+        for _, slot, _ in items:
+            _check_slot(slot)
+        with self._measured("recall", len(items)) as work:
+            for _, slot, sequence in items:
+                seal.open_slot(slot, sequence)
+            taken = items[: self._room_in_flight()]
+            recalls = [_Recall(*item) for item in taken]
+            try:
+                if recalls:
+                    await self._whole(self._recall(recalls, work), len(recalls))
+            except asyncio.CancelledError:
+                for _, slot, sequence in items:
                     seal.clear(slot, sequence, scrub=False)
-                    raise
-            if isinstance(found, Miss):
-                seal.clear(slot, sequence, scrub=False)
-            self._counts.recalls[found if isinstance(found, Miss) else HIT] += 1
+                raise
+            found = [recall.found or Miss.LOST for recall in recalls]
+            found += [Miss.REFUSED] * (len(items) - len(taken))
+            for (_, slot, sequence), one in zip(items, found, strict=True):
+                if isinstance(one, Miss):
+                    seal.clear(slot, sequence, scrub=False)
+            self._counts.recalls.update(one if isinstance(one, Miss) else HIT for one in found)
             return found
 
     async def delete(self, addresses: Sequence[Address]) -> Removed:
@@ -273,127 +320,171 @@ class Tier2:
 
     # Spilling
 
-    async def _spill(
-        self, address: Address, slot: memoryview, expected: Column, work: Work
-    ) -> Outcome | Miss:
-        header = seal.identify(slot[:HEADER_BYTES], expected)
-        if isinstance(header, Miss):
-            return header
-        await self._until(lambda: self._is_purging(address) or not self._is_unsettled(address))
-        if self._is_purging(address):
-            return Miss.REFUSED
-        if self._index.knows(address):
-            self._index.touch(address)
-            return Outcome.ALREADY
-        ticket = self._index.reserve(address, slot_bytes_for(header.length))
-        if ticket is None:
-            return Outcome.FULL
-        try:
-            outcome = await self._write(ticket, slot, expected)
-        except Failed as failed:
-            outcome = Outcome.FAILED
-            self._count_fault(failed)
-            if failed.fault is Fault.NO_SPACE:  # by somebody else: the next one shall find room
-                with self._told():
-                    await self._evict(self._index.shed(ticket.bytes))
-        if outcome is Outcome.STORED:
-            work.bytes += ticket.bytes
-        if self._index.exceeds(address.tag):  # a cap was lowered meanwhile
-            with self._told():
-                await self._trim()
-        return outcome
+    async def _spill(self, spills: Sequence[_Spill], work: Work) -> None:
+        """Give each its outcome. Nobody waits for another while it holds a ticket."""
+        waiting = list(spills)
+        while waiting:
+            admitted, waiting = self._admit(waiting)
+            if admitted:
+                await self._write(admitted, work)
+            elif waiting:
+                await self._change.wait()
 
-    def _is_unsettled(self, address: Address) -> bool:
-        """Whether somebody has to finish before one can tell if this column is there."""
-        return self._index.is_busy(address) and not self._index.knows(address)
-
-    async def _write(self, ticket: Ticket, slot: memoryview, expected: Column) -> Outcome | Miss:
-        """Make room, write, and let the index know what has become of the ticket."""
-        miss: Miss | None = Miss.LOST
-        try:
-            if ticket.victims:
-                names = [victim.name for victim in ticket.victims]
-                await self._run(self._writes, self._backend.delete, names)
-                self._count_evicted(ticket.victims)
-            has_room = self._index.start(ticket)
-            self._changed()
-            if not has_room:
-                return Outcome.FULL
-            miss = await self._run(self._writes, self._store, ticket.address, slot, expected)
-            return miss or Outcome.STORED
-        finally:
-            if miss:
-                self._index.cancel(ticket)
+    def _admit(self, spills: Sequence[_Spill]) -> tuple[list[_Spill], list[_Spill]]:
+        """Those that have a ticket now, and those that have to wait for somebody to finish."""
+        admitted, waiting = [], []
+        for spill in spills:
+            header = seal.identify(spill.slot[:HEADER_BYTES], spill.expected)
+            if isinstance(header, Miss):
+                spill.outcome = header
+            elif self._is_purging(spill.address):
+                spill.outcome = Miss.REFUSED
+            elif self._index.knows(spill.address):
+                self._index.touch(spill.address)
+                spill.outcome = Outcome.ALREADY
+            elif self._index.is_busy(spill.address):
+                waiting.append(spill)  # only then one can tell if the column is there
+            elif ticket := self._index.reserve(spill.address, slot_bytes_for(header.length)):
+                spill.ticket = ticket
+                admitted.append(spill)
             else:
-                self._index.commit(ticket)
+                spill.outcome = Outcome.FULL
+        return admitted, waiting
 
-    def _store(self, address: Address, slot: memoryview, expected: Column) -> Miss | None:
+    async def _write(self, spills: Sequence[_Spill], work: Work) -> None:
+        """Make room, write, and let the index know what has become of the tickets."""
+        try:
+            await self._write_files(spills)
+        finally:
+            lacking = 0
+            for spill in spills:
+                ticket = _ticket(spill)
+                if spill.failed:
+                    spill.outcome = Outcome.FAILED
+                    self._count_fault(spill.failed)
+                    lacking += ticket.bytes if spill.failed.fault is Fault.NO_SPACE else 0
+                if spill.outcome is Outcome.STORED:
+                    self._index.commit(ticket)
+                    work.bytes += ticket.bytes
+                else:
+                    self._index.cancel(ticket)
+            self._changed()
+        with self._told():
+            if lacking:  # taken by somebody else: the next one shall find room
+                await self._evict(self._index.shed(lacking))
+            if any(self._index.exceeds(spill.address.tag) for spill in spills):  # a cap was lowered
+                await self._trim()
+
+    async def _write_files(self, spills: Sequence[_Spill]) -> None:
+        evicting = [spill for spill in spills if _ticket(spill).victims]
+        if evicting:
+            await self._share_out(self._writes, self._make_room, evicting)
+        for spill in spills:
+            if spill.failed:
+                continue
+            self._count_evicted(_ticket(spill).victims)
+            if not self._index.start(_ticket(spill)):
+                spill.outcome = Outcome.FULL
+        self._changed()
+        writing = [spill for spill in spills if not spill.failed and not spill.outcome]
+        if writing:
+            await self._share_out(self._writes, self._store, writing)
+
+    def _make_room(self, spill: _Spill) -> None:
+        """In a thread: the files of its victims go."""
+        self._backend.delete([victim.name for victim in _ticket(spill).victims])
+
+    def _store(self, spill: _Spill) -> None:
         """In a thread: check the column and publish its file."""
-        header = seal.verify(slot, expected, self._mover)
+        slot, expected = spill.slot, spill.expected
+        header = self._verify(slot, expected)
         if isinstance(header, Miss):
-            return header
+            spill.outcome = header
+            return
         stored = self._backend.write(
-            address.name,
-            outgoing(slot, header, address.column, self._scratch()),
+            spill.address.name,
+            outgoing(slot, header, spill.address.column, self._scratch()),
             lambda: seal.identify(slot[:HEADER_BYTES], expected) == header,
         )
-        return None if stored else Miss.TORN
+        spill.outcome = Outcome.STORED if stored else Miss.TORN
 
     # Recalling
 
-    async def _recall(
-        self, address: Address, slot: memoryview, sequence: int, work: Work
-    ) -> Header | Miss:
-        index = self._index
-        await self._until(lambda: self._is_purging(address) or not index.is_written(address))
-        is_candidate = index.knows(address) or self._may_be_elsewhere(address)
-        if self._is_purging(address) or not is_candidate:
-            return Miss.ABSENT
-        try:
-            found = await self._read(address, slot, sequence)
-        except Failed as failed:
-            self._count_fault(failed)
-            found = Miss.LOST
-        if isinstance(found, Header):
-            work.bytes += slot_bytes_for(found.length)
-        with self._told():
-            if found in _DAMAGE and not index.is_busy(address):
-                self._counts.damaged += 1
-                await self._remove([address])
-            if index.exceeds(address.tag):  # a cap was lowered while this one could not be evicted
-                await self._trim()
-        return found
+    async def _recall(self, recalls: Sequence[_Recall], work: Work) -> None:
+        """Give each what was found."""
+        waiting = list(recalls)
+        while waiting:
+            admitted, waiting = self._admit_readers(waiting)
+            if admitted:
+                await self._read(admitted, work)
+            elif waiting:
+                await self._change.wait()
 
-    async def _read(self, address: Address, slot: memoryview, sequence: int) -> Header | Miss:
-        """Read, seal, and let the index know what there was. Nobody evicts the column meanwhile."""
-        self._index.begin_read(address)
+    def _admit_readers(self, recalls: Sequence[_Recall]) -> tuple[list[_Recall], list[_Recall]]:
+        """Those whose columns nobody evicts from now on, and those that wait for one to be written."""
+        admitted, waiting = [], []
+        for recall in recalls:
+            address = recall.address
+            if self._is_purging(address):
+                recall.found = Miss.ABSENT
+            elif self._index.is_written(address):
+                waiting.append(recall)
+            elif self._index.knows(address) or self._may_be_elsewhere(address):
+                self._index.begin_read(address)
+                admitted.append(recall)
+            else:
+                recall.found = Miss.ABSENT
+        return admitted, waiting
+
+    async def _read(self, recalls: Sequence[_Recall], work: Work) -> None:
+        """Read, seal, and let the index know what there was."""
         try:
-            found = await self._run(self._reads, self._load, address, slot)
-            if self._is_purging(address):  # the purge waits for us, and what was read goes with the file
-                return Miss.ABSENT
-            if isinstance(found, Header):
-                self._index.adopt(address, slot_bytes_for(found.length))
-                return _seal(slot, found, sequence)
-            if found is Miss.ABSENT:
-                self._index.forget(address)
-            return found
+            await self._share_out(self._reads, self._load, recalls)
+            for recall in recalls:
+                self._conclude(recall, work)
         finally:
-            self._index.end_read(address)
+            for recall in recalls:
+                self._index.end_read(recall.address)
             self._changed()
+        damaged = {recall.address for recall in recalls if recall.found in _DAMAGE}
+        removing = [address for address in damaged if not self._index.is_busy(address)]
+        with self._told():
+            if removing:
+                self._counts.damaged += len(removing)
+                await self._remove(removing)
+        with self._told():
+            # A cap may have been lowered while these could not be evicted.
+            if any(self._index.exceeds(recall.address.tag) for recall in recalls):
+                await self._trim()
 
-    def _load(self, address: Address, slot: memoryview) -> Header | Miss:
+    def _conclude(self, recall: _Recall, work: Work) -> None:
+        address, found = recall.address, recall.found
+        if recall.failed:
+            self._count_fault(recall.failed)
+            recall.found = Miss.LOST
+        elif self._is_purging(address):  # it waits for us, and what was read goes with the file
+            recall.found = Miss.ABSENT
+        elif isinstance(found, Header):
+            size = slot_bytes_for(found.length)
+            self._index.adopt(address, size)
+            recall.found = _seal(recall.slot, found, recall.sequence)
+            work.bytes += size
+        elif found is Miss.ABSENT:
+            self._index.forget(address)
+
+    def _load(self, recall: _Recall) -> None:
         """In a thread: read the file into the slot and check it. A miss leaves no bytes there."""
-        scratch = self._scratch()
+        slot, scratch = recall.slot, self._scratch()
         found: Header | Miss = Miss.LOST
         try:
-            received = self._backend.read(address.name, incoming(slot, scratch))
-            if received is None:
-                return Miss.ABSENT
-            found = accept(slot, scratch, received, address.column, self._mover)
+            received = self._backend.read(recall.address.name, incoming(slot, scratch))
+            found = Miss.ABSENT
+            if received is not None:
+                found = accept(slot, scratch, received, recall.address.column, self._mover)
         finally:
+            recall.found = found
             if isinstance(found, Miss):
                 zero(slot[HEADER_BYTES:])
-        return found
 
     # Finding
 
@@ -539,7 +630,8 @@ class Tier2:
     # Counting
 
     @contextlib.contextmanager
-    def _measured(self, kind: str) -> Iterator[Work]:
+    def _measured(self, kind: str, count: int = 1) -> Iterator[Work]:
+        """Each column of a batch takes as long as the batch."""
         work = self._counts.work.setdefault(kind, Work())
         start = time.perf_counter()
         try:
@@ -549,8 +641,8 @@ class Tier2:
             raise
         finally:
             seconds = time.perf_counter() - start
-            work.count += 1
-            work.seconds += seconds
+            work.count += count
+            work.seconds += seconds * count
             work.seconds_max = max(work.seconds_max, seconds)
 
     def _count_fault(self, failed: Failed) -> None:
@@ -574,9 +666,35 @@ class Tier2:
     async def _run(self, pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
 
-    async def _whole(self, work: Coroutine[object, object, _T]) -> _T:
+    async def _share_out(
+        self, pool: ThreadPoolExecutor, call: Callable[[_Item], None], items: Sequence[_Item]
+    ) -> None:
+        """Call this for each, in a few threads, each with its share of them one after the other.
+
+        A hop to a thread and back costs as much as a small file. Returns when no thread is at it.
+        """
+
+        def do(share: Sequence[_Item]) -> None:
+            for item in share:
+                try:
+                    call(item)
+                except Failed as failed:
+                    item.failed = failed
+
+        loop = asyncio.get_running_loop()
+        shares = min(self._threads, len(items))
+        done, _ = await asyncio.wait(
+            [loop.run_in_executor(pool, do, items[first::shares]) for first in range(shares)]
+        )
+        for future in done:
+            future.result()  # raises what nobody foresaw
+
+    def _room_in_flight(self) -> int:
+        return max(0, IN_FLIGHT_MAX - self._in_flight)
+
+    async def _whole(self, work: Coroutine[object, object, _T], columns: int = 1) -> _T:
         """Do this to its end, even if who waits for it is cancelled: a thread cannot be called back."""
-        self._in_flight += 1
+        self._in_flight += columns
         task = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(task)
@@ -588,7 +706,7 @@ class Tier2:
                 task.exception()  # nobody will ask for it any more
             raise
         finally:
-            self._in_flight -= 1
+            self._in_flight -= columns
             self._changed()
 
     def _changed(self) -> None:
@@ -609,6 +727,12 @@ class Tier2:
             self._local.scratch = Scratch()
         scratch: Scratch = self._local.scratch
         return scratch
+
+
+def _ticket(spill: _Spill) -> Ticket:
+    if spill.ticket is None:
+        raise RuntimeError("a spill that was not admitted has no ticket")
+    return spill.ticket
 
 
 def _seal(slot: memoryview, found: Header, sequence: int) -> Header:
