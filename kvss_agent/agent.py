@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -212,7 +213,7 @@ class Agent:
         progress.state, progress.reason = "allocating", ""
         try:
             if shard:
-                await asyncio.to_thread(shard.resize, spec.slots, progress.report)
+                await asyncio.to_thread(shard.resize, spec.slots, partial(self._report, progress))
             else:
                 self.shards[spec.name] = await asyncio.to_thread(self._make, spec, progress)
             progress.state = "ready"
@@ -227,9 +228,18 @@ class Agent:
         if limit is not None and granted > limit:
             raise NoMemory(f"grants would come to {granted} bytes, and {limit} are allowed")
         arena = Arena.allocate(
-            identity.slot_bytes, spec.slots, progress.report, huge_pages=identity.huge_pages
+            identity.slot_bytes,
+            spec.slots,
+            partial(self._report, progress),
+            huge_pages=identity.huge_pages,
         )
         return HostedShard(identity, arena, spec.applied, wake_me=self.plane.wake)
+
+    def _report(self, progress: Progress, done: int, total: int) -> None:
+        """A grant of many gigabytes takes a while, and must not keep the agent from stopping."""
+        if self.draining:
+            raise NoMemory("the agent stops")
+        progress.report(done, total)
 
     @property
     def granted_bytes(self) -> int:

@@ -275,6 +275,16 @@ def test_sigterm_lets_drivers_leave_and_then_ends(running: AgentProcess) -> None
     assert "everybody had left" in running.log
 
 
+def test_a_large_grant_does_not_keep_it_from_stopping(running: AgentProcess) -> None:
+    available = running.observed()["memory"]["available_bytes"]
+    told = document(1, spec("huge", slots=min(available // 2, 8 << 30) >> 20, payload=(1 << 20) - 64))
+    assert running.http.put("/v1/desired", json=told).status_code == 202
+    wait_until("it is at it", lambda: running.observed()["shards"][0]["progress"]["done_bytes"] > 0)
+    began = time.monotonic()
+    assert running.stop() == 0
+    assert time.monotonic() - began < 3
+
+
 def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
     running: AgentProcess,
 ) -> None:
