@@ -460,13 +460,13 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
             if any(answer != 0 for answer in answers):
                 raise RuntimeError(f"spilled: {answers}")
             took_limit_get = timed(raw.read)
-            raw.unlink()
             began = time.perf_counter()
             recalled = shard.recall(wanted, wait_seconds=30)
             took_get = time.perf_counter() - began
             for one in recalled:
                 check(one)
             shard.forget([one.column for one in wanted])
+            raw.unlink()
             if n >= 0:
                 ours_put.append(took / each)
                 limit_put.append(took_limit / each)
