@@ -67,6 +67,9 @@ class Posix:
 
     def __init__(self, root: Path, *, durable: bool = False) -> None:
         self._root = root
+        self._prefix = (
+            f"{root}/"  # plain strings where each column passes: Path costs as much as a rename
+        )
         self._durable = durable
         self._mark = secrets.token_hex(4)
         self._numbers = itertools.count()
@@ -78,7 +81,7 @@ class Posix:
     def open(self) -> None:
         with _told():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = self._temporary(self._root)
+            probe = Path(self._temporary(str(self._root)))
             fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 self._direct = os.O_DIRECT if _can_be_direct(probe) else 0
@@ -97,9 +100,10 @@ class Posix:
         }
 
     def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        path = self._root / name
+        path = f"{self._prefix}{name}"
+        directory = path.rpartition("/")[0]
         with _told():
-            unfinished, fd = self._create(path.parent)
+            unfinished, fd = self._create(directory)
             try:
                 if self._locks:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,14 +111,15 @@ class Posix:
                 if self._durable:
                     os.fsync(fd)
                 if not intact():
-                    unfinished.unlink()
+                    os.unlink(unfinished)  # noqa: PTH108
                     return False
-                unfinished = unfinished.rename(path)
+                os.rename(unfinished, path)  # noqa: PTH104
+                unfinished = path
                 if self._durable:
-                    _sync_directory(path.parent)
+                    _sync_directory(directory)
             except OSError:
                 with contextlib.suppress(OSError):  # the first fault is the one to tell
-                    unfinished.unlink()
+                    os.unlink(unfinished)  # noqa: PTH108
                 raise
             finally:
                 os.close(fd)
@@ -124,7 +129,7 @@ class Posix:
         with _told():
             try:
                 flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct
-                fd = os.open(self._root / name, flags)
+                fd = os.open(f"{self._prefix}{name}", flags)
             except OSError as error:
                 if error.errno in _NO_SUCH:
                     return None
@@ -136,12 +141,12 @@ class Posix:
 
     def size(self, name: str) -> int | None:
         with _told():
-            return _size(self._root / name)
+            return _size(f"{self._prefix}{name}")
 
     def delete(self, names: Sequence[str]) -> None:
         with _told():
             for name in names:
-                _unlink(self._root / name)
+                _unlink(f"{self._prefix}{name}")
 
     def files(self, progress: Progress = silent) -> Iterator[Found]:
         self._strangers = 0
@@ -176,19 +181,20 @@ class Posix:
 
     # Inside
 
-    def _temporary(self, directory: Path) -> Path:
-        return directory / f"{TEMPORARY}{self._mark}-{next(self._numbers)}"
+    def _temporary(self, directory: str) -> str:
+        return f"{directory}/{TEMPORARY}{self._mark}-{next(self._numbers)}"
 
-    def _create(self, directory: Path) -> tuple[Path, int]:
+    def _create(self, directory: str) -> tuple[str, int]:
         """A new temporary file. Its directory is made if need be; a purge may take it away again."""
         temporary = self._temporary(directory)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | self._direct
         for _ in range(_ATTEMPTS):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 return temporary, os.open(temporary, flags, 0o600)
-            with contextlib.suppress(FileNotFoundError):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", str(directory))
+            except FileNotFoundError:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", directory)
 
     def _directories(self, under: str) -> list[str]:
         """The names of directories that may be ours; what else lies there is counted and left alone."""
@@ -306,24 +312,24 @@ def _beyond(parts: Sequence[memoryview], done: int) -> list[memoryview]:
     return left
 
 
-def _size(path: Path) -> int | None:
+def _size(path: Path | str) -> int | None:
     try:
-        return path.lstat().st_size
+        return os.lstat(path).st_size
     except OSError as error:
         if error.errno in _NO_SUCH:
             return None
         raise
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: Path | str) -> None:
     try:
-        path.unlink()
+        os.unlink(path)  # noqa: PTH108
     except OSError as error:
         if error.errno not in _NO_SUCH:
             raise
 
 
-def _sync_directory(path: Path) -> None:
+def _sync_directory(path: Path | str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -351,7 +351,7 @@ class Tier2:
                 spill.outcome = Outcome.FULL
         return admitted, waiting
 
-    async def _write(self, spills: Sequence[_Spill], work: Work) -> None:
+    async def _write(self, spills: list[_Spill], work: Work) -> None:
         """Make room, write, and let the index know what has become of the tickets."""
         try:
             await self._write_files(spills)
@@ -375,7 +375,7 @@ class Tier2:
             if any(self._index.exceeds(spill.address.tag) for spill in spills):  # a cap was lowered
                 await self._trim()
 
-    async def _write_files(self, spills: Sequence[_Spill]) -> None:
+    async def _write_files(self, spills: list[_Spill]) -> None:
         evicting = [spill for spill in spills if _ticket(spill).victims]
         if evicting:
             await self._share_out(self._writes, self._make_room, evicting)
@@ -436,7 +436,7 @@ class Tier2:
                 recall.found = Miss.ABSENT
         return admitted, waiting
 
-    async def _read(self, recalls: Sequence[_Recall], work: Work) -> None:
+    async def _read(self, recalls: list[_Recall], work: Work) -> None:
         """Read, seal, and let the index know what there was."""
         try:
             await self._share_out(self._reads, self._load, recalls)
@@ -667,24 +667,24 @@ class Tier2:
         return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
 
     async def _share_out(
-        self, pool: ThreadPoolExecutor, call: Callable[[_Item], None], items: Sequence[_Item]
+        self, pool: ThreadPoolExecutor, call: Callable[[_Item], None], items: list[_Item]
     ) -> None:
-        """Call this for each, in a few threads, each with its share of them one after the other.
+        """Call this for each, in a few threads; each takes the next one when it is done with one.
 
         A hop to a thread and back costs as much as a small file. Returns when no thread is at it.
         """
+        left = iter(items)  # `next` of a list's iterator is one step of the interpreter
 
-        def do(share: Sequence[_Item]) -> None:
-            for item in share:
+        def do() -> None:
+            for item in left:
                 try:
                     call(item)
                 except Failed as failed:
                     item.failed = failed
 
         loop = asyncio.get_running_loop()
-        shares = min(self._threads, len(items))
         done, _ = await asyncio.wait(
-            [loop.run_in_executor(pool, do, items[first::shares]) for first in range(shares)]
+            [loop.run_in_executor(pool, do) for _ in range(min(self._threads, len(items)))]
         )
         for future in done:
             future.result()  # raises what nobody foresaw
