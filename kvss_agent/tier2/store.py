@@ -321,14 +321,15 @@ class Tier2:
     # Spilling
 
     async def _spill(self, spills: Sequence[_Spill], work: Work) -> None:
-        """Give each its outcome. Nobody waits for another while it holds a ticket."""
-        waiting = list(spills)
-        while waiting:
+        """Give each its outcome. Who waits holds no ticket, and is refused when a purge begins."""
+        admitted, waiting = self._admit(spills)
+        while waiting and not admitted:
+            await self._change.wait()
             admitted, waiting = self._admit(waiting)
-            if admitted:
-                await self._write(admitted, work)
-            elif waiting:
-                await self._change.wait()
+        if waiting:  # not after the writing: a purge would be over by then
+            await _all(self._write(admitted, work), self._spill(waiting, work))
+        elif admitted:
+            await self._write(admitted, work)
 
     def _admit(self, spills: Sequence[_Spill]) -> tuple[list[_Spill], list[_Spill]]:
         """Those that have a ticket now, and those that have to wait for somebody to finish."""
@@ -411,14 +412,15 @@ class Tier2:
     # Recalling
 
     async def _recall(self, recalls: Sequence[_Recall], work: Work) -> None:
-        """Give each what was found."""
-        waiting = list(recalls)
-        while waiting:
+        """Give each what was found. Who waits keeps nothing from being evicted."""
+        admitted, waiting = self._admit_readers(recalls)
+        while waiting and not admitted:
+            await self._change.wait()
             admitted, waiting = self._admit_readers(waiting)
-            if admitted:
-                await self._read(admitted, work)
-            elif waiting:
-                await self._change.wait()
+        if waiting:
+            await _all(self._read(admitted, work), self._recall(waiting, work))
+        elif admitted:
+            await self._read(admitted, work)
 
     def _admit_readers(self, recalls: Sequence[_Recall]) -> tuple[list[_Recall], list[_Recall]]:
         """Those whose columns nobody evicts from now on, and those that wait for one to be written."""
@@ -727,6 +729,14 @@ class Tier2:
             self._local.scratch = Scratch()
         scratch: Scratch = self._local.scratch
         return scratch
+
+
+async def _all(*work: Coroutine[object, object, None]) -> None:
+    """Do these at once, and all of them to their end, whatever becomes of one."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    await asyncio.wait(tasks)
+    for task in tasks:
+        task.result()
 
 
 def _ticket(spill: _Spill) -> Ticket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kvss_agent import seal
@@ -74,6 +74,26 @@ async def get(store: Tier2, address: Address, length: int = 10_000) -> str:
         return "hit"
     assert not any(slot[:HEADER_BYTES]), "after a miss the slot is empty"
     return found
+
+
+async def put_many(store: Tier2, addresses: Sequence[Address], length: int = 10_000) -> list[str]:
+    slots = [evicted(address, length=length) for address in addresses]
+    items = [(address, *slot) for address, slot in zip(addresses, slots, strict=True)]
+    return [*await store.spill_many(items)]
+
+
+async def get_many(store: Tier2, addresses: Sequence[Address], length: int = 10_000) -> list[str]:
+    """As `get`, for each."""
+    items = [(address, new_slot(length), 90 + place) for place, address in enumerate(addresses)]
+    answers: list[str] = []
+    for (address, slot, sequence), found in zip(items, await store.recall_many(items), strict=True):
+        if isinstance(found, Header):
+            assert found.sequence == sequence
+            assert holds(slot, address, sequence, length)
+        else:
+            assert not any(slot[:HEADER_BYTES]), "after a miss the slot is empty"
+        answers.append("hit" if isinstance(found, Header) else found)
+    return answers
 
 
 @contextlib.asynccontextmanager

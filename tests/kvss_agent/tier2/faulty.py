@@ -55,18 +55,26 @@ class Faulty(Posix):
         super().__init__(root)
         self._number = 0
         self._only = ""
+        self._name = ""
         self._left = 0
 
     def fail_with(self, number: int, *, only: str = "") -> None:
         """From now on everything fails with this errno, or only calls of this name; 0: nothing does."""
         self._number, self._only = number, only
 
+    def fail_for(self, name: str) -> None:
+        """From now on reads and writes of this file fail with EIO, and nothing else does."""
+        self._name = name
+
     def fail_nth(self, nth: int) -> bool:
         """Let the nth call from now on fail with EIO. Whether the last such wish came too late."""
         was_left, self._left = self._left, nth
         return was_left > 0
 
-    def _maybe(self, call: str) -> None:
+    def _maybe(self, call: str, name: str = "") -> None:
+        if name and name == self._name:
+            with _told():
+                raise OSError(5, os.strerror(5))
         if self._left:
             self._left -= 1
             if not self._left:
@@ -77,11 +85,11 @@ class Faulty(Posix):
                 raise OSError(self._number, os.strerror(self._number))
 
     def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        self._maybe("write")
+        self._maybe("write", name)
         return super().write(name, parts, intact)
 
     def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        self._maybe("read")
+        self._maybe("read", name)
         return super().read(name, parts)
 
     def size(self, name: str) -> int | None:

@@ -31,10 +31,12 @@ from tests.kvss_agent.tier2.columns import (
     evicted,
     files_in,
     get,
+    get_many,
     holds,
     new_slot,
     opened,
     put,
+    put_many,
 )
 from tests.kvss_agent.tier2.faulty import Faulty, Held
 
@@ -183,6 +185,178 @@ async def test_too_many_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.
         assert await put(store, address_of(3)) == "stored"
 
 
+# Batches
+
+
+async def test_each_of_a_batch_has_an_answer_of_its_own(tmp_path: Path) -> None:
+    backend = Faulty(tmp_path)
+    async with opened(backend, threads=2) as store:
+        await put(store, address_of(1))
+        good, wrong = evicted(address_of(2)), evicted(address_of(3), sequence=8)
+        backend.fail_for(address_of(4).name)
+        assert await store.spill_many(
+            [
+                (address_of(1), *evicted(address_of(1))),
+                (address_of(2), *good),
+                (address_of(2), *good),
+                (address_of(3), wrong[0], Column(wrong[1].key, wrong[1].tag, 7)),
+                (address_of(4), *evicted(address_of(4))),
+                (address_of(5), *evicted(address_of(5))),
+            ]
+        ) == [
+            Outcome.ALREADY,
+            Outcome.STORED,
+            Outcome.ALREADY,
+            Miss.STALE,
+            Outcome.FAILED,
+            Outcome.STORED,
+        ]
+        backend.fail_for(address_of(5).name)
+        asked = [address_of(number) for number in (1, 5, 2, 3, 1)]
+        assert await get_many(store, asked) == ["hit", Miss.LOST, "hit", Miss.ABSENT, "hit"]
+        stats = store.stats()
+        assert stats.spills == {"stored": 3, "already": 2, "stale": 1, "failed": 1}
+        assert stats.recalls == {"hit": 3, "lost": 1, "absent": 1}
+        assert stats.faults == {"io-error": 2}
+        assert (stats.work["spill"].count, stats.work["recall"].count) == (7, 5)
+        assert stats.work["spill"].bytes == stats.work["recall"].bytes == 3 * COLUMN_BYTES
+        assert stats.in_flight == 0
+        backend.fail_for("")
+        assert await get_many(store, [address_of(5)]) == ["hit"], "a fault is no damage"
+
+
+async def test_a_batch_of_none_is_none(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        assert await store.spill_many([]) == []
+        assert await store.recall_many([]) == []
+
+
+async def test_what_is_many_times_in_a_batch_is_written_again_if_it_failed(tmp_path: Path) -> None:
+    backend = Faulty(tmp_path)
+    async with opened(backend) as store:
+        backend.fail_nth(1)
+        outcomes = await put_many(store, [address_of(1)] * 3)
+        assert outcomes == [Outcome.FAILED, Outcome.STORED, Outcome.ALREADY]
+
+
+async def test_damage_in_a_batch_is_counted_and_removed_once(tmp_path: Path) -> None:
+    addresses = [address_of(number) for number in range(3)]
+    async with opened(tmp_path) as store:
+        await put_many(store, addresses)
+        damage_a_bit(tmp_path / addresses[1].name)
+        found = await get_many(store, [*addresses, addresses[1]])
+        assert found == ["hit", Miss.CORRUPT, "hit", Miss.CORRUPT]
+        assert store.stats().damaged == 1
+        assert len(files_in(tmp_path)) == 2
+
+
+async def test_of_a_batch_as_many_are_taken_as_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "IN_FLIGHT_MAX", 3)
+    backend = Held(tmp_path)
+    addresses = [address_of(number) for number in range(5)]
+    async with opened(backend) as store:
+        backend.go("read")
+        writing = asyncio.create_task(put_many(store, addresses[:2]))
+        await backend.reached("write")
+        assert store.stats().in_flight == 2
+        assert await get_many(store, addresses[3:]) == [Miss.ABSENT, Miss.REFUSED]
+        backend.go("write")
+        assert await writing == ["stored"] * 2
+        assert await put_many(store, addresses[1:]) == ["already", "stored", "stored", Miss.REFUSED]
+
+
+async def test_a_cancelled_batch_waits_for_its_threads(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    addresses = [address_of(number) for number in range(6)]
+    async with opened(backend, threads=2) as store:
+        spilling = asyncio.create_task(put_many(store, addresses))
+        await backend.reached("write")
+        spilling.cancel()
+        await asyncio.sleep(0)
+        assert not spilling.done(), "threads still read the slots"
+        backend.go("write")
+        with pytest.raises(asyncio.CancelledError):
+            await spilling
+        assert len(files_in(tmp_path)) == 6
+        slots = [new_slot() for _ in addresses]
+        items = [(address, slot, 3) for address, slot in zip(addresses, slots, strict=True)]
+        recalling = asyncio.create_task(store.recall_many(items))
+        await backend.reached("read")
+        recalling.cancel()
+        await asyncio.sleep(0)
+        assert not recalling.done(), "threads still write to the slots"
+        backend.go("read")
+        with pytest.raises(asyncio.CancelledError):
+            await recalling
+        assert not any(any(slot[:HEADER_BYTES]) for slot in slots)
+        assert await get_many(store, addresses) == ["hit"] * 6
+
+
+async def test_a_purge_refuses_what_of_a_batch_has_not_begun(tmp_path: Path) -> None:
+    """The second of two that are the same waits for the first; then there is a purge."""
+    backend = Held(tmp_path)
+    backend.go("read")
+    addresses = [address_of(1), address_of(1), address_of(1, BOLT)]
+    async with opened(backend) as store:
+        spilling = asyncio.create_task(put_many(store, addresses))
+        await backend.reached("write")
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0)
+        assert await get_many(store, addresses[:1]) == [Miss.ABSENT]
+        backend.go("write")
+        assert (await purging).columns == 1
+        assert await spilling == [Outcome.STORED, Miss.REFUSED, Outcome.STORED]
+        assert await get_many(store, addresses) == [Miss.ABSENT, Miss.ABSENT, "hit"]
+
+
+async def test_a_purge_refuses_what_waits_while_another_org_s_part_of_the_batch_is_slow(
+    tmp_path: Path,
+) -> None:
+    class Gates(Posix):
+        def __init__(self, root: Path) -> None:
+            super().__init__(root)
+            self.reached = {tag.hex(): threading.Event() for tag in (ACME, BOLT)}
+            self.go = {tag.hex(): threading.Event() for tag in (ACME, BOLT)}
+
+        def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+            self.reached[name.split("/")[1]].set()
+            assert self.go[name.split("/")[1]].wait(10)
+            return super().write(name, parts, intact)
+
+    backend = Gates(tmp_path)
+    async with opened(backend) as store:
+        other = asyncio.create_task(put(store, address_of(1)))
+        assert await asyncio.to_thread(backend.reached[ACME.hex()].wait, 10)
+        batch = asyncio.create_task(put_many(store, [address_of(1), address_of(2, BOLT)]))
+        assert await asyncio.to_thread(backend.reached[BOLT.hex()].wait, 10)
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0)
+        backend.go[ACME.hex()].set()
+        assert (await purging).columns == 1
+        assert await other == "stored"
+        backend.go[BOLT.hex()].set()
+        assert await batch == [Miss.REFUSED, Outcome.STORED]
+        assert await get_many(store, [address_of(1), address_of(2, BOLT)]) == [Miss.ABSENT, "hit"]
+
+
+async def test_what_nobody_foresaw_ends_a_batch_when_no_thread_is_at_it(tmp_path: Path) -> None:
+    class Broken(Posix):
+        def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+            if name == address_of(1).name:
+                raise ZeroDivisionError
+            return super().write(name, parts, intact)
+
+    addresses = [address_of(number) for number in range(6)]
+    async with opened(Broken(tmp_path), threads=2) as store:
+        with pytest.raises(ZeroDivisionError):
+            await put_many(store, addresses)
+        assert await get_many(store, addresses) == ["hit", "absent", "hit", "hit", "hit", "hit"]
+        assert store.stats().bytes == disk_bytes(tmp_path)
+        assert store.stats().in_flight == 0
+
+
 # Caps
 
 
@@ -239,6 +413,34 @@ async def test_concurrent_writers_never_exceed_a_cap(tmp_path: Path) -> None:
         assert set(outcomes) <= {Outcome.STORED, Outcome.ALREADY, Outcome.FULL}
         assert outcomes[Outcome.STORED] > 50, "most of them had to evict"
         assert backend.looks > 50
+        assert disk_bytes(tmp_path) == store.stats().bytes <= caps.total
+        difference = await store.check_integrity()
+        assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
+
+
+async def test_concurrent_batches_never_exceed_a_cap(tmp_path: Path) -> None:
+    """As above, by batches that hold some columns twice, while others are recalled."""
+    caps = Caps(10 * COLUMN_BYTES, 6 * COLUMN_BYTES, {BOLT: 2 * COLUMN_BYTES})
+    tags = [ACME, BOLT, b"cozy............"]
+    backend = Measured(tmp_path, caps)
+    async with opened(backend, caps, threads=4) as store:
+        choice = random.Random(2)
+        addresses = [address_of(number, tag) for number in range(12) for tag in tags]
+        outcomes: Counter[str] = Counter()
+
+        async def write_some() -> None:
+            for _ in range(4):
+                outcomes.update(await put_many(store, choice.choices(addresses, k=9)))
+
+        async def read_some() -> None:
+            for _ in range(6):
+                found = await get_many(store, choice.choices(addresses, k=9))
+                assert set(found) <= {"hit", Miss.ABSENT}
+
+        await asyncio.gather(*(write_some() for _ in range(6)), *(read_some() for _ in range(2)))
+        assert set(outcomes) <= {Outcome.STORED, Outcome.ALREADY, Outcome.FULL}
+        assert outcomes[Outcome.STORED] > 20
+        assert backend.looks > 20
         assert disk_bytes(tmp_path) == store.stats().bytes <= caps.total
         difference = await store.check_integrity()
         assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())

@@ -15,8 +15,18 @@ from kvss_agent.seal import Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Outcome, Tier2
-from tests.kvss_agent.tier2.columns import ACME, BOLT, PAGE, address_of, disk_bytes, get, put
+from kvss_agent.tier2.store import Outcome, Receipt, Tier2
+from tests.kvss_agent.tier2.columns import (
+    ACME,
+    BOLT,
+    PAGE,
+    address_of,
+    disk_bytes,
+    get,
+    get_many,
+    put,
+    put_many,
+)
 
 NAMESPACES = (b"model-and-layout", b"another-model...")
 PAGES = 2
@@ -82,6 +92,51 @@ class AgainstADictionary(RuleBasedStateMachine):
             assert outcome in (Outcome.STORED, Outcome.ALREADY, Outcome.FULL)
             if outcome is not Outcome.FULL:
                 self.kept.add(address)
+
+    @rule(batches=st.lists(st.lists(addresses, max_size=6), min_size=1, max_size=3))
+    def spill_batches_at_once(self, batches: list[list[Address]]) -> None:
+        async def all_of_them() -> list[list[str]]:
+            return await asyncio.gather(*(put_many(self.store, batch, LENGTH) for batch in batches))
+
+        asked = [address for batch in batches for address in batch]
+        outcomes = [one for batch in self.loop.run_until_complete(all_of_them()) for one in batch]
+        for address, outcome in zip(asked, outcomes, strict=True):
+            assert outcome in (Outcome.STORED, Outcome.ALREADY, Outcome.FULL)
+            if outcome is Outcome.STORED:
+                self.kept.add(address)
+        for address, outcome in zip(asked, outcomes, strict=True):
+            assert outcome is not Outcome.ALREADY or address in self.kept
+
+    @rule(some=st.lists(addresses, max_size=8))
+    def recall_a_batch(self, some: list[Address]) -> None:
+        expected = ["hit" if (self.root / address.name).exists() else Miss.ABSENT for address in some]
+        assert self.loop.run_until_complete(get_many(self.store, some, LENGTH)) == expected
+
+    @rule(
+        spilled=st.lists(addresses, max_size=6), recalled=st.lists(addresses, max_size=6), scope=scopes
+    )
+    def purge_in_the_middle_of_batches(
+        self, spilled: list[Address], recalled: list[Address], scope: Scope
+    ) -> None:
+        async def at_once() -> tuple[list[str], list[str], Receipt]:
+            spilling = asyncio.ensure_future(put_many(self.store, spilled, LENGTH))
+            recalling = asyncio.ensure_future(get_many(self.store, recalled, LENGTH))
+            await asyncio.sleep(0)
+            receipt = await self.store.purge(tag=scope.tag, namespace=scope.namespace)
+            left = [path for path in self.root.rglob("*") if path.is_file()]
+            names = {str(path.relative_to(self.root)) for path in left}
+            before = {address for address in (*self.kept, *spilled) if scope.covers(address)}
+            assert not names & {address.name for address in before}
+            return await spilling, await recalling, receipt
+
+        outcomes, found, _ = self.loop.run_until_complete(at_once())
+        for address, outcome in zip(spilled, outcomes, strict=True):
+            if outcome in (Outcome.STORED, Outcome.ALREADY):
+                self.kept.add(address)
+            else:
+                assert outcome in (Outcome.FULL, Miss.REFUSED)
+        assert set(found) <= {"hit", Miss.ABSENT}
+        self.kept = {address for address in self.kept if not scope.covers(address)}
 
     @rule(address=addresses)
     def recall(self, address: Address) -> None:
