@@ -125,7 +125,7 @@ def is_lost(shard: ShardClient, number: int) -> bool:
     return False
 
 
-def use(shard: ShardClient, payloads: dict[str, memoryview]) -> None:
+def use(shard: ShardClient, payloads: dict[str, memoryview], spilled: threading.Event) -> None:
     for index in itertools.count():
         name, into = f"c{index % 8}", place()
         number = shard.evict(index % 8, column(name).key, TAG, 64, payloads[name])
@@ -133,6 +133,7 @@ def use(shard: ShardClient, payloads: dict[str, memoryview]) -> None:
         assert isinstance(shard.refill(wanted, [into])[0], Header)
         assert into == payloads[name]
         shard.spill(wanted)
+        spilled.set()
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix"])
@@ -146,10 +147,17 @@ def test_killed_in_the_middle_of_evicts_refills_and_spills_it_never_gives_a_wron
         for round_ in range(1, 4):
             running.tell(document(round_, spec(), tier2=tier2(files)))
             with running.client(kind) as shard:
-                killer = threading.Timer(0.25, running.kill)
+                spilled = threading.Event()
+
+                def kill_soon(spilled: threading.Event = spilled) -> None:
+                    spilled.wait(30)
+                    time.sleep(0.1)
+                    running.kill()
+
+                killer = threading.Thread(target=kill_soon)
                 killer.start()
                 with pytest.raises(Lost):
-                    use(shard, payloads)
+                    use(shard, payloads, spilled)
                 killer.join()
             running.start()
             wait_until("it is ready", lambda: running.observed()["ready"])
