@@ -246,37 +246,34 @@ class Connection:
 
     def _take(self, shard: HostedShard, run: wire.Evict) -> None:
         began = time.perf_counter()
-        lengths = [length for _, length in run.columns]
-        if not 0 < min(lengths) <= max(lengths) <= shard.arena.payload_bytes_max:
-            raise Breach(Cause.LIMIT, "a payload is empty, or larger than a slot")
+        headers = run.headers()
+        if max(header.length for header in headers) > shard.arena.payload_bytes_max:
+            raise Breach(Cause.LIMIT, "a payload is larger than a slot")
         slots = [slot for slot, _ in run.columns]
         mine = shard.act(lambda core, now: core.evict(self.number, run.first, slots, now), self)
         receive = mine[0] if mine else self._wait_for_turn()
         if not isinstance(receive, Receive):
             raise TypeError(f"an evict was answered by {receive}")
-        places: list[memoryview] = []  # payload, header, payload, header, …
-        for index, (slot, length) in enumerate(zip(receive.slots, lengths, strict=True)):
+        places: list[memoryview] = []
+        for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
             if slot is None:
-                places.append(self._nowhere(length))
+                places.append(self._nowhere(header.length))
             else:
                 view = shard.arena.slot(slot)
-                seal.open_slot(view, run.first + index)
-                places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + length])
-            places.append(memoryview(bytearray(seal.HEADER_BYTES)))
+                seal.open_slot(view, sequence)
+                places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
         self._received = 0
         for piece in channels.receive_pieces(self._channel, self._reader, places, whole=True):
-            if not piece.last or piece.place % 2 == 0:
+            if not piece.last:
                 continue
-            index = piece.place // 2
-            header = bytes(places[piece.place])
-            run.check_header(index, header)
-            slot = receive.slots[index]
+            slot = receive.slots[piece.place]
             if slot is not None:
-                shard.arena.slot(slot)[: seal.HEADER_BYTES] = header
-            self._received = index + 1
+                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[piece.place][1]
+            self._received = piece.place + 1
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)
-        self._latencies.record_evicts(time.perf_counter() - began, columns, sum(lengths))
+        size = sum(header.length for header in headers)
+        self._latencies.record_evicts(time.perf_counter() - began, columns, size)
         self._tell_count(run.first + columns - 1)
 
     def _tell_count(self, count: int) -> None:
@@ -286,6 +283,10 @@ class Connection:
         if self._version < 2 or self._untold >= UNTOLD_MAX or not self._channel.has_more():
             self._send(wire.Count(count))
             self._untold = 0
+
+    @staticmethod
+    def _sequences(run: wire.Evict) -> Iterable[int]:
+        return range(run.first, run.first + len(run.columns))
 
     def _wait_for_turn(self) -> Mine | Line | wire.Frame:
         """Somebody reads a slot that this run writes to. This is the back-pressure."""

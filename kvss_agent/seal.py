@@ -86,12 +86,11 @@ class Header(NamedTuple):
 
 def pack(column: tuple[bytes, bytes, int], tokens: int, length: int, checksum: int) -> bytes:
     """The header of a sealed column. Refuses what `read` would not accept."""
-    check(column, tokens, length)
+    _check(column, tokens, length)
     return _packed(column, tokens, length, checksum)
 
 
-def check(column: tuple[bytes, bytes, int], tokens: int, length: int) -> None:
-    """ValueError if there can be no such column."""
+def _check(column: tuple[bytes, bytes, int], tokens: int, length: int) -> None:
     if len(column[0]) != KEY_BYTES or len(column[1]) != TAG_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes and a tag {TAG_BYTES}")
     if not 0 < tokens <= TOKENS_MAX:
@@ -148,7 +147,7 @@ def write(
     checksum says only if it stood still, else readers find it corrupt.
     """
     length = len(payload)
-    check(column, tokens, length)
+    _check(column, tokens, length)
     end = HEADER_BYTES + length
     if end > len(slot):
         raise ValueError(f"a payload of {length} bytes does not fit a slot of {len(slot)}")

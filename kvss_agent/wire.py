@@ -15,8 +15,7 @@ they belong and hands out exactly those places to be received into.
 | PROOF      | driver |         |        |          | proof 32                                         |
 | WELCOME    | agent  | applied |        | extents  | incarnation 16, slots 8, slot bytes 8,           |
 |            |        |         |        |          | slots of each extent 8                           |
-| EVICT      | driver | first   |        | columns  | slot 4 and length 4 of each; then of each the    |
-|            |        |         |        |          | payload and its header 64                        |
+| EVICT      | driver | first   |        | columns  | slot 4 and header 64 of each; then the payloads  |
 | COUNT      | agent  | applied |        |          |                                                  |
 | REFILL     | driver | request |        | columns  | after 8, wait 4 ms, slot 4 of each               |
 | REFILLED   | agent  | request |        | columns  | header 64 of each; then the payloads             |
@@ -64,7 +63,8 @@ _HELLO = struct.Struct("<4sBBBxI32s")
 _CHALLENGE = struct.Struct("<BBxxI32s32s")
 _WELCOME = struct.Struct("<16sQQ")
 _ASK = struct.Struct("<QI")
-_EVICT = struct.Struct("<II")
+_SLOT = struct.Struct("<I")
+_EVICT_BYTES: Final = 4 + HEADER_BYTES
 _TIER = struct.Struct("<I16s16sQ")
 
 
@@ -222,32 +222,35 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A run of columns. What follows is, of each, its payload and then its header.
-
-    The header comes last, so that who sends can sum up each piece when it has just been sent, and is
-    still in the cache.
-    """
+    """A run of sealed columns. The payloads follow, as long as the headers say."""
 
     kind: ClassVar = Kind.EVICT
     first: int
-    columns: tuple[tuple[int, int], ...]  # slot, length of the payload
+    columns: tuple[tuple[int, bytes], ...]  # slot, header
 
     def encode(self) -> bytes:
-        body = b"".join(_EVICT.pack(slot, length) for slot, length in self.columns)
+        body = b"".join(_SLOT.pack(slot) + header for slot, header in self.columns)
         return _frame(self.kind, body, self.first, count=len(self.columns))
 
     @classmethod
     def decode(cls, body: bytes, first: int, count: int) -> Evict:
-        if not 0 < count <= BATCH_MAX or len(body) != count * _EVICT.size:
+        if not 0 < count <= BATCH_MAX or len(body) != count * _EVICT_BYTES:
             raise _malformed("a run of evicts of another length")
-        return cls(first, tuple(_EVICT.iter_unpack(body)))
+        columns = tuple(
+            (_SLOT.unpack_from(body, at)[0], body[at + 4 : at + _EVICT_BYTES])
+            for at in range(0, len(body), _EVICT_BYTES)
+        )
+        return cls(first, columns)
 
-    def check_header(self, index: int, raw: bytes) -> None:
-        """A breach if this header is not intact, or not of the column and number whose turn it is."""
-        header = seal.read(raw)
-        expected = (self.first + index, self.columns[index][1])
-        if isinstance(header, Miss) or (header.sequence, header.length) != expected:
-            raise _malformed(f"evict {expected[0]} is not sealed as such")
+    def headers(self) -> list[seal.Header]:
+        """The headers, each intact and with the number that is its turn; a breach if not."""
+        headers = []
+        for sequence, (_, raw) in enumerate(self.columns, self.first):
+            header = seal.read(raw)
+            if isinstance(header, Miss) or header.sequence != sequence:
+                raise _malformed(f"evict {sequence} is not sealed as such")
+            headers.append(header)
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +477,7 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     Kind.CHALLENGE: _CHALLENGE.size,
     Kind.PROOF: PROOF_BYTES,
     Kind.WELCOME: _WELCOME.size + 8 * EXTENTS_MAX,
-    Kind.EVICT: BATCH_MAX * _EVICT.size,
+    Kind.EVICT: BATCH_MAX * _EVICT_BYTES,
     Kind.REFILL: _ASK.size + 4 * BATCH_MAX,
     Kind.REFILLED: BATCH_MAX * HEADER_BYTES,
     Kind.DELETE: _ASK.size + 4 * BATCH_MAX,

@@ -14,7 +14,6 @@ from kvss_agent import channel as channels
 from kvss_agent import handshake, wire
 from kvss_agent.breach import Breach, Cause
 from kvss_agent.channel import Closed, Piece, PlainChannel, TlsChannel
-from kvss_agent.mover import Bytes
 from kvss_agent.wire import Role
 
 CONNECT_SECONDS: Final = 5.0
@@ -122,13 +121,9 @@ class Line:
         self.features = got.features & said.features
         self.welcome = self.receive_a(wire.Welcome)
 
-    def send(self, frame: wire.Frame) -> None:
-        self.send_parts([frame.encode()])
-
-    def send_parts(self, parts: Sequence[Bytes]) -> None:
-        """Frames and payloads, as bytes."""
+    def send(self, frame: wire.Frame, payloads: Sequence[memoryview] = ()) -> None:
         with lost(self.address):
-            self.channel.send(parts)
+            self.channel.send([frame.encode(), *payloads])
 
     def last_words(self, error: Lost) -> Lost:
         """Sending has failed. The agent may have said why; only who receives here may look."""

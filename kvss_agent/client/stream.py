@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from xxhash import xxh3_64
-
 from kvss_agent import seal, wire
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient, batches
 from kvss_agent.core import BATCH_MAX
-from kvss_agent.mover import PIECE_BYTES, Bytes, Mover
+from kvss_agent.mover import Mover
 from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.wire import Role
 
@@ -74,47 +72,19 @@ class StreamClient(TieredClient):
 
     def _send(self, line: Line, columns: Sequence[Evict]) -> None:
         first = self._number + 1
-        for one in columns:
-            seal.check((one.key, one.tag, first), one.tokens, len(one.payload))
-            if len(one.payload) > self.payload_bytes_max:
-                raise ValueError(f"a payload of {len(one.payload)} bytes does not fit a slot")
+        sealed = []
+        for sequence, one in enumerate(columns, first):
+            checksum = self._mover.checksum(one.payload)
+            column = Column(one.key, one.tag, sequence)
+            sealed.append((one.slot, seal.pack(column, one.tokens, len(one.payload), checksum)))
         while len(self._uncounted) >= UNCOUNTED_MAX:
             self._receive_count(line, time.monotonic() + WAIT_SECONDS * 60)
         try:
-            self._send_run(line, first, columns)
+            line.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
         except Lost as error:
             raise line.last_words(error) from error
         self._number += len(columns)
         self._uncounted.append(self._number)
-
-    def _send_run(self, line: Line, first: int, columns: Sequence[Evict]) -> None:
-        """Large payloads are summed up piece by piece, each when the socket has just read it."""
-        run = wire.Evict(first, tuple((one.slot, len(one.payload)) for one in columns))
-        parts: list[Bytes] = [run.encode()]
-        unsent = 0
-        for sequence, one in enumerate(columns, first):
-            payload, length = one.payload, len(one.payload)
-            if length <= PIECE_BYTES:
-                checksum = self._mover.checksum(payload)
-                parts.append(payload)
-                unsent += length
-            else:
-                sum_ = xxh3_64()
-                for at in range(0, length, PIECE_BYTES):
-                    piece = payload[at : at + PIECE_BYTES]
-                    parts.append(piece)
-                    if at + PIECE_BYTES < length:  # the last one goes together with the header
-                        line.send_parts(parts)
-                        parts, unsent = [], 0
-                    sum_.update(piece)
-                checksum, unsent = sum_.intdigest(), PIECE_BYTES
-            column = Column(one.key, one.tag, sequence)
-            parts.append(seal.pack(column, one.tokens, length, checksum))
-            if unsent >= PIECE_BYTES:
-                line.send_parts(parts)
-                parts, unsent = [], 0
-        if parts:
-            line.send_parts(parts)
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
         deadline = time.monotonic() + seconds

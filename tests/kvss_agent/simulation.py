@@ -41,7 +41,6 @@ class Link:
     at_driver: wire.FrameReader = field(default_factory=wire.FrameReader)
     run: wire.Evict | None = None  # accepted; its payloads are received once it is its turn
     receive: Receive | None = None
-    headers: list[bytearray] = field(default_factory=list)  # of the run, as they come
     received: int = 0
     cut: bool = False
 
@@ -111,6 +110,7 @@ class AgentSim:
         core, me, now = self.core, link.number, self.now
         match frame:
             case wire.Evict():
+                frame.headers()
                 link.run = frame
                 self.carry_out(core.evict(me, frame.first, [slot for slot, _ in frame.columns], now))
             case wire.Refill():
@@ -148,15 +148,10 @@ class AgentSim:
     def filled(self, link: Link, found: wire.Filled) -> None:
         assert link.run
         assert link.receive
-        if found.index % 2 == 0:
-            return  # a payload; its header comes next
-        index = found.index // 2
-        header = bytes(link.headers[index])
-        link.run.check_header(index, header)
-        slot = link.receive.slots[index]
+        slot = link.receive.slots[found.index]
         if slot is not None:
-            self.memory[slot][:HEADER_BYTES] = header
-        link.received = index + 1
+            self.memory[slot][:HEADER_BYTES] = link.run.columns[found.index][1]
+        link.received = found.index + 1
         if found.last:
             count = link.run.first + link.received - 1
             link.run, link.receive, link.received = None, None, 0
@@ -195,15 +190,13 @@ class AgentSim:
         assert link.run
         link.receive = receive
         places = []
-        link.headers = [bytearray(HEADER_BYTES) for _ in receive.slots]
-        for index, (slot, (_, length)) in enumerate(zip(receive.slots, link.run.columns, strict=True)):
+        for index, (slot, header) in enumerate(zip(receive.slots, link.run.headers(), strict=True)):
             if slot is None:
-                places.append(memoryview(bytearray(length)))
-            else:
-                memory = memoryview(self.memory[slot])
-                seal.open_slot(memory, receive.first + index)
-                places.append(memory[HEADER_BYTES : HEADER_BYTES + length])
-            places.append(memoryview(link.headers[index]))
+                places.append(memoryview(bytearray(header.length)))
+                continue
+            memory = memoryview(self.memory[slot])
+            seal.open_slot(memory, receive.first + index)
+            places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
         link.at_agent.expect(places)
 
     def finish(self, index: int) -> None:
@@ -356,7 +349,7 @@ class Simulation:
         if self.chance.random() < 0.15 and self.number > self.agent.core.applied:
             first = self.chance.randint(self.agent.core.applied + 1, self.number)  # once more
             self.seen["repeated"] += 1
-        columns, follows = [], b""
+        columns, payloads = [], b""
         for sequence in range(first, max(self.number, first + self.chance.randint(0, 2)) + 1):
             if sequence <= self.number:
                 slot, key = self.sent[sequence]
@@ -366,11 +359,11 @@ class Simulation:
             payload = payload_of(key)
             column = Column(key, TAG, sequence)
             header = seal.pack(column, 64, len(payload), PYTHON.checksum(memoryview(payload)))
-            columns.append((slot, len(payload)))
-            follows += payload + header
+            columns.append((slot, header))
+            payloads += payload
             self.known[self.home, slot] = column
             self.number = max(self.number, sequence)
-        link.to_agent += wire.Evict(first, tuple(columns)).encode() + follows
+        link.to_agent += wire.Evict(first, tuple(columns)).encode() + payloads
         self.seen["evict"] += len(columns)
 
     def new_key(self) -> bytes:

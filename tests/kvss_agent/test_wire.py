@@ -53,7 +53,7 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
     st.builds(
         wire.Evict,
         NUMBER,
-        st.lists(st.tuples(SLOT, SLOT), min_size=1).map(tuple),
+        st.lists(st.tuples(SLOT, st.binary(min_size=64, max_size=64)), min_size=1).map(tuple),
     ),
     st.builds(wire.Count, NUMBER),
     st.builds(wire.Refill, NUMBER, NUMBER, MILLISECONDS, SLOTS),
@@ -135,12 +135,11 @@ def test_payloads_are_received_where_they_belong_and_nowhere_else() -> None:
     assert [bytes(place) for place in places] == payloads
 
 
-def test_the_header_of_an_evict_is_intact_and_of_the_number_whose_turn_it_is() -> None:
-    header = seal.pack(seal.Column(b"k" * 16, b"t" * 16, 6), 64, 100, 0)
-    run = wire.Evict(5, ((0, 7), (1, 100)))
-    run.check_header(1, header)
-    for wrong in (wire.Evict(6, ((0, 7), (1, 100))), wire.Evict(5, ((0, 7), (1, 99)))):
-        with pytest.raises(Breach, match="is not sealed as such"):
-            wrong.check_header(1, header)
+def test_evicts_have_intact_headers_with_the_number_that_is_their_turn() -> None:
+    column = seal.Column(b"k" * 16, b"t" * 16, 5)
+    header = seal.pack(column, 64, 100, 0)
+    assert wire.Evict(5, ((0, header),)).headers()[0].length == 100
     with pytest.raises(Breach, match="evict 6 is not sealed"):
-        run.check_header(1, bytes(64))
+        wire.Evict(6, ((0, header),)).headers()
+    with pytest.raises(Breach, match="evict 5 is not sealed"):
+        wire.Evict(5, ((0, bytes(64)),)).headers()
