@@ -98,6 +98,7 @@ def _listen(place: tuple[str, int]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(place)
+    listener.listen(128)  # from here on nobody is refused; whoever is early waits
     return listener
 
 

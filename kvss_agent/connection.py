@@ -100,6 +100,7 @@ class Connection:
         self._channel = channel
         self._reader = wire.FrameReader()
         self._role: Role | None = None
+        self._welcomed = False  # nothing may be said before WELCOME
         self._closing: Breach | None = None
         self._outbox: SimpleQueue[Mine | Line | wire.Frame | None] = SimpleQueue()
         self._helper: threading.Thread | None = None
@@ -114,7 +115,7 @@ class Connection:
     def post(self, what: Mine | Line | wire.Frame) -> None:
         """To be done by a thread of this connection's own."""
         self._outbox.put(what)
-        if self._role is not Role.EVICT:  # which looks into it by itself
+        if self._welcomed and self._role is not Role.EVICT:  # which looks into it by itself
             self._help()
 
     def close(self, cause: Cause, sentence: str) -> None:
@@ -205,6 +206,9 @@ class Connection:
         try:
             welcome, descriptors = shard.welcome(said.role)
             self._send_with(welcome, descriptors)
+            self._welcomed = True
+            if not self._outbox.empty() and said.role is not Role.EVICT:
+                self._help()
         except BaseException:
             self._latencies.this_thread_ends()
             shard.detach(self)

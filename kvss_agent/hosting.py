@@ -223,6 +223,12 @@ class HostedShard:
         with self._resizing:
             before = self.core.slots
             if slots > before:
+                # Memory that was going to be given back, and is there still, is kept from here on: the
+                # arena must not be cut while it grows.
+                with self._lock:
+                    self._must_be_here()
+                    kept = min(slots, self.core.capacity)
+                    self._carry_out(self.core.resize(kept, self._clock()), None)
                 self.arena.grow(slots, progress, huge_pages=self.identity.huge_pages)
             elif slots < before:
                 self._agree_to_shrink(slots)
@@ -269,7 +275,9 @@ class HostedShard:
 
     def _look_at_count(self) -> None:
         """A driver that shares the arena counts by itself; see how far it is."""
-        if not self._shared or self.count.applied == self.core.applied or not self._writer:
+        if not self._shared or self._gone or not self._writer:
+            return
+        if self.count.applied == self.core.applied:
             return
         try:
             effects = self.core.observe(self.count.applied, self._clock())

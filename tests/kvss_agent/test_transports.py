@@ -182,6 +182,29 @@ def test_a_line_that_moves_down_and_up_again(plane: Plane, kind: str) -> None:
         assert found[1] is Miss.ABSENT
 
 
+def test_a_shard_that_grows_again_before_it_has_shrunk_keeps_what_it_needs(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader above the line delays the giving back; it ends while the arena is growing."""
+    hosted = plane.shards["s"]
+    lease = hosted.core.leases.take([6], time.monotonic() + 30)
+    hosted.resize(3)
+    assert (hosted.core.slots, hosted.arena.slots) == (3, 8)
+    grow = hosted.arena.grow
+
+    def grow_while_the_reader_ends(*arguments: object, **more: object) -> object:
+        grown = grow(*arguments, **more)  # type: ignore[arg-type]
+        hosted.done(lease, None)
+        return grown
+
+    monkeypatch.setattr(hosted.arena, "grow", grow_while_the_reader_ends)
+    hosted.resize(12)
+    assert (hosted.core.slots, hosted.arena.slots) == (12, 12)
+    with plane.client("unix") as shard:
+        for slot in range(12):
+            shard.wait_applied(shard.evict(slot, column("a").key, TAG, 64, kv()))
+
+
 def test_a_reader_may_read_and_nothing_else(plane: Plane) -> None:
     with plane.client("unix") as shard:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
