@@ -14,10 +14,10 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from kvss_agent import channel as channels
 from kvss_agent import handshake, seal, wire
@@ -28,9 +28,6 @@ from kvss_agent.hosting import HostedShard, Line, Mine
 from kvss_agent.seal import Miss
 from kvss_agent.wire import Role, TierAnswer, TierVerb
 from telemetry.histogram import Histogram
-
-if TYPE_CHECKING:
-    from kvss_agent.serving import DataPlane
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +86,29 @@ class Latencies:
             self.refilled_bytes += size
 
 
+class Plane(Protocol):
+    """What a connection has to know of the agent that it is part of: `serving.DataPlane`."""
+
+    @property
+    def shards(self) -> Mapping[str, HostedShard]: ...
+    @property
+    def secrets(self) -> Mapping[str, bytes]: ...
+    @property
+    def tiering(self) -> Tiering | None: ...
+    @property
+    def versions(self) -> tuple[int, int]: ...
+    @property
+    def lease_seconds(self) -> float: ...
+    @property
+    def breaches(self) -> Counter[str]: ...
+    def latencies_of(self, shard: str) -> Latencies: ...
+    def forget(self, number: int) -> None: ...
+
+
 class Connection:
     """One connection, from its first byte to its last."""
 
-    def __init__(self, plane: DataPlane, number: int, channel: AnyChannel) -> None:
+    def __init__(self, plane: Plane, number: int, channel: AnyChannel) -> None:
         self.plane = plane
         self.number = number
         self.driver = ""
