@@ -219,6 +219,16 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def in_turns(
+    limit: Callable[[], object], ours: Callable[[], object], *, first: int
+) -> tuple[float, float]:
+    """Seconds of each; ours goes first where `first` says so."""
+    if first:
+        took = timed(ours)
+        return timed(limit), took
+    return timed(limit), timed(ours)
+
+
 # Shared memory
 
 
@@ -441,7 +451,7 @@ def two_clients(agent: Agent, kind: str, effort: int) -> list[Row]:
 def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     size = memory.size
     each = max(2, min(64, 64 * MIB // size))
-    rounds = 2 + effort
+    rounds = 4 * effort
     slots = slot_bytes_for(size)
     agent.be(tier=(each, size))
     raw = RawDisk(agent.directory / "raw", slots, each)
@@ -453,16 +463,20 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
                 last = shard.evict(index, key, TAG, 64, memory.sources[index])
             first = last - each + 1
             wanted = [Wanted(i, Column(key, TAG, first + i)) for i, key in enumerate(keys)]
-            took_limit = timed(raw.write)
-            began = time.perf_counter()
-            answers = shard.spill(wanted, wait_seconds=30)
-            took = time.perf_counter() - began
+            answers: list[object] = []
+            recalled: list[object] = []
+
+            def spill(into: list[object] = answers, wanted: list[Wanted] = wanted) -> None:
+                into += shard.spill(wanted, wait_seconds=30)
+
+            def recall(into: list[object] = recalled, wanted: list[Wanted] = wanted) -> None:
+                into += shard.recall(wanted, wait_seconds=30)
+
+            # Who comes second finds the disk busy with what the first has left: they take turns.
+            took_limit, took = in_turns(raw.write, spill, first=n % 2)
             if any(answer != 0 for answer in answers):
                 raise RuntimeError(f"spilled: {answers}")
-            took_limit_get = timed(raw.read)
-            began = time.perf_counter()
-            recalled = shard.recall(wanted, wait_seconds=30)
-            took_get = time.perf_counter() - began
+            took_limit_get, took_get = in_turns(raw.read, recall, first=n % 2)
             for one in recalled:
                 check(one)
             shard.forget([one.column for one in wanted])
@@ -479,18 +493,27 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     ]
 
 
+def _shared_memory(size: int) -> mmap.mmap:
+    fd = os.memfd_create("raw")
+    os.posix_fallocate(fd, 0, size)
+    made = mmap.mmap(fd, size)
+    os.close(fd)
+    return made
+
+
 class RawDisk:
     """The limit of tier 2: as many files with the same bytes, O_DIRECT, by nothing but system calls.
 
     For each column open, pwrite and close of a new file; then open, preadv and close. From as many
     threads as tier 2 has, each with its part of the columns. No rename, no lock, no checks, no index.
+    The memory is shared, as an arena is: direct I/O of private memory measured 15 to 20 % faster.
     """
 
     THREADS = 8
 
     def __init__(self, directory: Path, size: int, count: int) -> None:
         directory.mkdir(exist_ok=True)
-        self._memory = mmap.mmap(-1, size * count)
+        self._memory = _shared_memory(size * count)
         self._memory[:] = secrets.token_bytes(size) * count
         view = memoryview(self._memory)
         columns = [
