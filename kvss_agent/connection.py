@@ -320,8 +320,7 @@ class Connection:
     def _nowhere(self, length: int) -> memoryview:
         """A place for payloads that nobody wants."""
         if len(self._waste) < length:
-            self._untold = 0  # runs that are applied, and whose driver has not been told
-        self._waste = memoryview(bytearray(length))
+            self._waste = memoryview(bytearray(length))
         return self._waste[:length]
 
     # Refills, deletes, tier 2

@@ -115,16 +115,29 @@ class DataPlane:
                     log.warning("A connection has to wait: %s", error.strerror)
                     time.sleep(0.1)  # it stays in the backlog; others may end meanwhile
                 continue
-            with self._lock:
-                self._numbers += 1
-                full = len(self._connections) >= CONNECTIONS_MAX
-                if not full and not self._stopping:
-                    connection = Connection(self, self._numbers, self._channel(sock, tls))
-                    self._connections[connection.number] = connection
-                    spawn(connection.run, name=f"connection {connection.number}")
-                    continue
-            self.breaches[Cause.LIMIT if full else Cause.DRAINING] += 1
-            sock.close()
+            if cause := self._refuse_or_admit(sock, tls):
+                self.breaches[cause] += 1
+                sock.close()
+
+    def _refuse_or_admit(self, sock: socket.socket, tls: ssl.SSLContext | None) -> Cause | None:
+        """Give the connection a thread; or why not. The listener goes on, whatever it is."""
+        with self._lock:
+            if self._stopping:
+                return Cause.DRAINING
+            if len(self._connections) >= CONNECTIONS_MAX:
+                return Cause.LIMIT
+            self._numbers += 1
+            try:
+                connection = Connection(self, self._numbers, self._channel(sock, tls))
+            except OSError:  # it has broken off already
+                return Cause.GONE
+            self._connections[connection.number] = connection
+            try:
+                spawn(connection.run, name=f"connection {connection.number}")
+            except RuntimeError:  # the system has no thread left
+                del self._connections[connection.number]
+                return Cause.LIMIT
+        return None
 
     def _channel(self, sock: socket.socket, tls: ssl.SSLContext | None) -> AnyChannel:
         if not tls:
