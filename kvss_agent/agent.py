@@ -82,6 +82,7 @@ class Agent:
         self.pulls: dict[str, Pull] = {}
         self._tier2_settings: Tier2Settings | None = None
         self._changed = asyncio.Event()
+        self._telling = asyncio.Lock()  # documents are checked, kept and taken one after the other
         self._work: asyncio.Task[None] | None = None
         self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,6 +131,10 @@ class Agent:
         Raises Invalid, and Conflict for a generation that is older, or the same with other contents.
         """
         told = documents.parse(raw)
+        async with self._telling:
+            return await self._set(told)
+
+    async def _set(self, told: Desired) -> Desired:
         if self.draining:
             raise Conflict("The agent is draining.")
         if self.desired:
@@ -212,21 +217,25 @@ class Agent:
             return
         progress.state, progress.reason = "allocating", ""
         try:
+            before = shard.core.slots if shard else 0
+            if spec.slots > before:
+                self._check_limit((spec.slots - before) * spec.slot_bytes)
             if shard:
                 await asyncio.to_thread(shard.resize, spec.slots, partial(self._report, progress))
             else:
                 self.shards[spec.name] = await asyncio.to_thread(self._make, spec, progress)
             progress.state = "ready"
-        except NoMemory as error:
+        except (NoMemory, OSError) as error:
             progress.state, progress.reason = "refused", str(error)
             log.warning("Shard %s: %s", spec.name, error)
 
-    def _make(self, spec: ShardSpec, progress: Progress) -> HostedShard:
-        identity: Identity = spec.identity()
-        limit = self.settings.memory_bytes
-        granted = self.granted_bytes + spec.slots * spec.slot_bytes
+    def _check_limit(self, more: int) -> None:
+        limit, granted = self.settings.memory_bytes, self.granted_bytes + more
         if limit is not None and granted > limit:
             raise NoMemory(f"grants would come to {granted} bytes, and {limit} are allowed")
+
+    def _make(self, spec: ShardSpec, progress: Progress) -> HostedShard:
+        identity: Identity = spec.identity()
         arena = Arena.allocate(
             identity.slot_bytes,
             spec.slots,
@@ -253,6 +262,7 @@ class Agent:
         try:
             if told and before and store and _same_but_for_caps(told, before):
                 await store.set_caps(told.caps())
+                self.tier2 = Progress("ready")
                 return
             if store:
                 self.tiering.store = None

@@ -99,6 +99,8 @@ def test_a_grant_that_does_not_fit_is_refused_and_the_rest_goes_on(tmp_path: Pat
         assert "1048576 are allowed" in states["large"][1]
         assert not seen["ready"]
         assert running.http.get("/-/health").status_code == 503
+        grown = running.tell(document(2, spec("small", slots=1000)))["shards"][0]
+        assert (grown["state"], grown["slots"]) == ("refused", 4)
 
 
 def test_after_a_kill_it_is_again_what_it_was_told_and_empty(running: AgentProcess) -> None:
