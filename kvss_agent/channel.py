@@ -15,6 +15,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -57,6 +58,9 @@ class Channel(Protocol):
     def has_more(self) -> bool:
         """May be False although more is on its way; True only if something is here."""
 
+    def comes_within(self, seconds: float) -> bool:
+        """Wait for something to receive, or the end, at most so long; whether it has come."""
+
     def close(self) -> None:
         """End it; whoever is receiving or sending in another thread gets Closed."""
 
@@ -90,6 +94,9 @@ class PlainChannel:
             return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
+
+    def comes_within(self, seconds: float) -> bool:
+        return _poll(self.socket, select.POLLIN, seconds)
 
     def receive_with_descriptors(self, place: memoryview) -> int:
         """As `receive_into`; file descriptors that come along are appended to `descriptors`."""
@@ -173,6 +180,27 @@ class TlsChannel:
         with self._calling:
             return self.socket.pending() > 0
 
+    def comes_within(self, seconds: float) -> bool:
+        return self.has_more() or _poll(self.socket, select.POLLIN, seconds)
+
+    def shake_hands(self, deadline: float) -> None:
+        """The handshake of TLS itself. Raises Closed, or Breach: also if it is not done by then."""
+        while True:
+            try:
+                with self._calling:
+                    self.socket.do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+                reading = isinstance(wants, ssl.SSLWantReadError)
+                left = deadline - time.monotonic()
+                if left <= 0 or not _poll(
+                    self.socket, select.POLLIN if reading else select.POLLOUT, left
+                ):
+                    raise Breach(Cause.STALLED, "the handshake of TLS takes too long") from None
+            except OSError as error:
+                raise _translated(error) from error
+            else:
+                return
+
     def _send_some(self, part: memoryview) -> int:
         try:
             with self._calling:
@@ -190,24 +218,24 @@ class TlsChannel:
         return 0
 
     def _wait(self, direction: int) -> None:
-        if self.socket.fileno() < 0:
-            raise Closed
-        poll = select.poll()
-        poll.register(self.socket, direction)
-        if not poll.poll(self._stall_seconds * 1000):
+        if not _poll(self.socket, direction, self._stall_seconds):
             raise TimeoutError
 
     def close(self) -> None:
         shut(self.socket)
 
 
-def receive(channel: Channel, reader: FrameReader, *, patient: bool = False) -> Frame | Filled:
+def receive(
+    channel: Channel, reader: FrameReader, *, patient: bool = False, deadline: float | None = None
+) -> Frame | Filled:
     """The next frame, or the news that a place for a payload is full.
 
     Between frames a peer may be silent for as long as it likes if we are patient; in the middle of a
-    frame it has stalled.
+    frame it has stalled. Bytes that drip are no excuse once the deadline has passed.
     """
     while True:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise Breach(Cause.STALLED, "it takes too long")
         try:
             found = reader.fed(channel.receive_into(reader.want()))
         except TimeoutError as error:
@@ -259,6 +287,15 @@ def shut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # never connected, or closed by the other side
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     sock.close()
+
+
+def _poll(sock: socket.socket, direction: int, seconds: float) -> bool:
+    number = sock.fileno()
+    if number < 0:
+        raise Closed
+    poll = select.poll()
+    poll.register(number, direction)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def _drop(parts: list[memoryview], sent: int) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, cast
 
 from kvss_agent import channel as channels
@@ -31,7 +31,9 @@ from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
-TIERING_MAX: Final = 256  # requests of one connection that are with tier 2
+HANDSHAKE_SECONDS: Final = 10.0  # from the first byte to PROOF
+TIERING_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
+OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
 AnyChannel = PlainChannel | TlsChannel
 TierDone = Callable[[tuple[TierAnswer | Miss, ...]], None]
@@ -131,7 +133,9 @@ class Connection:
     def post(self, what: Mine | Line | wire.Frame) -> None:
         """To be done by a thread of this connection's own."""
         self._outbox.put(what)
-        if self._welcomed and self._role is not Role.EVICT:  # which looks into it by itself
+        if self.left.is_set():
+            self._let_go()
+        elif self._welcomed and self._role is not Role.EVICT:  # which looks into it by itself
             self._help()
 
     def close(self, cause: Cause, sentence: str) -> None:
@@ -170,20 +174,25 @@ class Connection:
             if shard:
                 self._latencies.this_thread_ends()
                 shard.detach(self, self._received)
-                self._let_go(shard)
+                self._let_go()
             self.left.set()
             self.plane.forget(self.number)
 
-    def _let_go(self, shard: HostedShard) -> None:
-        """What was posted and not done any more: nobody reads or writes those slots."""
-        while not self._outbox.empty():
-            what = self._outbox.get()
-            if isinstance(what, Serve | Clear | Fill):
-                shard.done(what.lease, self)
+    def _let_go(self) -> None:
+        """What was posted and is not done any more: nobody reads or writes those slots."""
+        with contextlib.suppress(Empty):
+            while True:
+                what = self._outbox.get_nowait()
+                if isinstance(what, Serve | Clear | Fill):
+                    self._shard.done(what.lease, self)
+        self._outbox.put(None)  # the second thread may have begun this late
 
     def _shake_hands(self) -> HostedShard:
         channel = self._channel
-        said = channels.receive(channel, self._reader)
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        if isinstance(channel, TlsChannel):
+            channel.shake_hands(deadline)
+        said = channels.receive(channel, self._reader, deadline=deadline)
         if not isinstance(said, wire.Hello):
             raise Breach(Cause.UNEXPECTED, "a connection begins with HELLO")
         version = handshake.agree(said, self.plane.versions)
@@ -197,7 +206,7 @@ class Connection:
                 raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
         given = handshake.challenge(said, secret, version=version, features=self._features(said))
         self._send(given)
-        proof = channels.receive(channel, self._reader)
+        proof = channels.receive(channel, self._reader, deadline=deadline)
         if not isinstance(proof, wire.Proof):
             raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
         handshake.check(said, given, proof, secret)
@@ -248,6 +257,8 @@ class Connection:
             frame = channels.receive(self._channel, self._reader, patient=True)
             if self._closing:
                 raise self._closing
+            if self._outbox.qsize() > OUTBOX_MAX:
+                raise Breach(Cause.LIMIT, "more is asked than answers are read")
             match self._role, frame:
                 case Role.EVICT, wire.Evict():
                     self._take(shard, frame)
@@ -361,22 +372,20 @@ class Connection:
         if not self.plane.tiering or len(self._tiering) >= TIERING_MAX:
             self._send(wire.Turned(asked.request, Miss.REFUSED))
             return
-        if asked.request in self._tiering:
+        request = _apart(asked.request)
+        if request in self._tiering:
             raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
+        self._tiering[request] = asked
         if asked.verb in (TierVerb.EXISTS, TierVerb.DELETE):
-            nowhere = tuple(Miss.ABSENT for _ in asked.columns)
-            self.plane.tiering.start(
-                shard, asked, nowhere, lambda answers: self.post(wire.Tiered(asked.request, answers))
-            )
+            self._start_tiering(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
-        self._tiering[asked.request] = asked
         slots = [column.slot for column in asked.columns]
         wait = asked.wait_ms / 1000
         if asked.verb is TierVerb.SPILL:
             mine = shard.act(
                 lambda core, now: core.refill(
                     self.number,
-                    asked.request,
+                    request,
                     asked.after,
                     slots,
                     now,
@@ -388,7 +397,7 @@ class Connection:
         else:
             mine = shard.act(
                 lambda core, now: core.fill(
-                    self.number, asked.request, asked.after, slots, now, wait_seconds=wait
+                    self.number, request, asked.after, slots, now, wait_seconds=wait
                 ),
                 self,
             )
@@ -401,10 +410,10 @@ class Connection:
             effect = todo.popleft()
             match effect:
                 case Turn(_, request, reason):
-                    self._tiering.pop(request, None)
-                    self._send(wire.Turned(request, reason))
-                case Serve() | Fill() if asked := self._tiering.pop(effect.request, None):
-                    self._start_tiering(effect, asked)
+                    asked = self._tiering.pop(request, None)
+                    self._send(wire.Turned(asked.request if asked else request, reason))
+                case Serve() | Fill() if effect.request < 0:
+                    self._start_tiering(self._tiering[effect.request], effect.slots, effect.lease)
                 case Serve():
                     try:
                         self._answer(effect)
@@ -418,14 +427,16 @@ class Connection:
                 case _:
                     raise TypeError(f"a reader got {effect}")
 
-    def _start_tiering(self, effect: Serve | Fill, asked: wire.Tier) -> None:
+    def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
         def then(answers: tuple[TierAnswer | Miss, ...]) -> None:
-            for more in self._shard.done(effect.lease, self):
-                self.post(more)
+            if lease is not None:
+                for more in self._shard.done(lease, self):
+                    self.post(more)
             self.post(wire.Tiered(asked.request, answers))
+            del self._tiering[_apart(asked.request)]
 
         assert self.plane.tiering  # noqa: S101 - it was there when the request was accepted
-        self.plane.tiering.start(self._shard, asked, effect.slots, then)
+        self.plane.tiering.start(self._shard, asked, slots, then)
 
     def _answer(self, serve: Serve) -> None:
         """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
@@ -503,6 +514,11 @@ class Connection:
         if breach.cause is not Cause.STALLED:
             with contextlib.suppress(Breach, Closed):
                 self._send(wire.Error(breach.cause, str(breach)))
+
+
+def _apart(request: int) -> int:
+    """By which number the core knows a request for tier 2: never that of a refill or delete."""
+    return -1 - request
 
 
 def common_names(sock: ssl.SSLSocket) -> set[str]:

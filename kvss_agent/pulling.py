@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
+from kvss_agent import channel as channels
 from kvss_agent import seal, wire
 from kvss_agent.breach import Breach, Cause
+from kvss_agent.channel import STALL_SECONDS
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.tiered import batches
 from kvss_agent.core import WAIT_SECONDS_MAX, Fill, Turn
@@ -26,6 +28,7 @@ from kvss_agent.seal import HEADER_BYTES, Header, Miss
 from kvss_agent.wire import Role
 
 NEWER: Final = "newer"
+SOURCE_SECONDS: Final = 5.0  # for the source to apply what is asked for: evicts here wait meanwhile
 _numbers = iter(range(-1, -(1 << 62), -1))  # members that are no connections have negative numbers
 
 
@@ -68,6 +71,7 @@ class _Puller:
         self.driver = ""
         self.left = threading.Event()
         self.closed: Breach | None = None
+        self.line: Line | None = None  # to the source
         self._posted: SimpleQueue[Mine | None] = SimpleQueue()
 
     def post(self, what: Mine | ShardLine) -> None:
@@ -77,6 +81,8 @@ class _Puller:
     def close(self, cause: Cause, sentence: str) -> None:
         self.closed = Breach(cause, sentence)
         self._posted.put(None)
+        if self.line:
+            channels.hang_up(self.line.channel.socket)
 
     def next(self) -> Mine:
         what = self._posted.get()
@@ -91,8 +97,10 @@ def run(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) ->
     try:
         shard.attach(puller, Role.REFILL)
         try:
-            line = Line(source.address, source.shard, source.credentials, Role.REFILL)
+            line = puller.line = Line(source.address, source.shard, source.credentials, Role.REFILL)
             try:
+                if puller.closed:
+                    raise puller.closed
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
                     raise Lost("the slots there are of another size")
                 for request, batch in enumerate(batches(slots), 1):
@@ -106,7 +114,7 @@ def run(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) ->
             puller.left.set()
         pull.state = "cancelled" if pull.cancelled.is_set() else "done"
     except (Lost, Breach) as error:
-        pull.state, pull.reason = "failed", str(error)
+        pull.state, pull.reason = "failed", str(puller.closed or error)
     finally:
         pull.finished_at = time.time()
 
@@ -147,8 +155,8 @@ def _receive(
     slots: Sequence[int],
     effect: Fill,
 ) -> None:
-    line.send(wire.Refill(request, after, int(WAIT_SECONDS_MAX * 1000), tuple(slots)))
-    deadline = time.monotonic() + 2 * WAIT_SECONDS_MAX
+    line.send(wire.Refill(request, after, int(SOURCE_SECONDS * 1000), tuple(slots)))
+    deadline = time.monotonic() + SOURCE_SECONDS + STALL_SECONDS
     answer = line.receive(deadline)
     while isinstance(answer, wire.Goodbye):
         answer = line.receive(deadline)

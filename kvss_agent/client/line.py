@@ -6,7 +6,7 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -133,8 +133,9 @@ class Line:
         except Lost as reason:
             return reason if reason.cause else error
 
-    def receive(self, deadline: float | None = None) -> wire.Frame:
-        """The next frame. It may begin to come until `deadline` (monotonic); soon, if there is none."""
+    def receive(self, deadline: float | Callable[[], float] = 0.0) -> wire.Frame:
+        """The next frame. It may begin to come until `deadline` (monotonic), which is looked at each
+        time that nothing has come for a while; soon, if there is none."""
         with lost(self.address):
             while True:
                 place = self.reader.want()
@@ -144,7 +145,8 @@ class Line:
                     else:
                         count = self.channel.receive_into(place)
                 except TimeoutError as error:
-                    if self.reader.between_frames and deadline and time.monotonic() < deadline:
+                    until = deadline() if callable(deadline) else deadline
+                    if self.reader.between_frames and time.monotonic() < until:
                         continue
                     raise Breach(Cause.STALLED, "it does not answer") from error
                 found = self.reader.fed(count)
@@ -153,7 +155,7 @@ class Line:
                 if found is not None and not isinstance(found, wire.Filled):
                     return found
 
-    def receive_a(self, kind: type[F], deadline: float | None = None) -> F:
+    def receive_a(self, kind: type[F], deadline: float = 0.0) -> F:
         """The next frame, which has to be of this kind. GOODBYE may come at any time, and is ignored:
         the agent wants to stop, and this connection will see it do so."""
         while isinstance(found := self.receive(deadline), wire.Goodbye):

@@ -17,6 +17,7 @@ from xxhash import xxh3_64
 from kvss_agent import seal, wire
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.shape import Wanted
+from kvss_agent.leases import FOREVER
 from kvss_agent.seal import Header, Miss
 from kvss_agent.wire import Role
 
@@ -26,6 +27,7 @@ Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Turned
 
 class _Pending:
     def __init__(self, wanted: Sequence[Wanted] = (), into: Sequence[memoryview] = ()) -> None:
+        self.deadline = FOREVER
         self.wanted = wanted
         self.into = into
         self.found: Found = []
@@ -98,7 +100,7 @@ class Requests:
 
     def _ask(self, pending: _Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
         number = next(self._numbers)
-        deadline = time.monotonic() + wait_seconds + self._grace_seconds
+        pending.deadline = time.monotonic() + wait_seconds + self._grace_seconds
         with self._changed:
             if self._lost:
                 raise self._lost
@@ -106,11 +108,11 @@ class Requests:
         try:
             with contextlib.suppress(Lost):  # who receives will find the agent's reason
                 self.line.send(make(number))
-            return self._wait(pending, deadline)
+            return self._wait(pending)
         finally:
             self._pending.pop(number, None)
 
-    def _wait(self, pending: _Pending, deadline: float) -> Answer:
+    def _wait(self, pending: _Pending) -> Answer:
         while True:
             with self._changed:
                 while pending.answer is None and self._somebody_receives and not self._lost:
@@ -122,7 +124,7 @@ class Requests:
                 self._somebody_receives = True
             try:
                 while pending.answer is None:
-                    self._receive(deadline)
+                    self._receive()
             except Lost as error:
                 self._end(error)
                 raise
@@ -131,9 +133,13 @@ class Requests:
                     self._somebody_receives = False
                     self._changed.notify_all()
 
-    def _receive(self, deadline: float) -> None:
+    def _earliest(self) -> float:
+        """When the agent is lost if it goes on saying nothing: whoever is in a hurry counts."""
+        return min(pending.deadline for pending in list(self._pending.values()))
+
+    def _receive(self) -> None:
         """One answer, for whoever asked."""
-        frame = self.line.receive(deadline)
+        frame = self.line.receive(self._earliest)
         if isinstance(frame, wire.Goodbye):
             return
         if not isinstance(frame, Answer):

@@ -81,8 +81,9 @@ class ShardClient(ABC):
     def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
         """Put a column into a slot; the number of this evict.
 
-        Waits for no answer. What it held before is gone. A slot above the line takes nothing: the evict
-        counts, and a refill will find nothing there.
+        Waits for no answer, unless too much is on its way: then until a part of it is applied, at most
+        for a minute, after which the agent is lost. What the slot held before is gone. A slot above the
+        line takes nothing: the evict counts, and a refill will find nothing there.
         """
 
     @abstractmethod

@@ -30,6 +30,7 @@ class SharedClient(TieredClient):
         self.transport = "shm"
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
+        self._opening = threading.Lock()
         self._seal, self._verify, self._copy_out = seal.sealed(mover)
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
@@ -60,8 +61,9 @@ class SharedClient(TieredClient):
 
     @property
     def requests(self) -> Requests:
-        with self._lock:
-            self._must_be_here()
+        with self._opening:  # not under the lock: an agent that hangs does not hold up evicts
+            with self._lock:
+                self._must_be_here()
             if self._requests is None:
                 self._requests = self._open_requests()
             return self._requests
@@ -247,8 +249,9 @@ class SharedClient(TieredClient):
             self._lost = self._lost or Lost("this client was closed")
             self._freed.notify_all()
         self._line.close()
-        if self._requests:
-            self._requests.close()
+        with self._opening:
+            if self._requests:
+                self._requests.close()
         self._listener.join()
         with self._lock:
             self._arena.close()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvss_agent import seal, wire
-from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.line import Address, Credentials, Line, Lost, lost
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient, batches
@@ -19,6 +19,7 @@ from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.wire import Role
 
 UNCOUNTED_MAX: Final = 32  # runs on their way at once, before we wait for the agent's count
+APPLY_SECONDS: Final = 60.0  # for that: a reader's lease keeps an evict waiting for half as long
 
 
 class StreamClient(TieredClient):
@@ -78,7 +79,7 @@ class StreamClient(TieredClient):
             column = Column(one.key, one.tag, sequence)
             sealed.append((one.slot, seal.pack(column, one.tokens, len(one.payload), checksum)))
         while len(self._uncounted) >= UNCOUNTED_MAX:
-            self._receive_count(line, time.monotonic() + WAIT_SECONDS * 60)
+            self._receive_count(line, time.monotonic() + APPLY_SECONDS)
         try:
             line.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
         except Lost as error:
@@ -93,7 +94,9 @@ class StreamClient(TieredClient):
             while self._applied < number:
                 if number > self._number:
                     raise ValueError(f"there was no evict {number} yet, the last is {self._number}")
-                if time.monotonic() >= deadline:
+                with lost(self._address):
+                    comes = line.channel.comes_within(deadline - time.monotonic())
+                if not comes:
                     raise NotApplied(f"evict {number} is not applied after {seconds:g} s")
                 self._receive_count(line, deadline)
 

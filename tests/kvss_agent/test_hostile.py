@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from operator import le
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvss_agent import handshake, seal, serving, wire
+from kvss_agent import connection, handshake, seal, serving, wire
 from kvss_agent.breach import Cause
-from kvss_agent.client import Header, Lost, Miss, ShardClient, Wanted
+from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
 from kvss_agent.client.line import Address, Credentials, Line
+from kvss_agent.connection import TIERING_MAX, TierDone
+from kvss_agent.hosting import HostedShard
 from kvss_agent.mover import PYTHON
 from kvss_agent.wire import Role
 from tests.kvss_agent.plane import (
@@ -48,6 +55,7 @@ def unharmed(plane: Plane) -> Iterator[None]:
     with plane.client("unix", "neighbour") as shard:
         payload = kv()
         number = shard.evict(0, column("n").key, TAG, 64, payload)
+        shard.wait_applied(number)
         wrong: list[object] = []
         stop = threading.Event()
 
@@ -60,14 +68,21 @@ def unharmed(plane: Plane) -> Iterator[None]:
 
         thread = threading.Thread(target=read)
         thread.start()
+        before = holdings()
         try:
             yield
             wait_until("only the neighbour is connected", lambda: plane.plane.connections == 2)
+            wait_until("nothing is left over", lambda: all(map(le, holdings(), before)))
         finally:
             stop.set()
             thread.join()
         assert wrong == []
     every_slot_works(plane)
+
+
+def holdings() -> tuple[int, int]:
+    """Threads and descriptors."""
+    return threading.active_count(), sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def every_slot_works(plane: Plane) -> None:
@@ -81,6 +96,26 @@ def every_slot_works(plane: Plane) -> None:
             assert into == payload
             assert shard.delete([slot]) is None
     plane.shards["s"].check_integrity()
+
+
+class Tier:
+    """A tier 2 that has nothing; or that hangs until it is told to go on."""
+
+    def __init__(self, *, answers: bool) -> None:
+        self.answers = answers
+        self.held: list[Callable[[], None]] = []
+
+    def start(
+        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None:
+        del shard, slots
+        self.held.append(lambda: then(tuple(Miss.ABSENT for _ in asked.columns)))
+        if self.answers:
+            self.go_on()
+
+    def go_on(self) -> None:
+        while self.held:
+            self.held.pop(0)()
 
 
 def connected(plane: Plane) -> socket.socket:
@@ -118,53 +153,185 @@ def evict(first: int, *slots: int, size: int = PAYLOAD) -> tuple[wire.Evict, lis
     return wire.Evict(first, tuple(columns)), payloads
 
 
-def conversation(role: Role, plane: Plane) -> list[bytes]:
-    """What a driver in its right mind might send, as frames."""
-    if role is Role.EVICT:
-        return [
-            b"".join([frame.encode(), *payloads])
-            for frame, payloads in (evict(1, 0), evict(2, 1, 2), evict(4, 3))
-        ]
-    frames: list[wire.Frame] = [
-        wire.Refill(1, 0, 50, (0, 1, 2)),
-        wire.Delete(2, 0, 50, (1,), scrub=True),
-        wire.Refill(3, 9, 50, (0,)),
-        wire.Tier(4, wire.TierVerb.EXISTS, 0, 0, (wire.TierColumn(0, b"k" * 16, TAG),)),
-        wire.Shrunk(3),
-    ]
-    del plane
-    return [frame.encode() for frame in frames]
+def talk(sock: socket.socket, said: bytes) -> list[wire.Frame]:
+    """Say all of it and hang up on one's own side; the frames that come until the agent hangs up."""
+    sending = threading.Thread(target=say, args=(sock, said))  # the agent may stop reading: we read on
+    sending.start()
+    heard = last_words(sock)
+    sending.join()
+    reader, frames = wire.FrameReader(), []
+    while heard:
+        place = reader.want()
+        size = min(len(place), len(heard))
+        place[:size] = heard[:size]
+        heard = heard[size:]
+        found = reader.fed(size)
+        if isinstance(found, wire.Refilled) and any(found.lengths()):
+            reader.expect([memoryview(bytearray(length)) for length in found.lengths() if length])
+        if found is not None and not isinstance(found, wire.Filled):
+            frames.append(found)
+    return frames
+
+
+def say(sock: socket.socket, said: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(said)
+        sock.shutdown(socket.SHUT_WR)
+
+
+SLOTS = st.lists(st.sampled_from([0, 1, 7, 8, 2**32 - 1]), min_size=1, max_size=4)
+COUNTS = st.sampled_from([0, 1, 2, 5, 2**64 - 1])
+WAITS = st.sampled_from([0, 20])
+TIER_COLUMNS = st.lists(
+    st.builds(wire.TierColumn, st.integers(0, 9), st.just(b"k" * 16), st.just(TAG), COUNTS),
+    min_size=1,
+    max_size=4,
+)
+FRAMES = st.one_of(
+    st.builds(wire.Refill, st.integers(0, 9), COUNTS, WAITS, SLOTS.map(tuple)),
+    st.builds(wire.Delete, st.integers(0, 9), COUNTS, WAITS, SLOTS.map(tuple), st.booleans()),
+    st.builds(
+        wire.Tier,
+        st.integers(0, 9),
+        st.sampled_from(wire.TierVerb),
+        COUNTS,
+        WAITS,
+        TIER_COLUMNS.map(tuple),
+    ),
+    st.builds(wire.Shrunk, COUNTS),
+    st.builds(wire.Count, COUNTS),
+    st.builds(wire.Proof, st.binary(min_size=32, max_size=32)),
+    st.builds(wire.Resized, COUNTS, st.just((1,))),
+    st.just(wire.Goodbye()),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, role: Role) -> bytes:
+    """What a driver in its right mind might send, or nearly."""
+    said: list[bytes] = []
+    first = 1
+    for _ in range(draw(st.integers(1, 5))):
+        if role is Role.EVICT and draw(st.integers(0, 9)):
+            slots = draw(SLOTS)
+            size = draw(st.sampled_from([1, 4096, PAYLOAD, PAYLOAD + 4096]))
+            frame, payloads = evict(
+                first + draw(st.sampled_from([0, 0, 0, 0, -1, 1])), *slots, size=size
+            )
+            said.append(b"".join([frame.encode(), *payloads]))
+            first += len(slots)
+        else:
+            said.append(draw(FRAMES).encode())
+    return b"".join(said)
+
+
+MUTATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["change", "drop", "insert", "end"]),
+        st.integers(0, 700),
+        st.binary(min_size=1, max_size=8),
+    ),
+    max_size=3,
+)
+
+
+def mutated(said: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:
+    for how, at, some in mutations:
+        at = min(at, len(said))
+        if how == "end":
+            said = said[:at]
+        else:
+            kept = at if how == "insert" else at + len(some)
+            said = said[:at] + (b"" if how == "drop" else some) + said[kept:]
+    return said
+
+
+def counted_once(plane: Plane, attack: Callable[[], list[wire.Frame]]) -> list[wire.Frame]:
+    """A connection ends with the reason that it is told, or that it broke off; counted once."""
+    before = plane.plane.breaches.copy()
+    heard = attack()
+    wait_until("the attacker is gone", lambda: plane.plane.connections == 2)
+    counted = plane.plane.breaches - before
+    assert counted.total() <= 1, counted
+    told = [frame for frame in heard if isinstance(frame, wire.Error)]
+    if told:
+        assert counted == Counter({told[0].cause: 1})
+    else:
+        assert set(counted) <= {Cause.GONE}, counted
+    return heard
 
 
 @pytest.mark.parametrize("role", Role)
 def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role: Role) -> None:
-    dice = random.Random(int(role))
-    with unharmed(plane):
-        for _ in range(40):
-            mutated = bytearray(b"".join(conversation(role, plane)))
-            for _ in range(dice.randint(1, 6)):
-                at = dice.randrange(min(len(mutated), 600))
-                mutated[at] = dice.randrange(256)
-            with contextlib.suppress(Lost):
-                attacker = line(plane, role)
-                with contextlib.suppress(OSError):
-                    raw(attacker).sendall(mutated[: dice.randrange(len(mutated))])
-                attacker.close()
-            wait_until("the attacker is gone", lambda: plane.plane.connections == 2)
+    @settings(max_examples=60, deadline=None)
+    @given(conversations(role), MUTATIONS)
+    def attack(said: bytes, mutations: list[tuple[str, int, bytes]]) -> None:
+        attacker = line(plane, role)
+        counted_once(plane, lambda: talk(raw(attacker), mutated(said, mutations)))
+        attacker.close()
+
+    plane.plane.tiering = Tier(answers=True)
+    with unharmed(plane), bounded_memory():
+        attack()
+
+
+def test_mutated_handshakes_cost_only_their_own_connection(plane: Plane) -> None:
+    """Whatever of it is changed, nobody gets in, not even who knows the secret."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.sampled_from(Role), MUTATIONS)
+    def change_hello(role: Role, mutations: list[tuple[str, int, bytes]]) -> None:
+        said = handshake.hello(role, DRIVER, "s", versions=(1, 2), software="x").encode()
+        with connected(plane) as sock:
+            heard = counted_once(plane, lambda: talk(sock, mutated(said, mutations)))
+        assert not any(isinstance(frame, wire.Welcome) for frame in heard)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.sampled_from(Role), st.integers(0, wire.PROOF_BYTES - 1), st.integers(1, 255))
+    def change_proof(role: Role, at: int, by: int) -> None:
+        said = handshake.hello(role, DRIVER, "s", versions=(1, 2), software="x")
+        with connected(plane) as sock:
+            sock.sendall(said.encode())
+            proof = bytearray(handshake.prove(said, challenge(sock), SECRET).encode())
+            proof[wire.HEAD_BYTES + at] ^= by
+            heard = counted_once(plane, lambda: talk(sock, bytes(proof)))
+        assert [frame.cause for frame in heard if isinstance(frame, wire.Error)] == [
+            Cause.AUTHENTICATION
+        ]
+
+    with unharmed(plane), bounded_memory():
+        change_hello()
+        change_proof()
+
+
+def challenge(sock: socket.socket) -> wire.Challenge:
+    reader = wire.FrameReader()
+    frame = None
+    while frame is None:
+        frame = reader.fed(sock.recv_into(reader.want()))
+    assert isinstance(frame, wire.Challenge)
+    return frame
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20
 
 
 def test_bytes_that_are_no_handshake_are_counted_and_bounded(plane: Plane) -> None:
     dice = random.Random(7)
     before = plane.plane.breaches.total()
-    with unharmed(plane):
-        tracemalloc.start()
+    with unharmed(plane), bounded_memory():
         for _ in range(50):
             with connected(plane) as sock, contextlib.suppress(OSError):
                 sock.sendall(dice.randbytes(dice.randrange(16, 4000)))
                 last_words(sock)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 20 << 20
     assert plane.plane.breaches.total() - before == 50
 
 
@@ -173,6 +340,20 @@ def test_whoever_says_nothing_is_not_waited_for(plane: Plane) -> None:
         half.sendall(b"\x01")
         assert last_words(silent) == last_words(half) == b""
     assert plane.breaches()[Cause.STALLED] == 2
+
+
+def test_whoever_drips_a_handshake_is_not_waited_for(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.3)
+    hello = handshake.hello(Role.REFILL, DRIVER, "s", versions=(1, 2), software="").encode()
+    began = time.monotonic()
+    with unharmed(plane), connected(plane) as slow, contextlib.suppress(OSError):
+        for byte in hello:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.05)  # never so slow that it has stalled
+    assert time.monotonic() - began < 5
+    assert plane.breaches() == {Cause.STALLED: 1}
 
 
 def test_a_driver_that_stops_in_the_middle_of_a_payload_is_cut_off_and_what_was_whole_stays(
@@ -222,7 +403,11 @@ def test_a_slow_reader_holds_a_slot_for_its_lease_and_no_longer(plane: Plane) ->
         raw(slow).sendall(wire.Refill(1, 0, 0, (0,) * 64).encode())  # 4 MiB: more than fits a buffer
         wait_until("it reads", lambda: len(plane.shards["s"].core.leases) > 0)
         began = time.monotonic()
-        shard.wait_applied(shard.evict(0, column("b").key, TAG, 64, kv()), 5)
+        number = shard.evict(0, column("b").key, TAG, 64, kv())
+        with pytest.raises(NotApplied):
+            shard.wait_applied(number, 0.1)
+        assert time.monotonic() - began < 0.4  # not as long as the lease
+        shard.wait_applied(number, 5)
         assert time.monotonic() - began < 3
         slow.close()
 
@@ -255,11 +440,105 @@ def test_too_many_connections_are_turned_away_and_nobody_else(
 ) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 6)
     with unharmed(plane):
-        crowd = [connected(plane) for _ in range(30)]
-        wait_until("some are turned away", lambda: plane.breaches().get(Cause.LIMIT, 0) >= 26)
-        for sock in crowd:
-            sock.close()
-    assert plane.breaches()[Cause.LIMIT] == 26
+        for wave in range(1, 41):
+            crowd = [connected(plane) for _ in range(50)]
+            wait_until(
+                "most are turned away",
+                lambda least=44 * wave: plane.breaches().get(Cause.LIMIT, 0) >= least,
+            )
+            assert plane.plane.connections <= 6
+            for sock in crowd:
+                sock.close()
+
+
+def test_a_listener_outlives_a_lack_of_threads(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with unharmed(plane):
+        with monkeypatch.context() as patched:
+            patched.setattr(serving, "spawn", no_thread)
+            with connected(plane) as unlucky:
+                assert last_words(unlucky) == b""
+        assert plane.breaches()[Cause.LIMIT] == 1
+
+
+def test_columns_that_are_thrown_away_take_the_room_of_one(plane: Plane) -> None:
+    frame, payloads = evict(1, *[100] * 64)
+    with unharmed(plane):
+        driver = line(plane, Role.EVICT)
+        tracemalloc.start()
+        driver.send(frame, payloads)
+        assert driver.receive_a(wire.Count).applied == 64
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        driver.close()
+    assert peak < 16 * PAYLOAD
+
+
+def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> None:
+    plane.plane.tiering = hanging = Tier(answers=False)
+    with unharmed(plane):
+        greedy = line(plane, Role.REFILL)
+        for number in range(TIERING_MAX + 3):
+            greedy.send(exists(number))
+        refused = [greedy.receive_a(wire.Turned) for _ in range(3)]
+        assert [turned.request for turned in refused] == [TIERING_MAX + n for n in range(3)]
+        hanging.go_on()
+        answers = [greedy.receive_a(wire.Tiered).request for _ in range(TIERING_MAX)]
+        assert answers == list(range(TIERING_MAX))
+        greedy.send(exists(0))
+        wait_until("it is asked", lambda: bool(hanging.held))
+        hanging.go_on()
+        assert greedy.receive_a(wire.Tiered).request == 0
+        greedy.close()
+
+
+def exists(number: int) -> wire.Tier:
+    return wire.Tier(number, wire.TierVerb.EXISTS, 0, 0, (wire.TierColumn(0, b"k" * 16, TAG),))
+
+
+def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OUTBOX_MAX", 50)
+    plane.plane.tiering = Tier(answers=True)
+    with unharmed(plane):
+        lazy = line(plane, Role.REFILL)
+        lazy.send(exists(0))
+        assert lazy.receive_a(wire.Tiered).request == 0
+        with contextlib.suppress(Lost):
+            for number in itertools.count(1):
+                lazy.send(exists(number))
+        wait_until("it is cut off", lambda: plane.plane.connections == 2)
+        lazy.close()
+    assert plane.breaches() in ({Cause.LIMIT: 1}, {Cause.STALLED: 1})
+
+
+def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plane: Plane) -> None:
+    plane.plane.tiering = hanging = Tier(answers=False)
+    with unharmed(plane):
+        driver = line(plane, Role.REFILL)
+        recalled = tuple(wire.TierColumn(slot, b"k" * 16, TAG) for slot in range(8))
+        driver.send(wire.Tier(1, wire.TierVerb.RECALL, 0, 1000, recalled))
+        wait_until("it is asked", lambda: bool(hanging.held))
+        driver.send(wire.Delete(2, 0, 30_000, (0,)))
+        driver.close()
+        wait_until("it is gone", lambda: plane.plane.connections == 2)
+        hanging.go_on()
+    plane.shards["s"].check_integrity()
+
+
+def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) -> None:
+    plane.plane.tiering = Tier(answers=True)
+    with unharmed(plane):
+        driver = line(plane, Role.REFILL)
+        column_ = (wire.TierColumn(0, b"k" * 16, TAG),)
+        driver.send(wire.Refill(1, 1, 10_000, (0, 1)))
+        driver.send(wire.Tier(1, wire.TierVerb.RECALL, 1, 10_000, column_))
+        with plane.client("unix") as shard:
+            shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+        heard = [driver.receive() for _ in range(1)]
+        assert isinstance(heard[0], wire.Refilled | wire.Tiered)
+        driver.close()
 
 
 def test_requests_beyond_what_may_wait_are_refused(
@@ -321,12 +600,7 @@ def test_a_proof_fits_one_conversation_only(plane: Plane) -> None:
     said = handshake.hello(Role.REFILL, DRIVER, "s", versions=(1, 2), software="")
     with connected(plane) as first:
         first.sendall(said.encode())
-        got = wire.FrameReader()
-        frame = None
-        while frame is None:
-            frame = got.fed(first.recv_into(got.want()))
-        assert isinstance(frame, wire.Challenge)
-        proof = handshake.prove(said, frame, SECRET)
+        proof = handshake.prove(said, challenge(first), SECRET)
         first.sendall(proof.encode())
         assert first.recv(10)
     with connected(plane) as replayed:
