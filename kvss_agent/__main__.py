@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return EX_CONFIG
     set_up(settings.log_format, settings.name)
+    _use_all_descriptors()
     try:
         return asyncio.run(_serve(settings))
     except (OSError, ValueError) as error:  # a port or path that is taken, a certificate that is none
@@ -84,6 +86,12 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         yield
+
+
+def _use_all_descriptors() -> None:
+    """A shard takes up to four and each connection one; the usual soft limit is a few hundred."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _watchdog() -> None:

@@ -68,11 +68,8 @@ class Agent:
         self.software = software
         self.started_at = time.time()
         self.shards: dict[str, HostedShard] = {}
-        self.secrets: dict[str, bytes] = {}
         self.tiering = LoopTiering(asyncio.get_running_loop())
-        self.plane = DataPlane(
-            self.shards, self.secrets, self.tiering, software=software, stall_seconds=10
-        )
+        self.plane = DataPlane(self.shards, {}, self.tiering, software=software, stall_seconds=10)
         self.desired: Desired | None = None
         self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
@@ -81,6 +78,7 @@ class Agent:
         self.tier2 = Progress("off")
         self.pulls: dict[str, Pull] = {}
         self._tier2_settings: Tier2Settings | None = None
+        self._stumbled = False
         self._changed = asyncio.Event()
         self._telling = asyncio.Lock()  # documents are checked, kept and taken one after the other
         self._work: asyncio.Task[None] | None = None
@@ -109,7 +107,7 @@ class Agent:
         if self._work:
             self._work.cancel()
         for pull in self.pulls.values():
-            pull.cancelled.set()
+            pull.cancel()
         gone = await asyncio.to_thread(self.plane.stop, seconds)
         for shard in list(self.shards.values()):
             await asyncio.to_thread(shard.end, Cause.DRAINING, "the agent stops")
@@ -150,8 +148,7 @@ class Agent:
 
     def _take(self, told: Desired) -> None:
         self.desired = told
-        self.secrets.clear()
-        self.secrets.update({peer.name: peer.secret for peer in told.peers})
+        self.plane.secrets = {peer.name: peer.secret for peer in told.peers}
         self._changed.set()
 
     @property
@@ -167,6 +164,11 @@ class Agent:
             file.flush()
             os.fsync(descriptor)
         fresh.replace(self._document)
+        directory = os.open(self.settings.state_dir, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     # Getting there
 
@@ -175,15 +177,20 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS if self._unfinished else None)
             self._changed.clear()
-            if self.desired:
-                told = self.desired
-                await self._follow(told)
-                self.observed_generation = told.generation
+            if told := self.desired:
+                try:
+                    await self._follow(told)
+                except Exception:
+                    log.exception("The document cannot be followed; trying again soon")
+                    self._stumbled = True
+                else:
+                    self._stumbled = False
+                    self.observed_generation = told.generation
 
     @property
     def _unfinished(self) -> bool:
         everything = [*self.progress.values(), self.tier2]
-        return any(progress.state == "refused" for progress in everything)
+        return self._stumbled or any(progress.state == "refused" for progress in everything)
 
     async def _follow(self, told: Desired) -> None:
         """First what gives memory back, then tier 2, then what takes memory."""
@@ -292,7 +299,7 @@ class Agent:
         target = self.shards.get(name)
         if target is None:
             raise Unknown(f"There is no shard {name} here.")
-        secret = self.secrets.get(as_)
+        secret = self.plane.secrets.get(as_)
         tls = self.settings.tls_for_agents()
         if secret is None and tls is None:
             raise Conflict(f"{as_} is not among the peers, so there is no secret to show.")

@@ -13,6 +13,7 @@ piece, and a grant that does not fit is an answer here instead of a crash somewh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent import seal
+from kvss_agent.leases import FOREVER
 
 SLOT_ALIGNMENT: Final = 4096
 EXTENTS_MAX: Final = 64
@@ -31,6 +33,9 @@ HUGE_PAGE_BYTES: Final = 2 << 20
 _PREFAULT_BYTES: Final = 64 << 20  # between two reports of progress
 RESERVE_BYTES: Final = 512 << 20  # that stays free for everybody else
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_POPULATE_BYTES: Final = 16 << 20  # in one call, which keeps Python's other threads waiting
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -80,6 +85,17 @@ def _allocate(fd: int, start: int, end: int, progress: Progress, *, huge_pages: 
     progress(end - start, end - start)
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _punch(fd: int, start: int, end: int) -> None:
+    """Free these pages of a memfd. Python's other threads go on: many gigabytes take seconds."""
+    if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, end - start):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 class Extent:
     """Some slots in one memfd, mapped. The same class on both sides: who has `fd` can map it."""
 
@@ -111,7 +127,7 @@ class Extent:
         except (OSError, NoMemory):
             os.close(fd)
             raise
-        extent.populate()
+        extent.populate(0, slots)
         return extent
 
     @classmethod
@@ -121,36 +137,33 @@ class Extent:
             raise ValueError("an extent is smaller than its slots")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
             raise ValueError("an extent could be truncated under us")
-        extent = cls(fd, slot_bytes, slots)
-        extent.populate()
-        return extent
+        return cls(fd, slot_bytes, slots)
 
-    def populate(self) -> None:
-        """Enter all pages into this process' page table, so that no column pays for it."""
+    def populate(self, first: int, end: int) -> None:
+        """Enter the pages of these slots, which are there, into this process' page table, so that no
+        column pays for it."""
+        stop = end * self.slot_bytes
         with contextlib.suppress(OSError):  # kernels before 5.14 do it page by page, later
-            self.map.madvise(_POPULATE_WRITE)
+            for at in range(first * self.slot_bytes, stop, _POPULATE_BYTES):
+                self.map.madvise(_POPULATE_WRITE, at, min(_POPULATE_BYTES, stop - at))
 
     def slot(self, index: int) -> memoryview:
         start = index * self.slot_bytes
         return self.view[start : start + self.slot_bytes]
 
-    def give_back(self, first: int) -> None:
+    def free(self, first: int) -> None:
         """Free the memory of the slots from this one on. They read as zeros until `take_back`."""
-        start = -(-first * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = first * self.slot_bytes
         if self.huge_pages:
             start = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         if start < len(self.map):
-            self.map.madvise(mmap.MADV_REMOVE, start, len(self.map) - start)
+            _punch(self.fd, start, len(self.map))
 
-    def take_back(self, first: int, progress: Progress = silent) -> None:
-        """Allocate anew what `give_back` freed. Raises NoMemory if it is gone."""
-        start = first * self.slot_bytes
-        try:
-            _allocate(self.fd, start, len(self.map), progress, huge_pages=self.huge_pages)
-        except NoMemory:
-            self.give_back(first)
-            raise
-        self.populate()
+    def take_back(self, first: int, end: int, progress: Progress = silent) -> None:
+        """Allocate these slots anew, which `free` has freed. Raises NoMemory if there is not enough."""
+        size = self.slot_bytes
+        _allocate(self.fd, first * size, end * size, progress, huge_pages=self.huge_pages)
+        self.populate(first, end)
 
     def close(self) -> None:
         """Let go of the memory. Views that are still out keep it mapped until they are gone."""
@@ -174,6 +187,7 @@ class CountPage:
             os.ftruncate(fd, PAGE_BYTES)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         elif os.fstat(fd).st_size != PAGE_BYTES:
+            os.close(fd)
             raise ValueError("this is not a count page")
         self.fd = fd
         self._map = mmap.mmap(fd, PAGE_BYTES)
@@ -236,7 +250,7 @@ class Arena:
     ) -> Extent | None:
         """Make it so many slots. The new extent, if one was needed.
 
-        Memory that `truncate` gave back is taken back first. Raises NoMemory and changes nothing.
+        Memory that was given back is taken back, empty. Raises NoMemory and changes nothing.
         """
         if slots <= self.slots:
             return None
@@ -246,44 +260,66 @@ class Arena:
             if len(self.extents) >= EXTENTS_MAX:
                 raise NoMemory(f"an arena has at most {EXTENTS_MAX} extents: it has grown too often")
             added = Extent.allocate(self.slot_bytes, slots - mapped, progress, huge_pages=huge_pages)
-        if self.slots < mapped:
-            last = self.extents[-1]
-            try:
-                last.take_back(self.slots - (mapped - last.slots), progress)
-            except NoMemory:
-                if added:
-                    added.close()
-                raise
+        try:
+            self.free(self.slots)  # if nobody has yet: what comes back is empty
+            for extent, first, end in self._parts(self.slots, slots):
+                extent.take_back(first, end, progress)
+        except (NoMemory, OSError):
+            self.free(self.slots)
+            if added:
+                added.close()
+            raise
         if added:
             self.extents.append(added)
         self.slots = slots
         return added
 
     def truncate(self, slots: int) -> None:
-        """Give back the memory of the slots from this number on. Nobody may use them any more."""
-        if slots >= self.slots:
-            return
-        self.slots = slots
-        mapped = sum(extent.slots for extent in self.extents)
-        while self.extents and mapped - self.extents[-1].slots >= slots:
-            mapped -= self.extents[-1].slots
-            self.extents.pop().close()
-        if self.extents and mapped > slots:
-            last = self.extents[-1]
-            last.give_back(slots - (mapped - last.slots))
+        """Nobody may use the slots from this number on any more. Their memory stays until `free`."""
+        self.slots = min(self.slots, slots)
+
+    def drop(self) -> list[Extent]:
+        """Take out the extents that are not used at all; they are the caller's to close."""
+        dropped: list[Extent] = []
+        before = sum(extent.slots for extent in self.extents)
+        while self.extents and before - self.extents[-1].slots >= self.slots:
+            before -= self.extents[-1].slots
+            dropped.append(self.extents.pop())
+        return dropped
+
+    def free(self, line: int) -> None:
+        """Free the memory of the slots from this number on."""
+        for extent, first, _ in self._parts(line, FOREVER):
+            extent.free(first)
+
+    def populate(self, slots: int) -> None:
+        """Enter the memory of the slots up to this number into the page table, if it is not there."""
+        for extent, first, end in self._parts(self.slots, slots):
+            extent.populate(first, end)
+
+    def _parts(self, first: int, end: float) -> list[tuple[Extent, int, int]]:
+        """The extents that these slots lie in, and which of theirs."""
+        parts: list[tuple[Extent, int, int]] = []
+        before = 0
+        for extent in self.extents:
+            begin, stop = max(first - before, 0), min(end - before, extent.slots)
+            if begin < stop:
+                parts.append((extent, begin, int(stop)))
+            before += extent.slots
+        return parts
 
     def check_integrity(self, applied: int) -> list[int]:
         """Read every header: the numbers of slots that hold a column. RuntimeError on contradiction.
 
-        What is sealed was written by an applied evict. Payloads are not read.
+        A column of an evict that never was applied is nobody's: a driver that shared the arena died
+        before it had counted it. Payloads are not read.
         """
         held = []
         for number in range(self.slots):
             header = seal.read(self.slot(number)[: seal.HEADER_BYTES])
             if isinstance(header, seal.Header):
-                if header.sequence > applied:
-                    raise RuntimeError(f"slot {number} is of evict {header.sequence}, after {applied}")
-                held.append(number)
+                if header.sequence <= applied:
+                    held.append(number)
             elif header is seal.Miss.CORRUPT:
                 raise RuntimeError(f"the header of slot {number} is corrupt")
         return held

@@ -125,6 +125,7 @@ class Connection:
         self._start_helper = threading.Lock()
         self._tiering: dict[int, wire.Tier] = {}
         self._received = 0  # columns of the run that is being received that are in their slots
+        self._counted = 0  # evicts that are applied, as far as this connection knows
         self._untold = 0  # runs that are applied, and whose driver has not been told
         self._waste = memoryview(b"")
 
@@ -184,7 +185,7 @@ class Connection:
             while True:
                 what = self._outbox.get_nowait()
                 if isinstance(what, Serve | Clear | Fill):
-                    self._shard.done(what.lease, self)
+                    self._shard.done(what.lease, None)
         self._outbox.put(None)  # the second thread may have begun this late
 
     def _shake_hands(self) -> HostedShard:
@@ -310,10 +311,14 @@ class Connection:
     def _tell_count(self, count: int) -> None:
         """A driver that has the next run on its way already can wait: telling it costs as much as a
         small column."""
+        self._counted = count
         self._untold += 1
         if self._version < 2 or self._untold >= UNTOLD_MAX or not self._channel.has_more():
-            self._send(wire.Count(count))
-            self._untold = 0
+            self._tell_what_is_applied()
+
+    def _tell_what_is_applied(self) -> None:
+        self._untold = 0
+        self._send(wire.Count(self._counted))
 
     @staticmethod
     def _sequences(run: wire.Evict) -> Iterable[int]:
@@ -321,6 +326,8 @@ class Connection:
 
     def _wait_for_turn(self) -> Mine | Line | wire.Frame:
         """Somebody reads a slot that this run writes to. This is the back-pressure."""
+        if self._untold:
+            self._tell_what_is_applied()
         while True:
             what = self._outbox.get()
             if what is None:
@@ -406,26 +413,35 @@ class Connection:
     def _do(self, effects: Iterable[Mine]) -> None:
         """Carry out what the core wants done, and what that leads to."""
         todo = deque(effects)
-        while todo:
-            effect = todo.popleft()
-            match effect:
-                case Turn(_, request, reason):
-                    asked = self._tiering.pop(request, None)
-                    self._send(wire.Turned(asked.request if asked else request, reason))
-                case Serve() | Fill() if effect.request < 0:
-                    self._start_tiering(self._tiering[effect.request], effect.slots, effect.lease)
-                case Serve():
-                    try:
-                        self._answer(effect)
-                    finally:
-                        todo += self._shard.done(effect.lease, self)
-                case Clear():
-                    for slot in effect.slots:
-                        seal.clear(self._shard.arena.slot(slot), effect.up_to, scrub=effect.scrub)
-                    todo += self._shard.done(effect.lease, self)
-                    self._send(wire.Deleted(effect.request))
-                case _:
-                    raise TypeError(f"a reader got {effect}")
+        effect: Mine | None = None
+        try:
+            while todo:
+                effect = todo.popleft()
+                self._do_one(effect, todo)
+        except BaseException:  # nobody will do the rest: its slots are free again
+            for left in (effect, *todo):
+                if isinstance(left, Serve | Clear | Fill):
+                    self._shard.done(left.lease, None)
+            raise
+
+    def _do_one(self, effect: Mine, todo: deque[Mine]) -> None:
+        match effect:
+            case Turn(_, request, reason):
+                asked = self._tiering.pop(request, None)
+                self._send(wire.Turned(asked.request if asked else request, reason))
+            case Serve() | Fill() if effect.request < 0:
+                self._start_tiering(self._tiering[effect.request], effect.slots, effect.lease)
+            case Serve():
+                self._answer(effect)
+                todo += self._shard.done(effect.lease, self)
+            case Clear():
+                for slot in effect.slots:
+                    memory = self._shard.arena.slot(slot)
+                    seal.clear(memory, effect.up_to, effect.last, scrub=effect.scrub)
+                todo += self._shard.done(effect.lease, self)
+                self._send(wire.Deleted(effect.request))
+            case _:
+                raise TypeError(f"a reader got {effect}")
 
     def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
         def then(answers: tuple[TierAnswer | Miss, ...]) -> None:
@@ -505,6 +521,10 @@ class Connection:
                 return
             except Breach as breach:
                 self.close(breach.cause, str(breach))
+                return
+            except Exception:
+                log.exception("A connection failed")
+                self.close(Cause.GONE, "the agent has failed; its log tells more")
                 return
 
     def _tell(self, breach: Breach) -> None:

@@ -129,7 +129,7 @@ class Control:
 
     async def cancel_pull(self, request: Request) -> Response:
         pull = self._pull(request)
-        pull.cancelled.set()
+        pull.cancel()
         return _json(_pull(pull), 202)
 
     async def purge(self, request: Request) -> Response:

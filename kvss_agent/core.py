@@ -23,7 +23,7 @@ What keeps the queues from hurting one another:
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -35,7 +35,7 @@ from kvss_agent.seal import Miss
 
 BATCH_MAX: Final = 64  # columns in one run of evicts, one refill, one delete
 RUNS_MAX: Final = 4  # runs accepted and not yet applied
-PARKED_MAX: Final = 1024  # refills and deletes that wait
+PARKED_MAX: Final = 512  # refills and deletes of one owner that wait
 LEASE_SECONDS_MAX: Final = 30.0
 WAIT_SECONDS_MAX: Final = 60.0  # for what a refill or delete has to come after
 SLOTS_MAX: Final = 1 << 32
@@ -68,12 +68,16 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Empty these slots of what evicts up to number `up_to` wrote, then say `done(lease)` and answer."""
+    """Empty these slots of what evicts up to number `up_to` wrote, then say `done(lease)` and answer.
+
+    What numbers above `last` wrote goes too: those evicts were broken off and never happened.
+    """
 
     owner: Owner
     request: int
     slots: tuple[int, ...]
     up_to: int
+    last: int
     scrub: bool
     lease: int
 
@@ -356,7 +360,9 @@ class Shard:
         _must(sequence == self.accepted, "what is accepted is applied or queued")
         _must(claimed == self._claimed, "claims are those of the evict queue and of deletes")
         _must(all(not run.receiving for run in list(self._runs)[1:]), "only the head is received")
-        _must(len(self._runs) <= RUNS_MAX and len(self._parked) <= PARKED_MAX, "queues are bounded")
+        waiting = Counter(parked.owner for parked in self._parked)
+        _must(len(self._runs) <= RUNS_MAX, "the evict queue is bounded")
+        _must(all(count <= PARKED_MAX for count in waiting.values()), "what waits is bounded")
         _must(self._parked == sorted(self._parked), "what waits is in order")
         _must(self.slots <= self.capacity, "there is memory up to the line")
         receiving = self._runs[0].targets() if self._runs and self._runs[0].receiving else []
@@ -378,7 +384,7 @@ class Shard:
         scrub: bool = False,
     ) -> list[Effect]:
         _check_batch(slots)
-        if len(self._parked) >= PARKED_MAX:
+        if sum(parked.owner == owner for parked in self._parked) >= PARKED_MAX:
             self.counts.refused += 1
             return [Turn(owner, request, Miss.REFUSED)]
         self._arrivals += 1
@@ -445,7 +451,9 @@ class Shard:
             places = tuple(slot if slot < self.slots else Miss.ABSENT for slot in parked.slots)
             return Fill(parked.owner, parked.request, places, parked.after, lease)
         self.counts.deletes += 1
-        return Clear(parked.owner, parked.request, below, parked.after, parked.scrub, lease)
+        return Clear(
+            parked.owner, parked.request, below, parked.after, self.accepted, parked.scrub, lease
+        )
 
     def _readable(self, slot: int) -> int | Miss:
         if slot >= self.slots:

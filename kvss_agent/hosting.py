@@ -17,10 +17,22 @@ from typing import Any, Final, Protocol
 from kvss_agent import seal, wire
 from kvss_agent.arena import Arena, CountPage, Extent, Progress, silent
 from kvss_agent.breach import Breach, Cause
-from kvss_agent.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.core import (
+    LEASE_SECONDS_MAX,
+    Clear,
+    Effect,
+    Fill,
+    Publish,
+    Receive,
+    Serve,
+    Shard,
+    Truncate,
+    Turn,
+)
 from kvss_agent.leases import FOREVER
 
-READERS_MAX: Final = 64
+MEMBERS_MAX: Final = 64
+OTHERS_MAX: Final = 48  # connections of others than the driver, who is never locked out by them
 LEAVE_SECONDS: Final = 5.0  # for a driver to let go of what it no longer may use
 SHARED_LOOK_SECONDS: Final = 0.002  # how often a shared count is looked at while somebody waits for it
 
@@ -90,6 +102,7 @@ class HostedShard:
         self._members: dict[int, Member] = {}
         self._writer: Member | None = None
         self._shared = False  # the writer shares the arena, and counts by itself
+        self._was_shared = False  # somebody may still map the arena
         self._gone = False
         self._lock = threading.Lock()
         self._resizing = threading.Lock()
@@ -103,8 +116,10 @@ class HostedShard:
         if role is wire.Role.REFILL:
             with self._lock:
                 self._must_be_here()
-                if len(self._members) >= READERS_MAX:
-                    raise Breach(Cause.BUSY, f"the shard has {READERS_MAX} connections already")
+                others = sum(one.driver != self.identity.driver for one in self._members.values())
+                is_other = member.driver != self.identity.driver
+                if len(self._members) >= MEMBERS_MAX or (is_other and others >= OTHERS_MAX):
+                    raise Breach(Cause.BUSY, f"the shard has {len(self._members)} connections already")
                 self._members[member.number] = member
             return
         deadline = self._clock() + LEAVE_SECONDS
@@ -115,6 +130,7 @@ class HostedShard:
                 if earlier is None:
                     self._members[member.number] = self._writer = member
                     self._shared = role is wire.Role.SHARED
+                    self._was_shared |= self._shared
                     return
             # It may be in the middle of writing into a slot: it has to leave before another writes.
             if earlier.driver == member.driver:
@@ -250,7 +266,8 @@ class HostedShard:
                 self._agreed = slots
                 self._shrunk.clear()
                 writer.post(Line(slots))
-        if writer and not self._shrunk.wait(LEAVE_SECONDS):
+        # A reader there may look for as long as a lease lasts.
+        if writer and not self._shrunk.wait(LEASE_SECONDS_MAX + LEAVE_SECONDS):
             writer.close(Cause.STALLED, "the driver does not let go of slots that are taken away")
             writer.left.wait(LEAVE_SECONDS)
 
@@ -263,9 +280,27 @@ class HostedShard:
             member.close(cause, sentence)
         for member in members:
             member.left.wait(LEAVE_SECONDS)
-        with self._lock:
-            self.arena.close()
-            self.count.close()
+        with self._resizing:
+            if not self._was_shared:  # whoever maps it may still be reading
+                self.arena.free(0)
+            with self._lock:
+                self.arena.close()
+                self.count.close()
+
+    def _give_back(self) -> None:
+        """Free what is above the line of the arena. It may take seconds, so it is nobody's own work."""
+        with self._resizing:
+            with self._lock:
+                if self._gone:
+                    return
+                dropped = self.arena.drop()
+            for extent in dropped:
+                extent.free(0)
+                extent.close()
+            self.arena.free(self.arena.slots)
+            with self._lock:
+                if self._shared and self._writer:
+                    self._writer.post(Line(self.core.slots))
 
     # Inside, under the lock
 
@@ -305,8 +340,7 @@ class HostedShard:
                     self.count.publish(count)
                 case Truncate(slots):
                     self.arena.truncate(slots)
-                    if self._shared and self._writer:
-                        self._writer.post(Line(slots))
+                    threading.Thread(target=self._give_back, name="give back", daemon=True).start()
                 case _ if member is not None and effect.owner == member.number:
                     mine.append(effect)
                 case _ if effect.owner in self._members:
@@ -318,15 +352,28 @@ class HostedShard:
         return mine
 
 
-def reopen(extent_slots: tuple[int, ...], descriptors: list[int], slot_bytes: int, known: Arena) -> None:
-    """Bring an arena that maps the memory of another process up to date with what that process says."""
+def reopen(
+    extent_slots: tuple[int, ...], descriptors: list[int], slot_bytes: int, slots: int, known: Arena
+) -> None:
+    """Bring an arena that maps the memory of another process up to date with what that process says.
+
+    The descriptors are the arena's, or closed, when this returns or raises.
+    """
     kept = {os.fstat(extent.fd).st_ino: extent for extent in known.extents}
     extents: list[Extent] = []
-    for slots, fd in zip(extent_slots, descriptors, strict=True):
-        extent = kept.pop(os.fstat(fd).st_ino, None)
-        if extent:
+    rest = list(descriptors)
+    try:
+        for size in extent_slots:
+            known_one = kept.pop(os.fstat(rest[0]).st_ino, None)
+            extents.append(known_one or Extent.attach(rest[0], slot_bytes, size))
+            fd = rest.pop(0)
+            if known_one:
+                os.close(fd)
+    finally:
+        for fd in rest:
             os.close(fd)
-        extents.append(extent or Extent.attach(fd, slot_bytes, slots))
     known.extents = extents
+    known.populate(slots)
+    known.slots = slots
     for extent in kept.values():
         extent.close()

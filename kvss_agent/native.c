@@ -611,8 +611,10 @@ static PyObject *header_of(const uint8_t *header, const Column *column)
     PyTuple_SET_ITEM(made, 4, PyLong_FromUnsignedLongLong(get(header + AT_CHECKSUM, 8)));
     PyTuple_SET_ITEM(made, 5, PyLong_FromUnsignedLongLong(get(header + AT_LENGTH, 4)));
     for (int i = 0; i < 6; i++)
-        if (PyTuple_GET_ITEM(made, i) == NULL)
-            Py_CLEAR(made);
+        if (PyTuple_GET_ITEM(made, i) == NULL) {
+            Py_DECREF(made);
+            return NULL;
+        }
     return made;
 }
 

@@ -6,6 +6,7 @@ has been evicted here meanwhile is newer, and stays.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ from kvss_agent.hosting import Line as ShardLine
 from kvss_agent.mover import PYTHON
 from kvss_agent.seal import HEADER_BYTES, Header, Miss
 from kvss_agent.wire import Role
+
+log = logging.getLogger(__name__)
 
 NEWER: Final = "newer"
 SOURCE_SECONDS: Final = 5.0  # for the source to apply what is asked for: evicts here wait meanwhile
@@ -56,7 +59,19 @@ class Pull:
     skipped: Counter[str] = field(default_factory=Counter)  # by Miss, or NEWER
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False
+    _puller: _Puller | None = None
+
+    def cancel(self) -> None:
+        """End it soon, whatever it waits for. What has been moved stays."""
+        self.cancelled = True
+        if self._puller:
+            self._puller.close(Cause.GONE, "the pull was cancelled")
+
+    def begin(self, puller: _Puller) -> None:
+        self._puller = puller
+        if self.cancelled:
+            self.cancel()
 
     @property
     def done(self) -> int:
@@ -66,9 +81,9 @@ class Pull:
 class _Puller:
     """A member of the shard that waits for its own effects."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: str) -> None:
         self.number = next(_numbers)
-        self.driver = ""
+        self.driver = driver
         self.left = threading.Event()
         self.closed: Breach | None = None
         self.line: Line | None = None  # to the source
@@ -93,7 +108,8 @@ class _Puller:
 
 def run(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) -> None:
     """Fetch these slots, in this order. Ends with the pull's state; raises nothing."""
-    puller = _Puller()
+    puller = _Puller(shard.identity.driver)
+    pull.begin(puller)
     try:
         shard.attach(puller, Role.REFILL)
         try:
@@ -104,18 +120,23 @@ def run(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) ->
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
                     raise Lost("the slots there are of another size")
                 for request, batch in enumerate(batches(slots), 1):
-                    if pull.cancelled.is_set():
-                        break
+                    if puller.closed:
+                        raise puller.closed
                     _fetch(pull, shard, puller, line, request, source.after, batch)
             finally:
                 line.close()
         finally:
             shard.detach(puller)
             puller.left.set()
-        pull.state = "cancelled" if pull.cancelled.is_set() else "done"
+        pull.state = "done"
     except (Lost, Breach) as error:
         pull.state, pull.reason = "failed", str(puller.closed or error)
+    except Exception as error:
+        log.exception("Pull %s of %s failed", pull.id, pull.shard)
+        pull.state, pull.reason = "failed", repr(error)
     finally:
+        if pull.cancelled and pull.state == "failed":
+            pull.state = "cancelled"
         pull.finished_at = time.time()
 
 

@@ -37,6 +37,7 @@ KEY_BYTES: Final = 16
 TAG_BYTES: Final = 16
 TOKENS_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 1 << 30
+SEQUENCE_MAX: Final = 2**64 - 1
 VERSION: Final = 1
 
 MAGIC: Final = b"TIDE"
@@ -219,19 +220,23 @@ def payload_of(slot: memoryview, header: Header) -> memoryview | None:
     return slot[HEADER_BYTES:end] if end <= len(slot) else None
 
 
-def is_newer(slot: memoryview, than: int) -> bool:
-    """Has a later evict than this one written, or begun to write, what is in the slot?"""
+def is_newer(slot: memoryview, than: int, last: int = SEQUENCE_MAX) -> bool:
+    """Has a later evict than this one written, or begun to write, what is in the slot?
+
+    A number above `last`, that of the last evict so far, is of one that was broken off: it counts as
+    none.
+    """
     magic, _, _, _, sequence = _MARK.unpack_from(slot)
-    return bool(magic == MAGIC and sequence > than)
+    return bool(magic == MAGIC and than < sequence <= last)
 
 
-def clear(slot: memoryview, up_to: int, *, scrub: bool) -> bool:
+def clear(slot: memoryview, up_to: int, last: int = SEQUENCE_MAX, *, scrub: bool) -> bool:
     """Empty the slot if an evict up to number `up_to` wrote it; whether there was something to empty.
 
     What a later evict wrote, or is writing, stays: a delete that comes late takes nothing newer
     with it. `scrub` overwrites the payload with zeros too, all of the slot.
     """
-    if is_newer(slot, up_to):
+    if is_newer(slot, up_to, last):
         return False
     found = bytes(slot[:HEADER_BYTES]) != _NOTHING
     slot[:HEADER_BYTES] = _NOTHING

@@ -23,13 +23,15 @@ from kvss_agent import wire
 from kvss_agent.breach import Cause
 from kvss_agent.channel import PlainChannel, TlsChannel
 from kvss_agent.connection import AnyChannel, Connection, Latencies, Tiering, spawn
-from kvss_agent.core import LEASE_SECONDS_MAX
 from kvss_agent.hosting import HostedShard
 from kvss_agent.leases import FOREVER
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 1024
+# For sending what is read. A driver that evicts to the same slot is kept waiting by it, and must not
+# take the agent for lost.
+LEASE_SECONDS: Final = channels.STALL_SECONDS / 2
 
 
 class DataPlane:
@@ -44,7 +46,7 @@ class DataPlane:
         versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION),
         software: str = "",
         stall_seconds: float = channels.STALL_SECONDS,
-        lease_seconds: float = LEASE_SECONDS_MAX,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """`shards` by name and `secrets` by driver may change at any time; they are looked at when
         somebody connects."""
@@ -155,8 +157,8 @@ class DataPlane:
             connections = list(self._connections.values())
         for listener in self._listeners:
             channels.shut(listener)
-        for path in self._paths:
-            path.unlink(missing_ok=True)
+        while self._paths:  # only once: later it may be another agent's
+            self._paths.pop().unlink(missing_ok=True)
         for connection in connections:
             spawn(connection.say_goodbye, name=f"goodbye {connection.number}")
 

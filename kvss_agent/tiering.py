@@ -96,7 +96,7 @@ async def _recall(
     for place, (address, slot) in enumerate(zip(addresses, slots, strict=True)):
         if isinstance(slot, Miss):
             answers[place] = slot
-        elif seal.is_newer(memory := shard.arena.slot(slot), asked.after):
+        elif seal.is_newer(memory := shard.arena.slot(slot), asked.after, shard.core.accepted):
             answers[place] = Miss.STALE
         else:
             items.append((address, memory, asked.after))

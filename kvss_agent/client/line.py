@@ -17,6 +17,7 @@ from kvss_agent.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.wire import Role
 
 CONNECT_SECONDS: Final = 5.0
+LAST_WORDS_SECONDS: Final = 0.2
 
 F = TypeVar("F")
 
@@ -128,10 +129,12 @@ class Line:
     def last_words(self, error: Lost) -> Lost:
         """Sending has failed. The agent may have said why; only who receives here may look."""
         try:
-            while True:
-                self.receive()
+            with lost(self.address):
+                while self.channel.comes_within(LAST_WORDS_SECONDS):
+                    self.receive()
         except Lost as reason:
             return reason if reason.cause else error
+        return error
 
     def receive(self, deadline: float | Callable[[], float] = 0.0) -> wire.Frame:
         """The next frame. It may begin to come until `deadline` (monotonic), which is looked at each

@@ -115,8 +115,13 @@ class Requests:
     def _wait(self, pending: _Pending) -> Answer:
         while True:
             with self._changed:
-                while pending.answer is None and self._somebody_receives and not self._lost:
-                    self._changed.wait()
+                try:
+                    while pending.answer is None and self._somebody_receives and not self._lost:
+                        self._changed.wait()
+                except BaseException:  # an interrupt: the answer would go to memory that is not ours
+                    self._lost = self._lost or Lost("whoever asked was interrupted")
+                    self.line.close()
+                    raise
                 if pending.answer:
                     return pending.answer
                 if self._lost:
@@ -125,8 +130,8 @@ class Requests:
             try:
                 while pending.answer is None:
                     self._receive()
-            except Lost as error:
-                self._end(error)
+            except BaseException as error:
+                self._end(error if isinstance(error, Lost) else Lost(f"interrupted by {error!r}"))
                 raise
             finally:
                 with self._changed:

@@ -34,18 +34,13 @@ class SharedClient(TieredClient):
         self._seal, self._verify, self._copy_out = seal.sealed(mover)
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
-        descriptors = self._line.take_descriptors()
         try:
-            self._count = CountPage(descriptors.pop(0))
-            self._words = self._count.words
-            self._arena = Arena(welcome.slot_bytes, [])
-            reopen(welcome.extents, descriptors, welcome.slot_bytes, self._arena)
-        except BaseException:
+            self._map(welcome, self._line.take_descriptors())
+        except BaseException as error:
             self._line.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
+            if isinstance(error, OSError | ValueError):
+                raise Lost(f"the memory of {address} cannot be mapped: {error}") from error
             raise
-        self._arena.slots = welcome.slots
         self.slot_bytes = welcome.slot_bytes
         self.payload_bytes_max = welcome.slot_bytes - HEADER_BYTES
         self.incarnation = welcome.incarnation
@@ -56,8 +51,26 @@ class SharedClient(TieredClient):
         self._freed = threading.Condition(self._lock)
         self._waiting = 0  # threads that want to be told when a lease ends
         self._lost: Lost | None = None
+        self._closed = False
         self._listener = threading.Thread(target=self._listen, name=f"line of {shard}", daemon=True)
         self._listener.start()
+
+    def _map(self, welcome: wire.Welcome, descriptors: list[int]) -> None:
+        if not descriptors:
+            raise ValueError("it was not sent")
+        count, *extents = descriptors
+        self._arena = Arena(welcome.slot_bytes, [])
+        try:
+            reopen(welcome.extents, extents, welcome.slot_bytes, welcome.slots, self._arena)
+        except BaseException:
+            os.close(count)
+            raise
+        try:
+            self._count = CountPage(count)
+        except BaseException:
+            self._arena.close()
+            raise
+        self._words = self._count.words
 
     @property
     def requests(self) -> Requests:
@@ -209,7 +222,7 @@ class SharedClient(TieredClient):
                 self._leases.expire(time.monotonic())
             for slot in slots:
                 if slot < self._arena.slots:
-                    seal.clear(self._arena.slot(slot), self._number, scrub=scrub)
+                    seal.clear(self._arena.slot(slot), self._number, self._number, scrub=scrub)
         return None
 
     # What the agent says
@@ -221,9 +234,15 @@ class SharedClient(TieredClient):
                 if isinstance(frame, wire.Resized):
                     self._follow(frame)
         except Lost as error:
-            with self._lock:
-                self._lost = self._lost or error
-                self._freed.notify_all()
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 - mapping has failed, or who wanted to hear of the line
+            self._end(Lost(f"cannot follow the line of {self._line.address}: {error!r}"))
+            self._line.close()
+
+    def _end(self, error: Lost) -> None:
+        with self._lock:
+            self._lost = self._lost or error
+            self._freed.notify_all()
 
     def _follow(self, resized: wire.Resized) -> None:
         """The line has moved, or the memory has changed."""
@@ -233,8 +252,7 @@ class SharedClient(TieredClient):
             self._arena.slots = min(self._arena.slots, resized.slots)
             while self._leases.any_from(resized.slots):
                 self._wait_for_lease()
-            reopen(resized.extents, descriptors, self.slot_bytes, self._arena)
-            self._arena.slots = resized.slots
+        reopen(resized.extents, descriptors, self.slot_bytes, resized.slots, self._arena)
         if shrinks:
             self._line.send(wire.Shrunk(resized.slots))
         if self.on_line:
@@ -245,9 +263,10 @@ class SharedClient(TieredClient):
             raise self._lost
 
     def close(self) -> None:
-        with self._lock:
-            self._lost = self._lost or Lost("this client was closed")
-            self._freed.notify_all()
+        if self._closed:
+            return
+        self._closed = True
+        self._end(Lost("this client was closed"))
         self._line.close()
         with self._opening:
             if self._requests:
@@ -255,6 +274,7 @@ class SharedClient(TieredClient):
         self._listener.join()
         with self._lock:
             self._arena.close()
+            self._count.close()
 
 
 class _Leased(Views):

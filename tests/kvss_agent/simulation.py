@@ -213,7 +213,7 @@ class AgentSim:
             case Clear():
                 for slot in effect.slots:
                     memory = memoryview(self.memory[slot])
-                    seal.clear(memory, effect.up_to, scrub=effect.scrub)
+                    seal.clear(memory, effect.up_to, effect.last, scrub=effect.scrub)
                 link.to_driver += wire.Deleted(effect.request).encode()
             case Fill():
                 self.recall(link, effect)

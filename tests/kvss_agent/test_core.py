@@ -189,6 +189,7 @@ def test_every_queue_has_its_bound() -> None:
     for _ in range(core.PARKED_MAX):
         assert refill(shard, 99, 0) == []
     assert refill(shard, 99, 0) == [Turn(READER, 7, Miss.REFUSED)]
+    assert shard.delete(DRIVER, 1, 99, [0], 0, wait_seconds=1, scrub=False) == [], "who is greedy pays"
     shard.check_integrity()
 
 

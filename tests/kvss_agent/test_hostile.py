@@ -6,11 +6,13 @@ import contextlib
 import itertools
 import random
 import socket
+import struct
 import threading
 import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import le
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wante
 from kvss_agent.client.line import Address, Credentials, Line
 from kvss_agent.connection import TIERING_MAX, TierDone
 from kvss_agent.hosting import HostedShard
+from kvss_agent.leases import FOREVER
 from kvss_agent.mover import PYTHON
 from kvss_agent.wire import Role
 from tests.kvss_agent.plane import (
@@ -442,13 +445,71 @@ def test_too_many_connections_are_turned_away_and_nobody_else(
     with unharmed(plane):
         for wave in range(1, 41):
             crowd = [connected(plane) for _ in range(50)]
-            wait_until(
-                "most are turned away",
-                lambda least=44 * wave: plane.breaches().get(Cause.LIMIT, 0) >= least,
-            )
+            wait_until("most are turned away", partial(turned_away, plane, 44 * wave))
             assert plane.plane.connections <= 6
             for sock in crowd:
                 sock.close()
+
+
+def turned_away(plane: Plane, least: int) -> bool:
+    return plane.breaches().get(Cause.LIMIT, 0) >= least
+
+
+def test_connections_that_break_off_at_once_do_not_end_the_listener(plane: Plane) -> None:
+    with unharmed(plane):
+        for _ in range(200):
+            with socket.create_connection(("127.0.0.1", plane.tcp)) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with plane.client("tcp") as shard:
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+
+
+def test_readers_do_not_lock_the_driver_out(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvss_agent.hosting.OTHERS_MAX", 3)
+    with unharmed(plane):
+        readers = [line(plane, Role.REFILL, READER) for _ in range(3)]
+        with pytest.raises(Lost, match="connections already"):
+            line(plane, Role.REFILL, READER)
+        with plane.client("unix") as shard:
+            shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+        for reader in readers:
+            reader.close()
+
+
+def test_a_driver_that_waits_for_a_reader_is_told_what_is_applied_already(plane: Plane) -> None:
+    hosted = plane.shards["s"]
+    with unharmed(plane):
+        lease = hosted.core.leases.take([1], FOREVER)
+        driver = line(plane, Role.EVICT)
+        runs = (evict(1, 0), evict(2, 1))
+        raw(driver).sendall(b"".join(frame.encode() + payloads[0] for frame, payloads in runs))
+        assert driver.receive_a(wire.Count).applied == 1
+        hosted.done(lease, None)
+        assert driver.receive_a(wire.Count).applied == 2
+        driver.close()
+
+
+def test_a_reader_that_stalls_takes_its_own_delete_of_the_same_slot_with_it(plane: Plane) -> None:
+    with plane.client("unix") as shard:
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+    with unharmed(plane):
+        lazy = line(plane, Role.REFILL)
+        deleting = threading.Thread(target=delete_soon, args=(plane, lazy))
+        deleting.start()
+        raw(lazy).sendall(wire.Refill(1, 0, 0, (0,) * 64).encode())
+        deleting.join()
+        wait_until("it is cut off", lambda: Cause.STALLED in plane.breaches())
+        lazy.close()
+
+
+def delete_soon(plane: Plane, lazy: Line) -> None:
+    """As its connection's thread is sending, the delete comes on the way that pulls and others take."""
+    hosted = plane.shards["s"]
+    wait_until("it is being read", lambda: len(hosted.core.leases) > 0)
+    [reader] = [one for one in hosted._members.values() if one.driver == DRIVER]
+    hosted.act(
+        lambda core, now: core.delete(reader.number, 2, 0, [0], now, wait_seconds=30, scrub=False), None
+    )
 
 
 def test_a_listener_outlives_a_lack_of_threads(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,12 +593,12 @@ def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) ->
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         column_ = (wire.TierColumn(0, b"k" * 16, TAG),)
-        driver.send(wire.Refill(1, 1, 10_000, (0, 1)))
+        driver.send(wire.Refill(1, 1, 10_000, (1, 2)))  # which are empty
         driver.send(wire.Tier(1, wire.TierVerb.RECALL, 1, 10_000, column_))
         with plane.client("unix") as shard:
             shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
-        heard = [driver.receive() for _ in range(1)]
-        assert isinstance(heard[0], wire.Refilled | wire.Tiered)
+        heard = {type(driver.receive()) for _ in range(2)}
+        assert heard == {wire.Refilled, wire.Tiered}
         driver.close()
 
 

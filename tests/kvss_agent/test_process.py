@@ -265,10 +265,28 @@ def test_a_pull_from_nowhere_fails_with_a_reason(running: AgentProcess) -> None:
     path = f"/v1/pulls/{pull['id']}"
     wait_until("it is over", lambda: running.http.get(path).json()["state"] == "failed")
     assert "Connection refused" in running.http.get(path).json()["reason"]
+    odd = running.http.post("/v1/shards/s/pull", json={**asked, "from": f"tcp:{'a' * 300}:1"}).json()
+    path = f"/v1/pulls/{odd['id']}"
+    wait_until("it is over", lambda: running.http.get(path).json()["state"] == "failed")
     assert running.http.post("/v1/shards/no/pull", json=asked).status_code == 404
     assert running.http.post("/v1/shards/s/pull", json={**asked, "from": "x"}).status_code == 422
     assert running.http.post("/v1/shards/s/pull", json={**asked, "as": "nobody"}).status_code == 409
     assert running.http.get("/v1/pulls/none").status_code == 404
+
+
+def test_a_pull_that_waits_can_be_cancelled(tmp_path: Path) -> None:
+    with agent(tmp_path / "old") as old, agent(tmp_path / "new") as new:
+        old.tell(document(1, spec()))
+        new.tell(document(1, spec()))
+        asked = {"from": f"unix:{old.directory}/data.sock", "shard": "s", "as": READER, "slots": [0]}
+        pull = new.http.post("/v1/shards/s/pull", json={**asked, "after": 1}).json()  # which never comes
+        path = f"/v1/pulls/{pull['id']}"
+        assert new.http.get(path).json()["state"] == "running"
+        assert new.http.delete(path).status_code == 202
+        began = time.monotonic()
+        wait_until("it is over", lambda: new.http.get(path).json()["state"] == "cancelled")
+        assert time.monotonic() - began < 3  # not as long as the source would wait
+        assert new.stop() == 0
 
 
 def test_sigterm_lets_drivers_leave_and_then_ends(running: AgentProcess) -> None:

@@ -124,6 +124,13 @@ def test_a_slot_that_is_overwritten_while_it_is_read_is_torn() -> None:
     assert seal.copy_out(slot, COLUMN, memoryview(bytearray(8192)), Overwriting()) is Miss.TORN
 
 
+def test_what_an_evict_that_was_broken_off_has_left_is_nobodys() -> None:
+    slot = slot_with()
+    assert not seal.clear(slot, COLUMN.sequence - 1, COLUMN.sequence, scrub=True)
+    assert seal.clear(slot, COLUMN.sequence - 2, COLUMN.sequence - 1, scrub=True)
+    assert not any(slot)
+
+
 @pytest.mark.parametrize("scrub", [False, True])
 def test_a_cleared_slot_is_absent_and_scrubbed_where_asked(*, scrub: bool) -> None:
     slot = slot_with()

@@ -154,6 +154,44 @@ def test_a_driver_that_connects_anew_goes_on_where_it_was(plane: Plane, first: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_delete_takes_what_a_driver_left_that_died_while_it_was_writing(
+    plane: Plane, kind: str
+) -> None:
+    arena = plane.shards["s"].arena
+    with plane.client(kind) as shard:
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+        seal.write(arena.slot(1), column("b", 2), 64, kv())  # sealed, and never counted
+        seal.open_slot(arena.slot(2), 2)
+        assert shard.delete([0, 1, 2], scrub=True) is None
+    assert not any(any(arena.slot(slot)) for slot in (0, 1, 2))
+
+
+def test_a_client_that_leaves_takes_all_its_descriptors_with_it(plane: Plane) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    before = descriptors()
+    for _ in range(3):
+        with plane.client("shm") as shard:
+            shard.evict(0, column("a").key, TAG, 64, kv())
+            assert shard.delete([0]) is None
+            shard.close()  # and again on the way out
+    wait_until("they are closed", lambda: descriptors() == before)
+
+
+def test_a_client_that_cannot_follow_its_line_is_lost_and_says_so(plane: Plane) -> None:
+    def refuse(slots: int) -> None:
+        raise ZeroDivisionError(slots)
+
+    with plane.client("shm") as shard:
+        shard.on_line = refuse
+        plane.shards["s"].resize(9)
+        wait_until("it is lost", lambda: is_lost(shard))
+        with pytest.raises(Lost, match="ZeroDivisionError"):
+            shard.evict(0, column("a").key, TAG, 64, kv())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_line_that_moves_down_and_up_again(plane: Plane, kind: str) -> None:
     hosted = plane.shards["s"]
     with plane.client(kind) as shard:
