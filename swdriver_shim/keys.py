@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 COLUMN_TOKENS: Final = 64
+COLUMN_BYTES: Final = 4 * COLUMN_TOKENS
 KEY_BYTES: Final = 16
 TAG_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 32
@@ -57,85 +58,105 @@ def isolation_tag(org: str, secret: Buffer) -> bytes:
     return hashlib.sha256(mixed).digest()[:TAG_BYTES]
 
 
-@dataclass(slots=True)
-class Chain:
-    """The columns of one prompt so far. A conversation that goes on hashes its new columns only.
-
-    `states` are the states of the whole columns, in order.
-    """
-
-    tokens: int = 0
-    keys: list[bytes] = field(default_factory=list)
-    states: list[bytes] = field(default_factory=list, repr=False)
-
-
 class Keys:
     """Makes the keys of one org in one namespace. Holds the secret in mixed form only."""
 
-    __slots__ = ("_keyed", "_root")
+    __slots__ = ("_keyed", "_root", "namespace", "org", "tag")
 
-    def __init__(self, secret: Buffer, tag: bytes, namespace: Namespace) -> None:
+    def __init__(self, org: str, secret: Buffer, namespace: Namespace) -> None:
         """Raises ValueError for a secret that is too short to be one."""
-        _check_secret(secret)
-        if len(tag) != TAG_BYTES:
-            raise ValueError(f"a tag has {TAG_BYTES} bytes, not {len(tag)}")
-        mixed = b"tidegate columns 1" + _bytes_field(bytes(secret)) + tag + namespace.encode()
+        self.org = org
+        self.tag = isolation_tag(org, secret)
+        self.namespace = namespace
+        mixed = b"tidegate columns 1" + _bytes_field(bytes(secret)) + self.tag + namespace.encode()
         self._keyed = hashlib.sha256(hashlib.sha512(mixed).digest())
         if self._keyed.block_size != _BLOCK:
             raise RuntimeError("SHA-256 has blocks of 64 bytes")
         self._root = self._hash(b"root")
 
     def __repr__(self) -> str:
-        return "Keys(…)"
+        return f"Keys({self.org!r}, …)"
 
-    def chain(self, tokens: Sequence[int] | Buffer) -> Chain:
-        """The chain of a prompt: its whole columns. A tail is asked for by `tail`."""
-        made = Chain()
-        self.extend(made, tokens)
+    def prompt(self, tokens: Sequence[int] | Buffer = ()) -> Prompt:
+        """A prompt of this org in this namespace."""
+        made = Prompt(self)
+        made.extend(tokens)
         return made
 
-    def extend(self, chain: Chain, tokens: Sequence[int] | Buffer) -> None:
-        """Make the chain that of these tokens, which begin with those it has been made of.
-
-        `tokens` is the whole prompt: a sequence of numbers, or a buffer of 32-bit ones, little-endian.
-        """
-        raw = encode(tokens)
-        count = len(raw) // 4
-        if count < chain.tokens:
-            raise ValueError(f"the chain has {chain.tokens} tokens already, these are {count}")
-        state = chain.states[-1] if chain.states else self._root
+    def states(self, state: bytes | None, raw: memoryview) -> list[bytes]:
+        """The states of the whole columns of these tokens, which follow on a state, or begin."""
         copy = self._keyed.copy
         whole = _COUNT.pack(COLUMN_TOKENS)
-        size = 4 * COLUMN_TOKENS
-        view = memoryview(raw)
-        for at in range(len(chain.states) * size, count // COLUMN_TOKENS * size, size):
+        made = []
+        state = state or self._root
+        for at in range(0, len(raw) // COLUMN_BYTES * COLUMN_BYTES, COLUMN_BYTES):
             mixed = copy()
             mixed.update(state + whole)
-            mixed.update(view[at : at + size])
+            mixed.update(raw[at : at + COLUMN_BYTES])
             state = mixed.digest()
-            chain.states.append(state)
-            chain.keys.append(state[:KEY_BYTES])
-        chain.tokens = count // COLUMN_TOKENS * COLUMN_TOKENS
+            made.append(state)
+        return made
 
-    def tail(self, chain: Chain, tokens: Sequence[int] | Buffer) -> bytes:
-        """The key of a tail column: fewer tokens than a whole one, right after the chain."""
-        raw = encode(tokens)
-        count = len(raw) // 4
-        if not 0 < count < COLUMN_TOKENS:
-            raise ValueError(f"a tail has 1 to {COLUMN_TOKENS - 1} tokens, not {count}")
-        state = chain.states[-1] if chain.states else self._root
-        return self._hash(state + _COUNT.pack(count) + raw)[:KEY_BYTES]
-
-    def rewind(self, chain: Chain, tokens: int) -> None:
-        """Forget all columns that hold tokens beyond the first so many."""
-        whole = max(0, tokens) // COLUMN_TOKENS
-        del chain.states[whole:], chain.keys[whole:]
-        chain.tokens = min(chain.tokens, whole * COLUMN_TOKENS)
+    def tail(self, state: bytes | None, raw: bytes) -> bytes:
+        """The key of a tail column of these tokens: fewer than a whole one has."""
+        return self._hash((state or self._root) + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
 
     def _hash(self, data: bytes) -> bytes:
         mixed = self._keyed.copy()
         mixed.update(data)
         return mixed.digest()
+
+
+class Prompt:
+    """The tokens of one request as they grow, and the keys of its columns.
+
+    Tokens live here only, as long as the request does. A conversation that goes on hashes its new
+    columns only.
+    """
+
+    __slots__ = ("_raw", "_states", "keys", "maker")
+
+    def __init__(self, maker: Keys) -> None:
+        self.maker = maker
+        self.keys: list[bytes] = []  # of the whole columns
+        self._states: list[bytes] = []
+        self._raw = bytearray()
+
+    def __repr__(self) -> str:
+        return f"Prompt({self.maker.org!r}, {self.tokens} tokens)"
+
+    @property
+    def org(self) -> str:
+        return self.maker.org
+
+    @property
+    def tokens(self) -> int:
+        return len(self._raw) // 4
+
+    def extend(self, more: Sequence[int] | Buffer) -> None:
+        """These tokens follow: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
+        self._raw += encode(more)
+        with memoryview(self._raw) as raw:
+            made = self.maker.states(self._state(len(self.keys)), raw[len(self.keys) * COLUMN_BYTES :])
+        self._states += made
+        self.keys += [state[:KEY_BYTES] for state in made]
+
+    def tail(self, columns: int, count: int) -> bytes:
+        """The key of the tail column of so many tokens after the first so many whole columns."""
+        start = columns * COLUMN_BYTES
+        raw = bytes(self._raw[start : start + 4 * count])
+        if not 0 < count < COLUMN_TOKENS or len(raw) != 4 * count:
+            raise ValueError(f"there is no tail of {count} tokens after {columns} columns")
+        return self.maker.tail(self._state(columns), raw)
+
+    def rewind(self, tokens: int) -> None:
+        """Forget what follows the first so many tokens."""
+        del self._raw[4 * max(0, tokens) :]
+        whole = len(self._raw) // COLUMN_BYTES
+        del self.keys[whole:], self._states[whole:]
+
+    def _state(self, columns: int) -> bytes | None:
+        return self._states[columns - 1] if columns else None
 
 
 def encode(tokens: Sequence[int] | Buffer) -> bytes:
