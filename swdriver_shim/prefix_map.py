@@ -1,0 +1,177 @@
+"""The columns of one org, in one namespace and cache group: a forest, found by key.
+
+A column is a node for as long as it has bytes somewhere or columns behind it. So one that expired in the
+middle of a conversation stays as an empty place until what is behind it has gone, too, and takes its
+bytes back in when they are computed anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from swdriver_shim.keys import COLUMN_TOKENS
+
+if TYPE_CHECKING:
+    from swdriver_shim.room import Account
+
+NO_SLOT = -1
+
+
+class State(IntEnum):
+    EMPTY = 0  # no bytes
+    WRITING = 1  # they are on their way into the slot
+    READY = 2
+    GONE = 3  # taken out while somebody was using its slot
+
+
+class Column:
+    """One column. There may be a million: nothing is here that is not needed for each."""
+
+    __slots__ = (
+        "depth",
+        "holds",
+        "home",
+        "key",
+        "mark",
+        "parent",
+        "pins",
+        "priority",
+        "slot",
+        "state",
+        "stored_at",
+        "tokens",
+        "ttl",
+        "used_at",
+        "uses",
+    )
+
+    def __init__(
+        self, home: PrefixMap, key: bytes, parent: Column | None, depth: int, tokens: int
+    ) -> None:
+        self.home = home
+        self.key = key
+        self.parent = parent
+        self.depth = depth  # how many columns are before it
+        self.tokens = tokens
+        self.slot = NO_SLOT
+        self.state = State.EMPTY
+        self.stored_at = self.used_at = 0.0
+        self.uses = 0
+        self.priority = 0
+        self.ttl: int | None = None  # seconds, of its own
+        self.holds = 0  # columns behind it, and pins
+        self.pins = 0  # whoever is reading or writing its slot
+        self.mark: Any = None  # the eviction policy's
+
+    def __repr__(self) -> str:
+        return f"<column {self.depth} of {self.home.account.org}, {self.state.name}, slot {self.slot}>"
+
+    @property
+    def bytes(self) -> int:
+        return self.home.column_bytes
+
+    @property
+    def tail(self) -> bool:
+        return self.tokens < COLUMN_TOKENS
+
+
+class Tail(Column):
+    """A column of fewer tokens than a whole one: only a prompt that begins with just these uses it."""
+
+    __slots__ = ("before",)
+    before: bytes  # the key of the column before it; empty for none
+
+
+class PrefixMap:
+    def __init__(self, account: Account, group: int, column_bytes: int, *, linked: bool) -> None:
+        """`linked`: a column is worth nothing without the one before it, as in a full group."""
+        self.account = account
+        self.group = group
+        self.column_bytes = column_bytes
+        self.linked = linked
+        self.columns: dict[bytes, Column] = {}
+        self._tails: dict[bytes, list[Tail]] = {}  # by the key of the column before
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def find(self, keys: Sequence[bytes]) -> list[Column | None]:
+        return list(map(self.columns.get, keys))
+
+    def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
+        """A new, empty place for a whole column."""
+        return self._link(Column(self, key, parent if self.linked else None, depth, COLUMN_TOKENS))
+
+    def add_tail(
+        self, key: bytes, parent: Column | None, depth: int, tokens: int, before: bytes
+    ) -> Tail:
+        """The same for a tail. `before` is the key of the column before it, empty for none."""
+        tail = Tail(self, key, parent if self.linked else None, depth, tokens)
+        tail.before = before
+        self._tails.setdefault(before, []).append(tail)
+        self._link(tail)
+        return tail
+
+    def _link(self, column: Column) -> Column:
+        self.columns[column.key] = column
+        if column.parent:
+            column.parent.holds += 1
+        return column
+
+    def tails(self, before: bytes) -> Sequence[Tail]:
+        """The tails right behind the column of this key, the longest first."""
+        return sorted(self._tails.get(before, ()), key=lambda tail: -tail.tokens)
+
+    def prune(self, column: Column) -> Column | None:
+        """Take this column out if it is empty and holds nothing, and then those before it likewise.
+
+        The column that is held by nothing now and stays, if there is one: it is a leaf.
+        """
+        while column.state in (State.EMPTY, State.GONE) and not column.holds:
+            self._take_out(column)
+            parent, column.parent = column.parent, None
+            if parent is None:
+                return None
+            parent.holds -= 1
+            column = parent
+        return None if column.holds else column
+
+    def _take_out(self, column: Column) -> None:
+        if self.columns.get(column.key) is column:
+            del self.columns[column.key]
+        if isinstance(column, Tail):
+            left = [tail for tail in self._tails.get(column.before, ()) if tail is not column]
+            if left:
+                self._tails[column.before] = left
+            else:
+                self._tails.pop(column.before, None)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the forest contradicts itself."""
+        behind: Counter[int] = Counter()
+        for key, column in self.columns.items():
+            _must(column.key == key and column.home is self, "columns are found by their keys")
+            _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
+            _must(column.state is not State.GONE, "what is gone is not found")
+            if column.parent:
+                behind[id(column.parent)] += 1
+                _must(self.columns.get(column.parent.key) is column.parent, "a parent is here")
+                _must(column.parent.depth == column.depth - 1, "a parent is one column before")
+            _must(not self.linked or not column.depth or column.parent is not None, "no gaps")
+            tails = self._tails.get(column.before, ()) if isinstance(column, Tail) else ()
+            _must(not column.tail or column in tails, "tails are found by what is before them")
+        for column in self.columns.values():
+            _must(column.holds == behind[id(column)] + column.pins, "holds are children and pins")
+            _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
+        _must(
+            sum(map(len, self._tails.values())) == sum(one.tail for one in self.columns.values()),
+            "tails are columns",
+        )
+
+
+def _must(holds: bool, what: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise RuntimeError(f"the prefix map contradicts itself: {what}")
