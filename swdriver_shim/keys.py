@@ -149,6 +149,13 @@ class Prompt:
             raise ValueError(f"there is no tail of {count} tokens after {columns} columns")
         return self.maker.tail(self._state(columns), raw)
 
+    def begins_as(self, maker: Keys) -> bytes | None:
+        """The key of its first column as another namespace of its org has it; None if it has no whole
+        column."""
+        with memoryview(self._raw) as raw:
+            states = maker.states(None, raw[:COLUMN_BYTES])
+        return states[0][:KEY_BYTES] if states else None
+
     def rewind(self, tokens: int) -> None:
         """Forget what follows the first so many tokens."""
         del self._raw[4 * max(0, tokens) :]

@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from swdriver_shim.keys import COLUMN_TOKENS
 
 if TYPE_CHECKING:
     from swdriver_shim.room import Account
 
-NO_SLOT = -1
+NO_SLOT: Final = -1
 
 
 class State(IntEnum):
     EMPTY = 0  # no bytes
     WRITING = 1  # they are on their way into the slot
     READY = 2
-    GONE = 3  # taken out while somebody was using its slot
 
 
 class Column:
@@ -32,12 +31,12 @@ class Column:
 
     __slots__ = (
         "depth",
+        "due",
         "holds",
         "home",
         "key",
         "mark",
         "parent",
-        "pins",
         "priority",
         "slot",
         "state",
@@ -62,8 +61,8 @@ class Column:
         self.uses = 0
         self.priority = 0
         self.ttl: int | None = None  # seconds, of its own
-        self.holds = 0  # columns behind it, and pins
-        self.pins = 0  # whoever is reading or writing its slot
+        self.due = 0  # the second in which the sweeper looks at it next
+        self.holds = 0  # columns behind it, and matches that end with it
         self.mark: Any = None  # the eviction policy's
 
     def __repr__(self) -> str:
@@ -130,7 +129,7 @@ class PrefixMap:
 
         The column that is held by nothing now and stays, if there is one: it is a leaf.
         """
-        while column.state in (State.EMPTY, State.GONE) and not column.holds:
+        while column.state is State.EMPTY and not column.holds:
             self._take_out(column)
             parent, column.parent = column.parent, None
             if parent is None:
@@ -149,22 +148,21 @@ class PrefixMap:
             else:
                 self._tails.pop(column.before, None)
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, pins: Counter[Column]) -> None:
         """Raise RuntimeError if the forest contradicts itself."""
-        behind: Counter[int] = Counter()
+        behind: Counter[Column] = Counter()
         for key, column in self.columns.items():
             _must(column.key == key and column.home is self, "columns are found by their keys")
             _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
-            _must(column.state is not State.GONE, "what is gone is not found")
             if column.parent:
-                behind[id(column.parent)] += 1
+                behind[column.parent] += 1
                 _must(self.columns.get(column.parent.key) is column.parent, "a parent is here")
                 _must(column.parent.depth == column.depth - 1, "a parent is one column before")
             _must(not self.linked or not column.depth or column.parent is not None, "no gaps")
             tails = self._tails.get(column.before, ()) if isinstance(column, Tail) else ()
             _must(not column.tail or column in tails, "tails are found by what is before them")
         for column in self.columns.values():
-            _must(column.holds == behind[id(column)] + column.pins, "holds are children and pins")
+            _must(column.holds == behind[column] + pins[column], "holds are children and pins")
             _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
         _must(
             sum(map(len, self._tails.values())) == sum(one.tail for one in self.columns.values()),

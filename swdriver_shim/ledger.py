@@ -1,0 +1,822 @@
+"""The deciding half of the driver: what is cached for whom, until when, what goes first, why it is
+missed.
+
+No bytes, no clocks, no sockets, no threads. Whoever runs it passes the time in, moves bytes as it says,
+and tells it how that went:
+
+- `match` finds the longest prefix that can be refilled, and keeps its slots as they are until `release`.
+- `begin_store` gives the columns of a prompt slots to be evicted to; `finish_store` follows.
+- `sweep` and `reclaim` do in small pieces what would take long: expiry, lower quotas, and taking apart
+  what was purged.
+- `take_clears` says which slots agents have to empty before they are used again; `cleared` follows.
+
+All shards of a group keep a column under the same slot number, so a slot is a number here, no more.
+
+What keeps slots safe. A column that is evicted for room is a leaf that nobody is using. One that goes
+for another reason may be in use: its slot waits until every match and store under way has ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple
+
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
+from swdriver_shim.layout import Layout
+from swdriver_shim.policy import AS_USUAL, NEVER, OrgPolicies, Rules, Tiers
+from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
+from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason
+from swdriver_shim.room import Account, Pool
+
+DRAM: Final = "dram"
+SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
+USE_SECONDS_MAX: Final = 300.0  # for a match or store; who takes longer is taken for dead
+NAMESPACES_MAX: Final = 64  # of one org
+_CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
+_ALWAYS: Final = -NEVER
+
+
+class Place(NamedTuple):
+    """Evict this column to this slot."""
+
+    column: Column
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class Match:
+    """What of a prompt can be refilled: `columns` of each group, in order.
+
+    All groups agree on `tokens`, counted from the start. A group with a window has only those columns
+    that cover it.
+    """
+
+    prompt: Prompt
+    asked: int
+    tokens: int
+    columns: tuple[list[Column], ...]
+    number: int = 0
+
+    @property
+    def ends(self) -> list[Column]:
+        """What holds all of it: the last column of a full group, every one of a window."""
+        return [
+            column
+            for hit in self.columns
+            for column in (hit[-1:] if hit and hit[0].home.linked else hit)
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class Store:
+    """What of a prompt is to be evicted, in this order."""
+
+    places: list[Place]
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Removal:
+    """Something that is being removed for good. Done when nothing of it is left anywhere."""
+
+    reason: Reason
+    columns: int = 0
+    bytes: int = 0
+    waiting: int = 0  # slots that are not empty yet, and maps that are not taken apart
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clear:
+    """Empty this slot on all agents, with zeros if `scrub`."""
+
+    group: int
+    slot: int
+    scrub: bool
+    removal: Removal | None
+
+
+@dataclass(slots=True)
+class Overstay:
+    """How long bytes lay here beyond their time, never served. Until agents were told to empty them."""
+
+    columns: int = 0
+    seconds_max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnState:
+    """One column of a prompt, for people: what it is, and why not."""
+
+    depth: int
+    tokens: int
+    state: str  # "ready", or the reason why it is missed
+    age_seconds: float | None = None
+    idle_seconds: float | None = None
+    expires_in_seconds: float | None = None
+    uses: int | None = None
+    priority: int | None = None
+    slot: int | None = None
+
+
+@dataclass(slots=True)
+class _Path:
+    """What one group has of a prompt. `reach`: how many columns in a row, up to each, can be used."""
+
+    map: PrefixMap
+    found: list[Column | None]
+    fresh: int = 0  # so many from the start can be used
+    reach: list[int] = field(default_factory=list)  # of a window
+
+
+class Ledger:
+    def __init__(self, layout: Layout, model: str = "", *, ghosts_max: int = GHOSTS_MAX) -> None:
+        self.layout = layout
+        self.model = model
+        self.accounts: dict[str, Account] = {}
+        self.pools = [Pool() for _ in layout.groups]
+        self.ghosts = Ghosts(ghosts_max)
+        self.overstay = Overstay()
+        self._policies: Mapping[str, OrgPolicies] = {}
+        self._uses: dict[int, tuple[float, Match | Store]] = {}  # what is under way, oldest first
+        self._numbers = 0
+        self._limbo: deque[tuple[int, Clear | tuple[int, int]]] = deque()  # until this use has ended
+        self._clears: deque[Clear] = deque()
+        self._clearing: set[tuple[int, int]] = set()
+        self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
+        self._seconds: list[int] = []  # a heap of those
+        self._rescans: deque[list[Column]] = deque()
+        self._purged: deque[tuple[PrefixMap, Removal]] = deque()
+
+    # Intent
+
+    def set_policies(self, policies: Mapping[str, OrgPolicies], now: float) -> None:
+        """All orgs' policies, for what is stored already, too. Who is not in it has the usual one."""
+        self._policies = policies
+        for account in self.accounts.values():
+            before = account.policy
+            account.set_policies(policies.get(account.org, OrgPolicies()), now)
+            if account.policy != before:
+                self._rescans += [list(account.columns(group)) for group in range(len(self.pools))]
+
+    def set_line(self, group: int, slots: int) -> None:
+        """So many slots may be used. What lies above them is gone: agents have given the memory back."""
+        shrinks = slots < self.pools[group].line
+        self.pools[group].set_line(slots)
+        if shrinks:
+            for account in self.accounts.values():
+                for column in [one for one in account.columns(group) if one.slot >= slots]:
+                    self._remove(column, Reason.EVICTED)
+
+    def account(self, org: str) -> Account:
+        found = self.accounts.get(org)
+        if found is None:
+            found = self.accounts[org] = Account(org, self.model, len(self.pools))
+            found.set_policies(self._policies.get(org, OrgPolicies()), 0)
+        return found
+
+    # Match
+
+    def match(self, prompt: Prompt, now: float) -> Match:
+        """The longest prefix of the prompt that every group can give back. `release` has to follow.
+
+        Its tokens are counted as asked for, and as hit or missed, each with its reason.
+        """
+        account = self.account(prompt.org)
+        paths = self._paths(account, prompt, now)
+        columns, tokens = self._agree(account, paths, prompt, now)
+        tally = account.tally
+        tally.requests += 1
+        tally.requested += prompt.tokens
+        tally.hits[DRAM] += tokens
+        if tokens < prompt.tokens:
+            tally.missed += self._why(account, paths, prompt, tokens, now)
+        for hit in columns:
+            _use(account, hit, now)
+        found = Match(prompt, prompt.tokens, tokens, columns)
+        for column in found.ends:
+            column.holds += 1
+        self._begin(found, now)
+        return found
+
+    def release(self, match: Match) -> None:
+        """Nobody reads those slots any more."""
+        if self._end(match):
+            for column in match.ends:
+                column.holds -= 1
+                self._prune(column)
+
+    def shorten(self, match: Match, tokens: int, reason: Reason) -> None:
+        """Only so many tokens could be used after all: the others are missed, for this reason."""
+        tally, lost = self.account(match.prompt.org).tally, match.tokens - tokens
+        if lost > 0:
+            tally.hits[DRAM] -= lost
+            tally.missed[reason] += lost
+            match.tokens = tokens
+
+    def refuse(self, column: Column, reason: Reason) -> None:
+        """What lay in its slot was not it, or can't be had: it is not served again."""
+        if column.state is State.READY:
+            self._remove(column, reason)
+
+    def query(self, prompt: Prompt, now: float) -> int:
+        """How many tokens `match` would give. Changes nothing, and counts nothing."""
+        account = self.account(prompt.org)
+        return self._agree(account, self._paths(account, prompt, now), prompt, now)[1]
+
+    def _paths(self, account: Account, prompt: Prompt, now: float) -> list[_Path]:
+        maps = self._maps(account, prompt.maker)
+        paths = [_Path(one, one.find(prompt.keys)) for one in maps]
+        for path in paths:
+            if path.map.linked:
+                path.fresh = self._fresh(account, path.found, now)
+                continue
+            at = 0
+            while at < len(path.found):
+                run = self._fresh(account, path.found[at:], now)
+                path.reach += range(1, run + 1)
+                path.reach += [0] * (at + run < len(path.found))
+                at += run + 1
+        return paths
+
+    def _fresh(self, account: Account, columns: Iterable[Column | None], now: float) -> int:
+        """How many of these, from the first on, may be served at this moment. This is where expiry is
+        enforced, however late sweepers run."""
+        policy = account.policy
+        if policy.tiers is Tiers.NONE:
+            return 0
+        first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+        born = _ALWAYS if first is None else now - first
+        seen = _ALWAYS if last is None else now - last
+        ready = State.READY
+        fresh = 0
+        for column in columns:
+            if (
+                column is None
+                or column.state is not ready
+                or column.stored_at <= born
+                or column.used_at <= seen
+                or (column.ttl is not None and self._expires_at(column) <= now)
+            ):
+                break
+            fresh += 1
+        return fresh
+
+    def _agree(
+        self, account: Account, paths: list[_Path], prompt: Prompt, now: float
+    ) -> tuple[tuple[list[Column], ...], int]:
+        """The longest prefix that all groups have, and its columns."""
+        whole = min((path.fresh for path in paths if path.map.linked), default=len(prompt.keys))
+        while whole and not self._covers(paths, whole, whole * COLUMN_TOKENS):
+            whole -= 1
+        tails = self._tails(account, paths, prompt, whole, now)
+        tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
+        columns = []
+        for index, (path, group) in enumerate(zip(paths, self.layout.groups, strict=True)):
+            columns.append(_present(path.found[group.first_needed(tokens) : whole]))
+            columns[-1] += tails[index : index + 1]
+        return tuple(columns), tokens
+
+    def _covers(self, paths: list[_Path], whole: int, tokens: int) -> bool:
+        """Do all windows have what comes before so many tokens, as far as it lies in whole columns?"""
+        return all(
+            path.map.linked or path.reach[whole - 1] >= whole - group.first_needed(tokens)
+            for path, group in zip(paths, self.layout.groups, strict=True)
+            if group.first_needed(tokens) < whole
+        )
+
+    def _tails(
+        self, account: Account, paths: list[_Path], prompt: Prompt, whole: int, now: float
+    ) -> list[Column]:
+        """The longest tail right behind the whole columns that all groups have: one column of each."""
+        left = prompt.tokens - whole * COLUMN_TOKENS
+        for tail in paths[0].map.tails(_before(prompt, whole)):
+            if tail.tokens > left or prompt.tail(whole, tail.tokens) != tail.key:
+                continue
+            tails = _present(path.map.columns.get(tail.key) for path in paths)
+            if len(tails) == self._fresh(account, tails, now) == len(paths) and self._covers(
+                paths, whole, whole * COLUMN_TOKENS + tail.tokens
+            ):
+                return tails
+        return []
+
+    def _why(
+        self, account: Account, paths: list[_Path], prompt: Prompt, tokens: int, now: float
+    ) -> Counter[Reason]:
+        """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
+        if not tokens and self._is_elsewhere(account, prompt):
+            return Counter({Reason.OTHER_NAMESPACE: prompt.tokens})
+        missed: Counter[Reason] = Counter()
+        gap = Reason.NEVER_STORED
+        for depth in range(tokens // COLUMN_TOKENS, len(prompt.keys)):
+            for path in paths:
+                if reason := self._reason(path.found[depth], prompt.keys[depth], now):
+                    gap = reason
+                    break
+            missed[gap] += COLUMN_TOKENS
+        missed[gap] += prompt.tokens - tokens - missed.total()  # the tail, less what is hit of a column
+        return missed
+
+    def _reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
+        """Why this column can't be served; None if it can."""
+        if column is None or column.state is State.EMPTY:
+            return self.ghosts.why(key)
+        if column.state is State.WRITING:
+            return Reason.WRITING
+        if column.home.account.policy.tiers is Tiers.NONE:
+            return Reason.NO_STORE
+        return Reason.EXPIRED if self._expires_at(column) <= now else None
+
+    @staticmethod
+    def _is_elsewhere(account: Account, prompt: Prompt) -> bool:
+        here = prompt.maker.namespace
+        return any(
+            prompt.begins_as(account.makers[namespace]) in maps[0].columns
+            for namespace, maps in account.maps.items()
+            if namespace != here
+        )
+
+    # Store
+
+    def begin_store(self, prompt: Prompt, verified: int, now: float, rules: Rules = AS_USUAL) -> Store:
+        """Slots for what is not stored yet of the first so many tokens, those that are verified.
+
+        Fewer if there is no room for more. `finish_store` has to follow.
+        """
+        if not 0 <= verified <= prompt.tokens:
+            raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
+        account = self.account(prompt.org)
+        store = Store([])
+        if rules.no_store or account.policy.tiers is Tiers.NONE:
+            for key in prompt.keys[: verified // COLUMN_TOKENS]:
+                if self.ghosts.why(key) is Reason.NEVER_STORED:
+                    self.ghosts.add(key, Reason.NO_STORE)
+        else:
+            maps = self._maps(account, prompt.maker)
+            for one in sorted(
+                maps, key=lambda one: not one.linked
+            ):  # windows cover what the others have
+                first = self.layout.groups[one.group].first_needed(verified)
+                stored = self._store_in(one, prompt, first, verified, now, rules, store.places)
+                verified = min(verified, stored) if one.linked else verified
+        self._begin(store, now)
+        return store
+
+    def finish_store(
+        self, store: Store, now: float, failed: Mapping[Column, Reason] | None = None
+    ) -> None:
+        """The columns are in their slots on every agent, but for those that failed."""
+        if not self._end(store):
+            return
+        for column, slot in store.places:
+            if column.state is not State.WRITING or column.slot != slot:
+                continue  # purged or taken away meanwhile
+            if failed and column in failed:
+                self._remove(column, failed[column])
+                continue
+            column.state = State.READY
+            column.stored_at = column.used_at = now
+            self.ghosts.forget(column.key)
+            column.home.account.queue(column).stored(column, now)
+            self._schedule(column)
+
+    def _store_in(
+        self,
+        home: PrefixMap,
+        prompt: Prompt,
+        first: int,
+        verified: int,
+        now: float,
+        rules: Rules,
+        places: list[Place],
+    ) -> int:
+        """Places for one group. Up to how many tokens its columns are here, or on their way."""
+        whole, rest = divmod(verified, COLUMN_TOKENS)
+        policy = home.account.policy
+        parent: Column | None = None
+        for depth in range(first, whole + (rest > 0)):
+            tokens = rest if depth == whole else COLUMN_TOKENS
+            key = prompt.tail(whole, rest) if depth == whole else prompt.keys[depth]
+            column = home.columns.get(key)
+            if column is not None and column.state is State.READY and self._expires_at(column) <= now:
+                self._remove(column, Reason.EXPIRED)
+                column = home.columns.get(key)
+            if column is None or column.state is State.EMPTY:
+                slot = self._slot_for(home, prompt, depth, tokens, parent, column, now)
+                if slot is None:
+                    return depth * COLUMN_TOKENS
+                column = column or self._add(home, prompt, key, parent, depth, tokens)
+                column.state, column.slot, column.uses = State.WRITING, slot, 0
+                column.ttl = rules.ttl_seconds
+                column.priority = policy.priority if rules.priority is None else rules.priority
+                self._charge(home, home.column_bytes)
+                places.append(Place(column, slot))
+            elif column.ttl is not None:  # somebody else has the same, and may keep it for longer
+                longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
+                column.ttl = rules.ttl_seconds if longer else column.ttl
+            parent = column
+        return verified
+
+    @staticmethod
+    def _add(
+        home: PrefixMap, prompt: Prompt, key: bytes, parent: Column | None, depth: int, tokens: int
+    ) -> Column:
+        if tokens == COLUMN_TOKENS:
+            return home.add(key, parent, depth)
+        return home.add_tail(key, parent, depth, tokens, _before(prompt, depth))
+
+    def _slot_for(
+        self,
+        home: PrefixMap,
+        prompt: Prompt,
+        depth: int,
+        tokens: int,
+        parent: Column | None,
+        place: Column | None,
+        now: float,
+    ) -> int | None:
+        """A slot for a column: that of the tail which it goes on from, a free one, or room is made."""
+        slot = self._take_over(home, prompt, depth, tokens)
+        if slot is not None:
+            return slot
+        held = [column for column in (parent, place) if column]  # these must not pay for it
+        for column in held:
+            column.holds += 1
+        slot = self._make_room(home, now)
+        for column in held:
+            column.holds -= 1
+            self._prune(column)
+        return slot
+
+    def _take_over(self, home: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
+        """The slot of a shorter tail that this column goes on from, if nobody is reading it."""
+        for tail in home.tails(_before(prompt, depth)):
+            is_idle = tail.state is State.READY and not tail.holds
+            if is_idle and tail.tokens < tokens and prompt.tail(depth, tail.tokens) == tail.key:
+                slot = self._empty(tail)
+                parent = tail.parent
+                if parent:
+                    parent.holds += 1  # it is about to have another behind it
+                self._prune(tail)
+                if parent:
+                    parent.holds -= 1
+                return slot
+        return None
+
+    def _make_room(self, home: PrefixMap, now: float) -> int | None:
+        account, group, pool = home.account, home.group, self.pools[home.group]
+        limit = account.policy.dram_bytes_max
+        while limit is not None and account.bytes + home.column_bytes > limit:
+            victim = account.victim(group, now)
+            if victim is None:
+                return None
+            self._remove(victim, Reason.QUOTA, idle=True)
+        while (slot := pool.take()) is None:
+            victim = self._victim(group, now)
+            if victim is None:
+                return None
+            self._remove(victim, Reason.EVICTED, idle=True)
+        return slot
+
+    def _victim(self, group: int, now: float) -> Column | None:
+        """Of the org that is furthest above its share; of the next if that one has nothing to give."""
+        payers = [account for account in self.accounts.values() if account.group_bytes[group]]
+        while payers:
+            payer = max(payers, key=lambda account: account.over_share(group))
+            if victim := payer.victim(group, now):
+                return victim
+            payers.remove(payer)
+        return None
+
+    # Verbs
+
+    def explain(self, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
+        """Group by group and column by column: what is there, until when, and why not."""
+        maps = self._maps(self.account(prompt.org), prompt.maker)
+        return {
+            group.name: [
+                self._describe(one.columns.get(key), key, depth, now)
+                for depth, key in enumerate(_keys(prompt))
+            ]
+            for group, one in zip(self.layout.groups, maps, strict=True)
+        }
+
+    def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
+        """Remove a prompt's columns from its end on, up to the first that others go on from; with
+        `shared` all of them."""
+        removal = Removal(Reason.DELETED)
+        for one in self._maps(self.account(prompt.org), prompt.maker):
+            for column in reversed(_present(one.find(_keys(prompt)))):
+                if not shared and column.holds > self._pins()[column]:
+                    break
+                if column.state is not State.EMPTY:
+                    self._remove(column, Reason.DELETED, removal)
+        return removal
+
+    def set_priority(self, prompt: Prompt, priority: int, now: float) -> int:
+        """Of what is stored of this prompt; how many columns that is."""
+        account, columns = self.account(prompt.org), self._stored(prompt)
+        for column in columns:
+            if column.state is State.READY:
+                account.queue(column).removed(column)
+            column.mark, column.priority = None, priority
+            if column.state is State.READY:
+                account.queue(column).stored(column, now)
+        return len(columns)
+
+    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
+        """Give what is stored of this prompt a time to live of its own, which only shortens the
+        policy's; how many columns that is."""
+        columns = self._stored(prompt)
+        for column in columns:
+            column.ttl = seconds
+            if column.state is State.READY:
+                self._schedule(column)
+        return len(columns)
+
+    def purge(self, org: str, namespace: Namespace | None = None) -> Removal:
+        """Nothing of this org, or of it in one namespace, is found from here on; `reclaim` does the
+        rest."""
+        removal = Removal(Reason.PURGED)
+        account = self.account(org)
+        for one in [namespace] if namespace else list(account.maps):
+            for purged in account.maps.pop(one, ()):
+                account.purged.append(purged)
+                self._purged.append((purged, removal))
+                removal.waiting += 1
+        return removal
+
+    def _stored(self, prompt: Prompt) -> list[Column]:
+        maps = self._maps(self.account(prompt.org), prompt.maker)
+        there = [column for one in maps for column in _present(one.find(_keys(prompt)))]
+        return [column for column in there if column.state is not State.EMPTY]
+
+    def _describe(self, column: Column | None, key: bytes, depth: int, now: float) -> ColumnState:
+        reason = self._reason(column, key, now) or "ready"
+        if column is None or column.state is not State.READY:
+            return ColumnState(depth, column.tokens if column else COLUMN_TOKENS, reason)
+        expires_at = self._expires_at(column)
+        return ColumnState(
+            depth,
+            column.tokens,
+            reason,
+            now - column.stored_at,
+            now - column.used_at,
+            None if expires_at == NEVER else expires_at - now,
+            column.uses,
+            column.priority,
+            column.slot,
+        )
+
+    # Long work, in pieces
+
+    def sweep(self, now: float, columns: int = SLICE) -> bool:
+        """Remove what has expired and end what is taken for dead, looking at about so many columns;
+        whether there is more to do."""
+        while self._uses and (oldest := next(iter(self._uses.values())))[0] + USE_SECONDS_MAX <= now:
+            self._give_up(oldest[1], now)
+        while self._rescans and columns > 0:
+            rescan = self._rescans[0]
+            for column in rescan[-columns:]:
+                if column.state is State.READY:
+                    self._schedule(column)
+            columns -= len(rescan[-columns:])
+            del rescan[-columns or None :]
+            if not rescan:
+                self._rescans.popleft()
+        while self._seconds and self._seconds[0] <= now and columns > 0:
+            second = self._seconds[0]
+            due = self._due[second]
+            while due and columns > 0:
+                columns -= 1
+                self._look_at(due.pop(), second, now)
+            if not due:
+                heapq.heappop(self._seconds)
+                del self._due[second]
+        columns -= self._enforce_quotas(columns, now)
+        return columns <= 0 or bool(self._rescans)
+
+    def reclaim(self, columns: int = SLICE) -> bool:
+        """Take apart what was purged, about so many columns; whether there is more to do."""
+        while self._purged and columns > 0:
+            home, removal = self._purged[0]
+            while home.columns and columns > 0:
+                columns -= 1
+                _, column = home.columns.popitem()  # the youngest first: what is behind goes first
+                if column.state is not State.EMPTY:
+                    self._remove(column, Reason.PURGED, removal)
+            if not home.columns:
+                self._purged.popleft()
+                home.account.purged.remove(home)
+                removal.waiting -= 1
+        return bool(self._purged)
+
+    def take_clears(self, most: int) -> list[Clear]:
+        """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
+        taken: list[Clear] = []
+        while self._clears and len(taken) < most:
+            clear = self._clears[0]
+            if taken and (clear.group, clear.scrub) != (taken[0].group, taken[0].scrub):
+                break
+            taken.append(self._clears.popleft())
+        return taken
+
+    def cleared(self, clears: Iterable[Clear]) -> None:
+        """Nothing is left in these slots, on any agent."""
+        for clear in clears:
+            self._clearing.remove((clear.group, clear.slot))
+            self.pools[clear.group].give_back(clear.slot)
+            if clear.removal:
+                clear.removal.waiting -= 1
+
+    def not_cleared(self, clears: Sequence[Clear]) -> None:
+        """They could not be emptied; they are to be tried again."""
+        self._clears.extendleft(reversed(clears))
+
+    # Inside
+
+    def _maps(self, account: Account, maker: Keys) -> list[PrefixMap]:
+        """The maps of an org in a namespace, one for each group."""
+        found = account.maps.get(maker.namespace)
+        if found is None:
+            if len(account.maps) >= NAMESPACES_MAX:
+                account.forget_empty_maps()
+            found = account.maps[maker.namespace] = [
+                PrefixMap(account, index, group.column_bytes, linked=group.window is None)
+                for index, group in enumerate(self.layout.groups)
+            ]
+            account.makers[maker.namespace] = maker
+        return found
+
+    def _begin(self, use: Match | Store, now: float) -> None:
+        self._numbers += 1
+        use.number = self._numbers
+        self._uses[use.number] = (now, use)
+
+    def _end(self, use: Match | Store) -> bool:
+        """Whether it was under way. Slots that waited for it, and for none before it, are free."""
+        if self._uses.pop(use.number, None) is None:
+            return False
+        oldest = next(iter(self._uses), self._numbers + 1)
+        while self._limbo and self._limbo[0][0] < oldest:
+            self._let_go(self._limbo.popleft()[1])
+        return True
+
+    def _give_up(self, use: Match | Store, now: float) -> None:
+        if isinstance(use, Match):
+            self.release(use)
+        else:
+            self.finish_store(use, now, {column: Reason.AGENT_LOST for column, _ in use.places})
+
+    def _remove(
+        self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
+    ) -> None:
+        """Its bytes are given up. Columns behind it stay, and wait for it to come back.
+
+        `idle`: nobody is using its slot.
+        """
+        group, scrub = column.home.group, column.home.account.policy.scrub
+        self.ghosts.add(column.key, reason)
+        slot = self._empty(column)
+        if removal:
+            removal.columns += 1
+            removal.bytes += column.bytes
+            removal.waiting += 1
+        what: Clear | tuple[int, int] = (group, slot)
+        if scrub or reason in _CLEARED:
+            what = Clear(group, slot, scrub, removal)
+            self._clearing.add((group, slot))
+        if self._uses and not idle:
+            self._limbo.append((self._numbers, what))
+        else:
+            self._let_go(what)
+        self._prune(column)
+
+    def _empty(self, column: Column) -> int:
+        """Take the slot out of a column."""
+        if column.state is State.READY:
+            column.home.account.queue(column).removed(column)
+            column.mark = None
+        column.state = State.EMPTY
+        slot, column.slot = column.slot, NO_SLOT
+        self._charge(column.home, -column.bytes)
+        return slot
+
+    @staticmethod
+    def _charge(home: PrefixMap, size: int) -> None:
+        home.account.bytes += size
+        home.account.group_bytes[home.group] += size
+
+    def _let_go(self, what: Clear | tuple[int, int]) -> None:
+        if isinstance(what, Clear):
+            self._clears.append(what)
+        else:
+            group, slot = what
+            self.pools[group].give_back(slot)
+
+    @staticmethod
+    def _prune(column: Column) -> None:
+        leaf = column.home.prune(column)
+        if leaf and leaf.state is State.READY:
+            leaf.home.account.queue(leaf).leaf(leaf)
+
+    @staticmethod
+    def _expires_at(column: Column) -> float:
+        policy = column.home.account.policy
+        return policy.expires_at(column.stored_at, column.used_at, column.ttl)
+
+    def _schedule(self, column: Column) -> None:
+        """Have the sweeper look at it when it may have expired."""
+        expires_at = self._expires_at(column)
+        if expires_at == NEVER:
+            column.due = 0
+            return
+        second = max(1, math.ceil(expires_at))
+        if column.due and column.due == second:
+            return
+        due = self._due.get(second)
+        if due is None:
+            due = self._due[second] = []
+            heapq.heappush(self._seconds, second)
+        column.due = second
+        due.append(column)
+
+    def _look_at(self, column: Column, second: int, now: float) -> None:
+        if column.state is not State.READY or column.due != second:
+            return  # gone, or to be looked at another time
+        column.due = 0
+        expires_at = self._expires_at(column)
+        if expires_at > now:
+            self._schedule(column)
+            return
+        self.overstay.columns += 1
+        self.overstay.seconds_max = max(self.overstay.seconds_max, now - expires_at)
+        self._remove(column, Reason.EXPIRED)
+
+    def _enforce_quotas(self, most: int, now: float) -> int:
+        """Quotas may have been lowered. How many columns had to go."""
+        count = 0
+        for account in self.accounts.values():
+            limit = account.policy.dram_bytes_max
+            while count < most and limit is not None and account.bytes > limit:
+                groups = range(len(self.pools))
+                victim = next(filter(None, (account.victim(group, now) for group in groups)), None)
+                if victim is None:
+                    break  # all of it is in use at the moment
+                self._remove(victim, Reason.QUOTA, idle=True)
+                count += 1
+        return count
+
+    def _pins(self) -> Counter[Column]:
+        matches = (use for _, use in self._uses.values() if isinstance(use, Match))
+        return Counter(column for match in matches for column in match.ends)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if anything here contradicts itself."""
+        pins = self._pins()
+        taken = [(what.group, what.slot) if isinstance(what, Clear) else what for _, what in self._limbo]
+        taken += [(clear.group, clear.slot) for clear in self._clears]
+        taken = list({*taken, *self._clearing})
+        for account in self.accounts.values():
+            account.check_integrity()
+            for one in [*chain.from_iterable(account.maps.values()), *account.purged]:
+                if one not in account.purged:
+                    one.check_integrity(pins)
+                taken += [
+                    (one.group, each.slot) for each in one.columns.values() if each.slot != NO_SLOT
+                ]
+        for group, pool in enumerate(self.pools):
+            pool.check_integrity(slot for which, slot in taken if which == group)
+
+
+def _use(account: Account, hit: Sequence[Column], now: float) -> None:
+    """Stamp the columns of a hit. Its eviction policies hear of it before."""
+    for priority in {column.priority for column in hit}:
+        path = [column for column in hit if column.priority == priority]
+        account.queue(path[0]).used(path, now)
+    for column in hit:
+        column.used_at = now
+        column.uses += 1
+
+
+def _present(columns: Iterable[Column | None]) -> list[Column]:
+    return [column for column in columns if column is not None]
+
+
+def _before(prompt: Prompt, depth: int) -> bytes:
+    """The key of the column before this depth; empty for none."""
+    return prompt.keys[depth - 1] if depth else b""
+
+
+def _keys(prompt: Prompt) -> list[bytes]:
+    """Of all its columns, the tail included."""
+    whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
+    return [*prompt.keys, prompt.tail(whole, rest)] if rest else prompt.keys

@@ -1,0 +1,139 @@
+"""Room: slots, who has how much of them, and who has to give some up.
+
+Every group has a pool of slots. When it is empty, the org that is furthest above its share gives up the
+column that its own eviction policy would miss least. An org that has reached its hard quota gives up its
+own. Columns that are in use, or have others behind them, are never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+from swdriver_shim.eviction import POLICIES, Eviction, move
+from swdriver_shim.keys import Keys, Namespace
+from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
+from swdriver_shim.reasons import Tally
+
+DEFAULT_EVICTION = "lru"
+
+
+def eviction(name: str) -> Callable[[], Eviction[Any]]:
+    return POLICIES[DEFAULT_EVICTION if name == "default" else name]
+
+
+class Pool:
+    """The slot numbers of a group. Those above the line wait until it moves up again."""
+
+    def __init__(self, slots: int = 0) -> None:
+        self.line = slots
+        self.used = 0
+        self._untouched = 0  # from here on nobody has ever had one
+        self._free: list[int] = []
+        self._above: list[int] = []
+
+    @property
+    def free(self) -> int:
+        return len(self._free) + max(0, self.line - self._untouched)
+
+    def take(self) -> int | None:
+        """A slot below the line, or None if there is none."""
+        if self._free:
+            self.used += 1
+            return self._free.pop()
+        if self._untouched < self.line:
+            self._untouched += 1
+            self.used += 1
+            return self._untouched - 1
+        return None
+
+    def give_back(self, slot: int) -> None:
+        self.used -= 1
+        (self._free if slot < self.line else self._above).append(slot)
+
+    def set_line(self, slots: int) -> None:
+        """From now on only slots below this line are given out."""
+        self.line = slots
+        here = [*self._free, *self._above]
+        self._free = [slot for slot in here if slot < slots]
+        self._above = [slot for slot in here if slot >= slots]
+
+    def check_integrity(self, taken: Iterable[int]) -> None:
+        """Raise RuntimeError unless these are the slots that are in use."""
+        slots = [*taken, *self._free, *self._above]
+        if sorted(slots) != list(range(self._untouched)):
+            raise RuntimeError("each slot is in use once, or free")
+        if len(slots) - len(self._free) - len(self._above) != self.used:
+            raise RuntimeError("the slots in use are counted")
+
+
+class Account:
+    """One org: its policy, its columns, what they take, what it asked for and got."""
+
+    def __init__(self, org: str, model: str, groups: int) -> None:
+        self.org = org
+        self.model = model
+        self.policy = Policy()
+        self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
+        self.makers: dict[Namespace, Keys] = {}
+        self.purged: list[PrefixMap] = []  # not found any more, and not yet taken apart
+        self.bytes = 0
+        self.group_bytes = [0] * groups
+        self.tally = Tally()
+        self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
+
+    def set_policies(self, policies: OrgPolicies, now: float) -> None:
+        """From now on, for what is stored already, too."""
+        before, self.policy = self.policy, policies.of(self.model)
+        if self.policy.eviction == before.eviction:
+            return
+        for group, queues in enumerate(self._queues):
+            for priority in queues:
+                fresh = queues[priority] = eviction(self.policy.eviction)()
+                move(self._queued(group, priority), fresh, now)
+
+    def columns(self, group: int) -> Iterable[Column]:
+        maps = [maps[group] for maps in self.maps.values()]
+        maps += [one for one in self.purged if one.group == group]
+        return chain.from_iterable(one.columns.values() for one in maps)
+
+    def forget_empty_maps(self) -> None:
+        for namespace in [one for one, maps in self.maps.items() if not any(map(len, maps))]:
+            del self.maps[namespace], self.makers[namespace]
+
+    def _queued(self, group: int, priority: int) -> list[Column]:
+        ready = (one for one in self.columns(group) if one.state is State.READY)
+        return [one for one in ready if one.priority == priority]
+
+    def queue(self, column: Column) -> Eviction[Column]:
+        """Where a column waits for its eviction."""
+        queues = self._queues[column.home.group]
+        found = queues.get(column.priority)
+        if found is None:
+            found = queues[column.priority] = eviction(self.policy.eviction)()
+        return found
+
+    def victim(self, group: int, now: float) -> Column | None:
+        """What this org would miss least: of the lowest priority, by its eviction policy."""
+        queues = self._queues[group]
+        for priority in sorted(queues):
+            if found := queues[priority].victim(now):
+                return found
+        return None
+
+    def over_share(self, group: int) -> float:
+        """How much it has for its share; whoever has most pays first."""
+        return self.group_bytes[group] / self.policy.share
+
+    def check_integrity(self) -> None:
+        self.tally.check_integrity()
+        for group, queues in enumerate(self._queues):
+            for priority, queue in queues.items():
+                queue.check_integrity(self._queued(group, priority))
+            held = sum(one.bytes for one in self.columns(group) if one.slot != NO_SLOT)
+            if held != self.group_bytes[group]:
+                raise RuntimeError(f"{self.org} has {held} bytes, not {self.group_bytes[group]}")
+        if sum(self.group_bytes) != self.bytes:
+            raise RuntimeError("the bytes of the groups are those of the org")

@@ -1,0 +1,22 @@
+"""Orgs, namespaces and prompts for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swdriver_shim.keys import Keys, Namespace, Prompt
+from swdriver_shim.layout import Group, Layout
+
+SECRET = bytes(range(32))
+NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
+OTHER = Namespace("llama", "r2", "bf16", "full:64")
+FULL = Layout((Group("full", (64, 64)),))
+HYBRID = Layout((Group("full", (64,)), Group("window", (32, 32), window=130), Group("draft", (16,))))
+
+
+def keys(org: str = "acme", namespace: Namespace = NAMESPACE) -> Keys:
+    return Keys(org, SECRET, namespace)
+
+
+def prompt(tokens: Sequence[int], org: str = "acme", namespace: Namespace = NAMESPACE) -> Prompt:
+    return keys(org, namespace).prompt(tokens)

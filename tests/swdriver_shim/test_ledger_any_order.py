@@ -1,0 +1,326 @@
+"""The ledger against a model that knows every slot's contents, whatever happens in whatever order.
+
+A miss is always legal. What never is: a column of another org, of other tokens, expired, purged, half
+written, or not the one in its slot; a slot with two owners; a quota that is exceeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
+from swdriver_shim.layout import Layout
+from swdriver_shim.ledger import USE_SECONDS_MAX, Clear, Ledger, Match, Removal, Store
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.prefix_map import Column, State
+from swdriver_shim.reasons import Reason
+from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, prompt
+
+Slot = tuple[int, int]  # group and number
+
+SECONDS = st.one_of(st.none(), st.integers(1, 40))
+POLICIES = st.builds(
+    Policy,
+    ttl_first_use_seconds=SECONDS,
+    ttl_last_use_seconds=SECONDS,
+    tiers=st.sampled_from([Tiers.DRAM, Tiers.DRAM, Tiers.DRAM, Tiers.NONE]),
+    dram_bytes_max=st.sampled_from([None, None, 0, 100_000, 30_000]),
+    share=st.integers(1, 3),
+    priority=st.integers(30, 31),
+    eviction=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
+    scrub=st.booleans(),
+)
+RULES = st.builds(
+    Rules,
+    no_store=st.sampled_from([False, False, False, True]),
+    ttl_seconds=SECONDS,
+    priority=st.sampled_from([None, 0, 100]),
+)
+ORGS = st.sampled_from(["acme", "globex", "initech"])
+NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, NAMESPACE, OTHER])
+
+
+def make(org: str, columns: Sequence[int], rest: int, namespace: Namespace) -> Prompt:
+    """Of few kinds of columns, so that prompts share prefixes, and tails are grown into columns."""
+    tokens = [kind for kind in columns for _ in range(COLUMN_TOKENS)]
+    return prompt([*tokens, *[1] * rest], org, namespace)
+
+
+PROMPTS = st.builds(
+    make,
+    ORGS,
+    st.lists(st.integers(0, 1), max_size=5),
+    st.sampled_from([0, 0, 1, 40, 63]),
+    NAMESPACES,
+)
+
+
+@dataclass(eq=False)
+class Held:
+    """What lies in a slot, as whoever wrote it knows."""
+
+    org: str
+    namespace: Namespace
+    key: bytes
+    stored_at: float
+    purged: bool = False
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    layout: Layout
+    matches: Bundle[Match] = Bundle("matches")
+    stores: Bundle[Store] = Bundle("stores")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(self.layout, "llama", ghosts_max=20)
+        self.now = 100.0
+        self.policies: dict[str, OrgPolicies] = {}
+        self.memory: dict[Slot, Held] = {}
+        self.used_at: dict[tuple[int, bytes], float] = {}
+        self.reading: dict[Match, dict[Slot, Held]] = {}
+        self.writing: dict[Store, list[Slot]] = {}
+        self.began: dict[Match | Store, float] = {}
+        self.prompts: dict[Store, Prompt] = {}
+        self.clears: list[Clear] = []
+        self.purges: list[tuple[Removal, list[Held]]] = []
+        self.asked: dict[str, int] = {}
+        for group in range(len(self.layout.groups)):
+            self.ledger.set_line(group, 7)
+
+    def policy(self, org: str) -> Policy:
+        return self.policies.get(org, OrgPolicies()).policy
+
+    # Requests
+
+    @rule(target=matches, asked=PROMPTS)
+    def match(self, asked: Prompt) -> Match:
+        expected = self.ledger.query(asked, self.now)
+        found = self.ledger.match(asked, self.now)
+        assert found.tokens == expected <= asked.tokens
+        self.asked[asked.org] = self.asked.get(asked.org, 0) + asked.tokens
+        whole, rest = divmod(found.tokens, COLUMN_TOKENS)
+        read = self.reading[found] = {}
+        self.began[found] = self.now
+        for group, hit in enumerate(found.columns):
+            needed = asked.keys[self.layout.groups[group].first_needed(found.tokens) : whole]
+            needed += [asked.tail(whole, rest)] if rest else []
+            assert [column.key for column in hit] == needed
+            for column in hit:
+                read[group, column.slot] = self.legal(asked, group, column)
+                self.used_at[group, column.key] = self.now
+        return found
+
+    def legal(self, asked: Prompt, group: int, column: Column) -> Held:
+        held = self.memory[group, column.slot]
+        policy = self.policy(asked.org)
+        used_at = self.used_at[group, column.key]
+        assert (held.org, held.key) == (asked.org, column.key), "another column lies there"
+        assert held.namespace == asked.maker.namespace
+        assert not held.purged
+        assert policy.tiers is not Tiers.NONE
+        assert policy.expires_at(held.stored_at, used_at, column.ttl) > self.now, "it has expired"
+        return held
+
+    @rule(found=consumes(matches))
+    def release(self, found: Match) -> None:
+        self.ledger.release(found)
+        self.ledger.release(found)  # as often as one likes
+        self.reading.pop(found, None)
+
+    @rule(found=matches, columns=st.integers(0, 5))
+    def shorten(self, found: Match, columns: int) -> None:
+        self.ledger.shorten(found, min(found.tokens, columns * COLUMN_TOKENS), Reason.SEAL_REFUSED)
+
+    @rule(found=matches, data=st.data())
+    def refuse(self, found: Match, data: st.DataObject) -> None:
+        hit = [column for columns in found.columns for column in columns]
+        if hit:
+            self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
+
+    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES)
+    def begin_store(self, asked: Prompt, verified: int, rules: Rules) -> Store:
+        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules)
+        slots = self.writing[store] = [(column.home.group, slot) for column, slot in store.places]
+        self.began[store] = self.now
+        self.prompts[store] = asked
+        for group, slot in slots:
+            assert slot < self.ledger.pools[group].line
+            self.memory.pop((group, slot), None)
+        policy = self.policy(asked.org)
+        if store.places:
+            limit = policy.dram_bytes_max
+            assert limit is None or self.ledger.account(asked.org).bytes <= limit
+            assert not rules.no_store
+            assert policy.tiers is not Tiers.NONE
+        return store
+
+    @rule(store=consumes(stores), fails=st.sampled_from([False, False, True]))
+    def finish_store(self, store: Store, *, fails: bool) -> None:
+        failed = [column for column, _ in store.places[1:]] if fails else []
+        if self.writing.pop(store, None) is not None:
+            for column, slot in store.places:
+                if column not in failed:
+                    home, asked = column.home, self.prompts[store]
+                    space = asked.maker.namespace
+                    self.memory[home.group, slot] = Held(asked.org, space, column.key, self.now)
+                    self.used_at[home.group, column.key] = self.now
+        self.ledger.finish_store(store, self.now, dict.fromkeys(failed, Reason.AGENT_LOST))
+
+    # Verbs
+
+    @rule(asked=PROMPTS, shared=st.booleans())
+    def delete(self, asked: Prompt, *, shared: bool) -> None:
+        removal = self.ledger.delete(asked, shared=shared)
+        if shared:
+            assert not self.ledger.query(asked, self.now)
+        assert removal.done or removal.columns
+
+    @rule(asked=PROMPTS, priority=st.sampled_from([0, 35, 100]))
+    def set_priority(self, asked: Prompt, priority: int) -> None:
+        self.ledger.set_priority(asked, priority, self.now)
+
+    @rule(asked=PROMPTS, seconds=st.integers(1, 20))
+    def set_ttl(self, asked: Prompt, seconds: int) -> None:
+        self.ledger.set_ttl(asked, seconds)
+
+    @rule(org=ORGS, namespace=st.one_of(st.none(), NAMESPACES))
+    def purge(self, org: str, namespace: Namespace | None) -> None:
+        gone = [
+            held
+            for held in self.memory.values()
+            if held.org == org and (namespace is None or held.namespace == namespace)
+        ]
+        self.purges.append((self.ledger.purge(org, namespace), gone))
+        for held in gone:
+            held.purged = True
+
+    @rule(policies=st.dictionaries(ORGS, st.builds(OrgPolicies, policy=POLICIES)))
+    def set_policies(self, policies: dict[str, OrgPolicies]) -> None:
+        self.policies = policies
+        self.ledger.set_policies(policies, self.now)
+
+    @rule(data=st.data(), slots=st.integers(0, 9))
+    def set_line(self, data: st.DataObject, slots: int) -> None:
+        group = data.draw(st.integers(0, len(self.layout.groups) - 1))
+        for slot in [one for one in self.memory if one[0] == group and one[1] >= slots]:
+            del self.memory[slot]
+        self.ledger.set_line(group, slots)
+
+    @rule(asked=PROMPTS)
+    def explain(self, asked: Prompt) -> None:
+        told = self.ledger.explain(asked, self.now)
+        hit = self.ledger.query(asked, self.now) // COLUMN_TOKENS
+        for group in self.layout.groups:
+            states = [column.state for column in told[group.name]]
+            if group.window is None:
+                assert states[:hit] == ["ready"] * hit
+            assert set(states) <= {"ready", *Reason}
+
+    # Time and long work
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 7.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
+        while self.ledger.sweep(self.now, 3):
+            pass
+        for use in [one for one, began in self.began.items() if began + USE_SECONDS_MAX <= self.now]:
+            self.reading.pop(use, None)  # type: ignore[call-overload]
+            self.writing.pop(use, None)  # type: ignore[call-overload]
+        for account in self.ledger.accounts.values():
+            for group in range(len(self.layout.groups)):
+                for column in account.columns(group):
+                    if column.state is State.READY:
+                        policy = account.policy
+                        until = policy.expires_at(column.stored_at, column.used_at, column.ttl)
+                        assert until > self.now - 1
+        assert self.ledger.overstay.columns == 0 or self.ledger.overstay.seconds_max >= 0
+
+    @rule()
+    def reclaim(self) -> None:
+        while self.ledger.reclaim(3):
+            pass
+
+    @rule(most=st.integers(1, 4))
+    def take_clears(self, most: int) -> None:
+        self.clears += self.ledger.take_clears(most)
+
+    @rule(works=st.sampled_from([True, True, False]))
+    def clear(self, *, works: bool) -> None:
+        if not works:
+            self.ledger.not_cleared(self.clears)
+        else:
+            for clear in self.clears:
+                assert not any((clear.group, clear.slot) in slots for slots in self.writing.values())
+                self.memory.pop((clear.group, clear.slot), None)
+            self.ledger.cleared(self.clears)
+        self.clears = []
+
+    # What always holds
+
+    @invariant()
+    def nothing_contradicts_itself(self) -> None:
+        self.ledger.check_integrity()
+
+    @invariant()
+    def what_is_read_stays_as_it_is(self) -> None:
+        for slots in self.reading.values():
+            for slot, held in slots.items():
+                lines = slot[1] < self.ledger.pools[slot[0]].line
+                assert not lines or self.memory.get(slot) in (held, None), "overwritten while it is read"
+
+    @invariant()
+    def every_token_is_accounted_for(self) -> None:
+        for org, asked in self.asked.items():
+            tally = self.ledger.account(org).tally
+            assert tally.requested == asked == tally.hits.total() + tally.missed.total()
+
+    @invariant()
+    def a_purge_that_is_done_has_left_nothing(self) -> None:
+        for removal, gone in self.purges:
+            if removal.done:
+                assert not any(held in self.memory.values() for held in gone)
+
+    def teardown(self) -> None:
+        for found in list(self.reading):
+            self.release(found)
+        for store in list(self.writing):
+            self.finish_store(store, fails=False)
+        for org in list(self.ledger.accounts):
+            self.purge(org, None)
+        self.reclaim()
+        while True:
+            self.clear(works=True)
+            self.take_clears(100)
+            if not self.clears:
+                break
+        assert all(removal.done for removal, _ in self.purges)
+        assert not any(account.bytes for account in self.ledger.accounts.values())
+        assert not any(pool.used for pool in self.ledger.pools)
+        self.nothing_contradicts_itself()
+
+
+def machine(layout: Layout) -> type[LedgerMachine]:
+    return type("Machine", (LedgerMachine,), {"layout": layout})
+
+
+@pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
+def test_whatever_happens_only_what_may_be_served_is_served(layout: Layout) -> None:
+    run = settings(max_examples=150, stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(machine(layout), settings=run)
