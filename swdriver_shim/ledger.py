@@ -88,14 +88,23 @@ class Removal:
     columns: int = 0
     bytes: int = 0
     waiting: int = 0  # slots that are not empty yet, and maps that are not taken apart
+    earlier: set[tuple[int, int]] = field(default_factory=set)  # slots that others had removed before
 
     @property
     def done(self) -> bool:
-        return not self.waiting
+        return not self.waiting and not self.earlier
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Clear:
+class Freed(NamedTuple):
+    """A slot whose column has gone, and what has to happen to it."""
+
+    home: PrefixMap
+    slot: int
+    removal: Removal | None
+    clear: bool
+
+
+class Clear(NamedTuple):
     """Empty this slot on all agents, with zeros if `scrub`."""
 
     group: int
@@ -148,9 +157,10 @@ class Ledger:
         self._policies: Mapping[str, OrgPolicies] = {}
         self._uses: dict[int, tuple[float, Match | Store]] = {}  # what is under way, oldest first
         self._numbers = 0
-        self._limbo: deque[tuple[int, Clear | tuple[int, int]]] = deque()  # until this use has ended
+        self._limbo: deque[tuple[int, Freed]] = deque()  # until this use has ended
         self._clears: deque[Clear] = deque()
-        self._clearing: set[tuple[int, int]] = set()
+        self._clearing: dict[tuple[int, int], PrefixMap] = {}
+        self._removals: list[Removal] = []  # those that wait for what others had removed before
         self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
         self._seconds: list[int] = []  # a heap of those
         self._rescans: deque[list[Column]] = deque()
@@ -165,7 +175,8 @@ class Ledger:
             before = account.policy
             account.set_policies(policies.get(account.org, OrgPolicies()), now)
             if account.policy != before:
-                self._rescans += [list(account.columns(group)) for group in range(len(self.pools))]
+                rescans = [list(account.columns(group)) for group in range(len(self.pools))]
+                self._rescans += filter(None, rescans)
 
     def set_line(self, group: int, slots: int) -> None:
         """So many slots may be used. What lies above them is gone: agents have given the memory back."""
@@ -480,18 +491,23 @@ class Ledger:
                 return None
             self._remove(victim, Reason.QUOTA, idle=True)
         while (slot := pool.take()) is None:
-            victim = self._victim(group, now)
+            victim = self._victim(home, now)
             if victim is None:
                 return None
             self._remove(victim, Reason.EVICTED, idle=True)
         return slot
 
-    def _victim(self, group: int, now: float) -> Column | None:
-        """Of the org that is furthest above its share; of the next if that one has nothing to give."""
-        payers = [account for account in self.accounts.values() if account.group_bytes[group]]
+    def _victim(self, home: PrefixMap, now: float) -> Column | None:
+        """Of the org that would be furthest above its share; of the next if that has nothing to give."""
+
+        def over_share(account: Account) -> float:
+            more = home.column_bytes if account is home.account else 0
+            return (account.group_bytes[home.group] + more) / account.policy.share
+
+        payers = [account for account in self.accounts.values() if account.group_bytes[home.group]]
         while payers:
-            payer = max(payers, key=lambda account: account.over_share(group))
-            if victim := payer.victim(group, now):
+            payer = max(payers, key=over_share)
+            if victim := payer.victim(home.group, now):
                 return victim
             payers.remove(payer)
         return None
@@ -547,11 +563,25 @@ class Ledger:
         rest."""
         removal = Removal(Reason.PURGED)
         account = self.account(org)
+
+        def is_meant(home: PrefixMap) -> bool:
+            return home.account is account and namespace in (None, home.namespace)
+
+        slots = [(freed.home, freed.slot) for _, freed in self._limbo]
+        slots += [(home, slot) for (_, slot), home in self._clearing.items()]
+        removal.earlier = {(home.group, slot) for home, slot in slots if is_meant(home)}
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):
+                purged.purged_by = removal
                 account.purged.append(purged)
                 self._purged.append((purged, removal))
                 removal.waiting += 1
+        for pool in self.pools:
+            for home, slot in pool.take_left_by(is_meant):
+                removal.waiting += 1
+                self._clear(home, slot, removal)
+        if removal.earlier:
+            self._removals.append(removal)
         return removal
 
     def _stored(self, prompt: Prompt) -> list[Column]:
@@ -584,13 +614,13 @@ class Ledger:
         while self._uses and (oldest := next(iter(self._uses.values())))[0] + USE_SECONDS_MAX <= now:
             self._give_up(oldest[1], now)
         while self._rescans and columns > 0:
-            rescan = self._rescans[0]
-            for column in rescan[-columns:]:
+            piece = self._rescans[0][-columns:]
+            for column in piece:
                 if column.state is State.READY:
                     self._schedule(column)
-            columns -= len(rescan[-columns:])
-            del rescan[-columns or None :]
-            if not rescan:
+            columns -= len(piece)
+            del self._rescans[0][-len(piece) :]
+            if not self._rescans[0]:
                 self._rescans.popleft()
         while self._seconds and self._seconds[0] <= now and columns > 0:
             second = self._seconds[0]
@@ -610,9 +640,9 @@ class Ledger:
             home, removal = self._purged[0]
             while home.columns and columns > 0:
                 columns -= 1
-                _, column = home.columns.popitem()  # the youngest first: what is behind goes first
+                _, column = home.columns.popitem()
                 if column.state is not State.EMPTY:
-                    self._remove(column, Reason.PURGED, removal)
+                    self._remove(column, Reason.PURGED)
             if not home.columns:
                 self._purged.popleft()
                 home.account.purged.remove(home)
@@ -632,10 +662,14 @@ class Ledger:
     def cleared(self, clears: Iterable[Clear]) -> None:
         """Nothing is left in these slots, on any agent."""
         for clear in clears:
-            self._clearing.remove((clear.group, clear.slot))
+            slot = (clear.group, clear.slot)
+            del self._clearing[slot]
             self.pools[clear.group].give_back(clear.slot)
             if clear.removal:
                 clear.removal.waiting -= 1
+            for removal in self._removals:
+                removal.earlier.discard(slot)
+        self._removals = [removal for removal in self._removals if removal.earlier]
 
     def not_cleared(self, clears: Sequence[Clear]) -> None:
         """They could not be emptied; they are to be tried again."""
@@ -650,7 +684,7 @@ class Ledger:
             if len(account.maps) >= NAMESPACES_MAX:
                 account.forget_empty_maps()
             found = account.maps[maker.namespace] = [
-                PrefixMap(account, index, group.column_bytes, linked=group.window is None)
+                PrefixMap(account, maker.namespace, index, group.column_bytes, group.window is None)
                 for index, group in enumerate(self.layout.groups)
             ]
             account.makers[maker.namespace] = maker
@@ -683,22 +717,20 @@ class Ledger:
 
         `idle`: nobody is using its slot.
         """
-        group, scrub = column.home.group, column.home.account.policy.scrub
+        home = column.home
+        removal = removal or home.purged_by
         self.ghosts.add(column.key, reason)
-        slot = self._empty(column)
+        freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
-            removal.bytes += column.bytes
+            removal.bytes += home.column_bytes
             removal.waiting += 1
-        what: Clear | tuple[int, int] = (group, slot)
-        if scrub or reason in _CLEARED:
-            what = Clear(group, slot, scrub, removal)
-            self._clearing.add((group, slot))
         if self._uses and not idle:
-            self._limbo.append((self._numbers, what))
+            self._limbo.append((self._numbers, freed))
         else:
-            self._let_go(what)
-        self._prune(column)
+            self._let_go(freed)
+        if not home.purged_by:  # of which nothing stays
+            self._prune(column)
 
     def _empty(self, column: Column) -> int:
         """Take the slot out of a column."""
@@ -715,12 +747,17 @@ class Ledger:
         home.account.bytes += size
         home.account.group_bytes[home.group] += size
 
-    def _let_go(self, what: Clear | tuple[int, int]) -> None:
-        if isinstance(what, Clear):
-            self._clears.append(what)
+    def _let_go(self, freed: Freed) -> None:
+        """Nobody uses this slot any more. It is free, or once it has been emptied."""
+        home, slot, removal, clear = freed
+        if clear or home.purged_by or home.account.policy.scrub:
+            self._clear(home, slot, removal)
         else:
-            group, slot = what
-            self.pools[group].give_back(slot)
+            self.pools[home.group].give_back(slot, home)
+
+    def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
+        self._clearing[home.group, slot] = home
+        self._clears.append(Clear(home.group, slot, home.account.policy.scrub, removal))
 
     @staticmethod
     def _prune(column: Column) -> None:
@@ -782,9 +819,8 @@ class Ledger:
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
         pins = self._pins()
-        taken = [(what.group, what.slot) if isinstance(what, Clear) else what for _, what in self._limbo]
-        taken += [(clear.group, clear.slot) for clear in self._clears]
-        taken = list({*taken, *self._clearing})
+        taken = [(freed.home.group, freed.slot) for _, freed in self._limbo]
+        taken += self._clearing
         for account in self.accounts.values():
             account.check_integrity()
             for one in [*chain.from_iterable(account.maps.values()), *account.purged]:

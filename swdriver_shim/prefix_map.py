@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 
 if TYPE_CHECKING:
+    from swdriver_shim.ledger import Removal
     from swdriver_shim.room import Account
 
 NO_SLOT: Final = -1
@@ -85,12 +86,21 @@ class Tail(Column):
 
 
 class PrefixMap:
-    def __init__(self, account: Account, group: int, column_bytes: int, *, linked: bool) -> None:
+    def __init__(
+        self,
+        account: Account,
+        namespace: Namespace,
+        group: int,
+        column_bytes: int,
+        linked: bool,  # noqa: FBT001
+    ) -> None:
         """`linked`: a column is worth nothing without the one before it, as in a full group."""
         self.account = account
+        self.namespace = namespace
         self.group = group
         self.column_bytes = column_bytes
         self.linked = linked
+        self.purged_by: Removal | None = None  # then it is not found any more, and is taken apart
         self.columns: dict[bytes, Column] = {}
         self._tails: dict[bytes, list[Tail]] = {}  # by the key of the column before
 

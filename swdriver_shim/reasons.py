@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from enum import StrEnum
 from typing import Final
 
@@ -30,16 +30,16 @@ class Ghosts:
 
     def __init__(self, size: int = GHOSTS_MAX) -> None:
         self._size = size
-        self._reasons: dict[bytes, Reason] = {}
+        self._reasons: OrderedDict[bytes, Reason] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._reasons)
 
     def add(self, key: bytes, reason: Reason) -> None:
-        self._reasons.pop(key, None)  # to the end of the line
         self._reasons[key] = reason
+        self._reasons.move_to_end(key)
         if len(self._reasons) > self._size:
-            del self._reasons[next(iter(self._reasons))]
+            self._reasons.popitem(last=False)
 
     def forget(self, key: bytes) -> None:
         """It is here again."""

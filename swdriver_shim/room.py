@@ -33,6 +33,7 @@ class Pool:
         self._untouched = 0  # from here on nobody has ever had one
         self._free: list[int] = []
         self._above: list[int] = []
+        self._left_by: dict[int, PrefixMap] = {}  # whose bytes still lie in a slot that is free
 
     @property
     def free(self) -> int:
@@ -42,16 +43,31 @@ class Pool:
         """A slot below the line, or None if there is none."""
         if self._free:
             self.used += 1
-            return self._free.pop()
+            slot = self._free.pop()
+            self._left_by.pop(slot, None)
+            return slot
         if self._untouched < self.line:
             self._untouched += 1
             self.used += 1
             return self._untouched - 1
         return None
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int, left_by: PrefixMap | None = None) -> None:
+        """Nobody uses it any more. Somebody's bytes may lie in it until it is written to again."""
         self.used -= 1
         (self._free if slot < self.line else self._above).append(slot)
+        if left_by is not None:
+            self._left_by[slot] = left_by
+
+    def take_left_by(self, is_meant: Callable[[PrefixMap], bool]) -> list[tuple[PrefixMap, int]]:
+        """The free slots in which such bytes still lie; they are in use again, to be emptied."""
+        taken = {slot: home for slot, home in self._left_by.items() if is_meant(home)}
+        for slot in taken:
+            del self._left_by[slot]
+        self._free = [slot for slot in self._free if slot not in taken]
+        self._above = [slot for slot in self._above if slot not in taken]
+        self.used += len(taken)
+        return [(home, slot) for slot, home in taken.items()]
 
     def set_line(self, slots: int) -> None:
         """From now on only slots below this line are given out."""
@@ -122,10 +138,6 @@ class Account:
             if found := queues[priority].victim(now):
                 return found
         return None
-
-    def over_share(self, group: int) -> float:
-        """How much it has for its share; whoever has most pays first."""
-        return self.group_bytes[group] / self.policy.share
 
     def check_integrity(self) -> None:
         self.tally.check_integrity()

@@ -241,8 +241,10 @@ class LedgerMachine(RuleBasedStateMachine):
         while self.ledger.sweep(self.now, 3):
             pass
         for use in [one for one, began in self.began.items() if began + USE_SECONDS_MAX <= self.now]:
-            self.reading.pop(use, None)  # type: ignore[call-overload]
-            self.writing.pop(use, None)  # type: ignore[call-overload]
+            if isinstance(use, Match):
+                self.reading.pop(use, None)
+            else:
+                self.writing.pop(use, None)
         for account in self.ledger.accounts.values():
             for group in range(len(self.layout.groups)):
                 for column in account.columns(group):

@@ -1,0 +1,377 @@
+"""What the ledger decides, one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.ledger import SLICE, USE_SECONDS_MAX, Ledger, Removal
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.reasons import Reason
+from tests.swdriver_shim.prompts import FULL, HYBRID, OTHER, prompt
+
+C = COLUMN_TOKENS
+COLUMN_BYTES = FULL.groups[0].column_bytes
+
+
+def ledger(slots: int = 8, layout: Layout = FULL, **policies: Policy) -> Ledger:
+    made = Ledger(layout, "llama")
+    for group in range(len(layout.groups)):
+        made.set_line(group, slots)
+    made.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()}, 0)
+    return made
+
+
+def store(made: Ledger, asked: Prompt, now: float = 0, rules: Rules = AS_USUAL) -> list[int]:
+    begun = made.begin_store(asked, asked.tokens, now, rules)
+    made.finish_store(begun, now)
+    return [place.slot for place in begun.places]
+
+
+def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
+    """What a match of this prompt counts as missed."""
+    tally = made.account(asked.org).tally
+    before = tally.missed.copy()
+    made.release(made.match(asked, now))
+    made.check_integrity()
+    return dict(tally.missed - before)
+
+
+def finish(made: Ledger) -> None:
+    while made.reclaim():
+        pass
+    while clears := made.take_clears(64):
+        made.cleared(clears)
+
+
+def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:
+    return [kind for kind in kinds for _ in range(C)] + [99] * rest
+
+
+def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None:
+    made = ledger()
+    assert store(made, prompt(conversation(1, 2, 3))) == [0, 1, 2]
+    longer = prompt(conversation(1, 2, 4, 5, rest=10))
+    match = made.match(longer, 1)
+    assert match.tokens == 2 * C
+    assert [column.slot for column in match.columns[0]] == [0, 1]
+    assert made.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
+    assert made.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
+
+
+def test_both_sides_of_isolation() -> None:
+    made = ledger()
+    tokens = conversation(1, 2)
+    store(made, prompt(tokens, "acme"))
+    assert made.query(prompt(tokens, "acme"), 0) == 2 * C
+    assert made.query(prompt(tokens, "globex"), 0) == 0
+    assert missed(made, prompt(tokens, "globex")) == {Reason.NEVER_STORED: 2 * C}
+
+
+def test_another_namespace_is_another_cache_and_the_miss_says_so() -> None:
+    made = ledger()
+    store(made, prompt(conversation(1, 2)))
+    there = prompt(conversation(1, 2), namespace=OTHER)
+    assert missed(made, there) == {Reason.OTHER_NAMESPACE: 2 * C}
+    assert missed(made, prompt(conversation(7), namespace=OTHER)) == {Reason.NEVER_STORED: C}
+
+
+def test_only_verified_tokens_are_stored() -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2, rest=30))
+    begun = made.begin_store(asked, C + 5, 0)
+    assert [(place.column.depth, place.column.tokens) for place in begun.places] == [(0, C), (1, 5)]
+    with pytest.raises(ValueError, match="can't be verified"):
+        made.begin_store(asked, asked.tokens + 1, 0)
+
+
+def test_a_tail_is_used_by_who_goes_on_from_it_and_is_rewritten_in_place() -> None:
+    made = ledger()
+    turn = prompt(conversation(1, rest=20))
+    assert store(made, turn) == [0, 1]
+    turn.extend([5] * 30)
+    match = made.match(turn, 1)
+    assert match.tokens == C + 20
+    assert store(made, turn) == [2], "somebody is reading the tail"
+    made.release(match)
+    turn.extend([6] * 20)
+    assert store(made, turn) == [2, 3], "the column grows where its longest tail was"
+    assert made.query(turn, 1) == 2 * C + 6
+    assert made.query(prompt(conversation(1, rest=25)), 1) == C, (
+        "the tail is part of a longer column now"
+    )
+    made.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("policy", "alive_until", "touched"),
+    [
+        (Policy(ttl_last_use_seconds=10), 10, False),
+        (Policy(ttl_last_use_seconds=10), 18, True),
+        (Policy(ttl_first_use_seconds=10, ttl_last_use_seconds=None), 10, True),
+        (Policy(ttl_first_use_seconds=15, ttl_last_use_seconds=10), 15, True),
+    ],
+)
+def test_no_hit_after_expiry_though_nobody_has_swept(
+    policy: Policy, alive_until: int, *, touched: bool
+) -> None:
+    made = ledger(acme=policy)
+    asked = prompt(conversation(1))
+    store(made, asked, 0)
+    if touched:
+        made.release(made.match(asked, 8))
+    assert made.query(asked, alive_until - 0.1) == C
+    assert made.query(asked, alive_until) == 0
+    assert missed(made, asked, alive_until) == {Reason.EXPIRED: C}
+    assert not made.sweep(alive_until + 2)
+    assert missed(made, asked, alive_until + 2) == {Reason.EXPIRED: C}, "it is remembered"
+    assert (made.overstay.columns, made.overstay.seconds_max) == (1, 2)
+    assert made.account("acme").bytes == 0
+
+
+def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=1000))
+    asked = prompt(conversation(1, 2))
+    store(made, asked, 0)
+    made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=5))}, 6)
+    assert made.query(asked, 6) == 0
+    made.sweep(6)
+    assert made.account("acme").bytes == 0
+    store(made, asked, 6)
+    made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=500))}, 7)
+    made.sweep(100)
+    assert made.query(asked, 100) == 2 * C
+
+
+def test_a_models_own_policy_comes_before_its_orgs() -> None:
+    policies = OrgPolicies(policy=Policy(tiers=Tiers.NONE), models={"llama": Policy()})
+    for model, hit in [("llama", C), ("mixtral", 0)]:
+        made = Ledger(FULL, model)
+        made.set_line(0, 4)
+        made.set_policies({"acme": policies}, 0)
+        store(made, prompt(conversation(1)))
+        assert made.query(prompt(conversation(1)), 0) == hit
+
+
+def test_a_request_may_be_stricter_than_its_policy_and_never_laxer() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=10))
+    brief, long = prompt(conversation(1)), prompt(conversation(2))
+    store(made, brief, 0, Rules(ttl_seconds=3))
+    store(made, long, 0, Rules(ttl_seconds=1000))
+    assert (made.query(brief, 2), made.query(brief, 3)) == (C, 0)
+    assert (made.query(long, 9), made.query(long, 10)) == (C, 0)
+    secret = prompt(conversation(3))
+    assert store(made, secret, 0, Rules(no_store=True)) == []
+    assert missed(made, secret) == {Reason.NO_STORE: C}
+
+
+def test_who_may_keep_it_for_longer_does() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=100))
+    asked = prompt(conversation(1))
+    for seconds, lives in [(5, 5), (20, 20), (7, 20), (None, 100)]:
+        store(made, asked, 0, Rules(ttl_seconds=seconds))
+        assert made.query(asked, lives - 1) == C
+        assert made.query(asked, lives) == 0
+    assert made.set_ttl(asked, 3) == 1
+    assert made.query(asked, 3) == 0
+
+
+def test_room_is_made_from_the_end_of_what_was_used_longest_ago() -> None:
+    made = ledger(4, acme=Policy(eviction="lru"))
+    old, new = prompt(conversation(1, 2, 3)), prompt(conversation(4, 5, 6))
+    store(made, old, 0)
+    store(made, new, 1)
+    assert made.query(new, 1) == 3 * C
+    assert made.query(old, 1) == C
+    assert missed(made, old, 1) == {Reason.EVICTED: 2 * C}
+
+
+def test_a_prompt_larger_than_everything_keeps_its_beginning() -> None:
+    made = ledger(4)
+    store(made, prompt(conversation(1, 2, 3, 4, 5, 6)))
+    assert made.query(prompt(conversation(1, 2, 3, 4, 5, 6)), 0) == 4 * C
+
+
+def test_what_is_being_read_does_not_make_room() -> None:
+    made = ledger(3)
+    match = made.match(prompt(conversation(1)), 0)
+    store(made, prompt(conversation(1, 2)), 0)
+    match = made.match(prompt(conversation(1, 2)), 0)
+    assert store(made, prompt(conversation(5, 6)), 1) == [2]
+    made.release(match)
+    assert len(store(made, prompt(conversation(5, 6)), 2)) == 1
+
+
+def test_low_priority_goes_first_and_can_be_changed_later() -> None:
+    made = ledger(3, acme=Policy(eviction="lru"))
+    one, two, three = (prompt(conversation(kind)) for kind in (1, 2, 3))
+    store(made, one, 0, Rules(priority=10))
+    for at, asked in enumerate((two, three), 1):
+        store(made, asked, at)
+    assert made.set_priority(one, 90, 3) == 1
+    store(made, prompt(conversation(4)), 4)
+    assert [made.query(asked, 4) for asked in (one, two, three)] == [C, 0, C]
+
+
+def test_a_hard_quota_is_never_exceeded_and_pays_for_itself() -> None:
+    made = ledger(8, acme=Policy(dram_bytes_max=2 * COLUMN_BYTES, eviction="lru"))
+    store(made, prompt(conversation(9), "globex"))
+    store(made, prompt(conversation(1, 2)), 0)
+    store(made, prompt(conversation(3)), 1)
+    assert made.account("acme").bytes == 2 * COLUMN_BYTES
+    assert missed(made, prompt(conversation(1, 2)), 1) == {Reason.QUOTA: C}
+    assert made.query(prompt(conversation(9), "globex"), 1) == C
+    made.set_policies({"acme": OrgPolicies(policy=Policy(dram_bytes_max=0))}, 2)
+    made.sweep(2)
+    assert made.account("acme").bytes == 0
+    assert store(made, prompt(conversation(1)), 3) == []
+
+
+def test_who_is_over_its_share_pays_first() -> None:
+    made = ledger(6, acme=Policy(share=100), globex=Policy(share=200))
+    for kind in range(6):
+        store(made, prompt(conversation(kind)), kind)
+    for kind in range(6):
+        store(made, prompt(conversation(kind), "globex"), 10 + kind)
+    assert made.account("acme").bytes == 2 * COLUMN_BYTES
+    assert made.account("globex").bytes == 4 * COLUMN_BYTES
+
+
+def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
+    made = ledger(20, HYBRID)
+    asked = prompt(conversation(1, 2, 3, 4, 5))
+    begun = made.begin_store(asked, asked.tokens, 0)
+    per_group = [[p.column.depth for p in begun.places if p.column.home.group == g] for g in range(3)]
+    assert per_group == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2, 3, 4]]
+    made.finish_store(begun, 0)
+    match = made.match(asked, 0)
+    assert match.tokens == 5 * C
+    assert [len(hit) for hit in match.columns] == [5, 3, 5]
+    made.release(match)
+    shorter = prompt(conversation(1, 2, 3, 4))
+    assert made.query(shorter, 0) == 0, "its window was not stored"
+    store(made, shorter, 1)
+    assert made.query(shorter, 1) == 4 * C
+    draft = match.columns[2][1]
+    made.refuse(draft, Reason.SEAL_REFUSED)
+    assert missed(made, prompt(conversation(1, 2)), 1) == {
+        Reason.SEAL_REFUSED: C,
+        Reason.NEVER_STORED: C,
+    }
+
+
+def test_a_purge_is_at_once_and_done_when_every_slot_is_empty() -> None:
+    made = ledger(2000)
+    asked = prompt(conversation(*range(SLICE + 10)))
+    store(made, asked)
+    store(made, prompt(conversation(1), "globex"))
+    evicted = prompt(conversation(5), namespace=OTHER)
+    store(made, evicted)
+    made.set_line(0, 2000)
+    match = made.match(asked, 0)
+    receipt = made.purge("acme")
+    assert made.query(asked, 0) == 0
+    assert made.query(prompt(conversation(1), "globex"), 0) == C
+    assert not receipt.done
+    finish(made)
+    assert not receipt.done, "somebody is still reading"
+    made.release(match)
+    finish(made)
+    assert receipt.done
+    assert (receipt.columns, receipt.bytes) == (SLICE + 11, (SLICE + 11) * COLUMN_BYTES)
+    assert missed(made, asked) == {Reason.PURGED: (SLICE + 10) * C}
+
+
+def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot() -> None:
+    made = ledger(2, acme=Policy(eviction="lru"))
+    store(made, prompt(conversation(1, 2)))
+    made.set_line(0, 1)
+    made.set_line(0, 2)
+    receipt = made.purge("acme")
+    finish(made)
+    assert receipt.done
+    assert receipt.columns == 1
+
+
+def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
+    made = ledger()
+    store(made, prompt(conversation(1)))
+    first, second = made.purge("acme"), made.purge("acme")
+    made.reclaim()
+    third = made.purge("acme")
+    clears = made.take_clears(64)
+    assert [receipt.done for receipt in (first, second, third)] == [False, True, False]
+    made.not_cleared(clears)
+    finish(made)
+    assert first.done
+    assert third.done
+
+
+def test_a_delete_stops_where_others_go_on() -> None:
+    made = ledger(acme=Policy(scrub=True))
+    mine, other = prompt(conversation(1, 2, 3, rest=4)), prompt(conversation(1, 9))
+    store(made, mine)
+    store(made, other)
+    receipt: Removal = made.delete(mine)
+    assert receipt.columns == 3
+    assert made.query(other, 0) == 2 * C
+    assert [clear.scrub for clear in made.take_clears(64)] == [True] * 3
+    assert made.delete(mine, shared=True).columns == 1
+    assert made.query(other, 0) == 0
+    store(made, prompt(conversation(1)))
+    assert made.query(other, 0) == 2 * C, "what is behind the gap comes back with it"
+    made.check_integrity()
+
+
+def test_who_never_comes_back_is_given_up() -> None:
+    made = ledger(2)
+    asked = prompt(conversation(1))
+    store(made, asked)
+    made.match(asked, 0)
+    lost = made.begin_store(prompt(conversation(2)), C, 0)
+    made.sweep(USE_SECONDS_MAX)
+    assert missed(made, prompt(conversation(2)), 1) == {Reason.AGENT_LOST: C}
+    assert len(store(made, prompt(conversation(3, 4)), 1)) == 2
+    made.finish_store(lost, 1)
+    made.check_integrity()
+
+
+def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2))
+    store(made, asked)
+    match = made.match(asked, 0)
+    made.refuse(match.columns[0][1], Reason.SEAL_REFUSED)
+    made.shorten(match, C, Reason.SEAL_REFUSED)
+    made.release(match)
+    tally = made.account("acme").tally
+    assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
+
+
+def test_a_prompt_is_explained_column_by_column() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=10))
+    store(made, prompt(conversation(1, 2)), 0, Rules(priority=50))
+    made.release(made.match(prompt(conversation(1)), 4))
+    told = made.explain(prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
+    assert [column.state for column in told] == ["ready", "ready", "never_stored", "never_stored"]
+    first = told[0]
+    assert (first.age_seconds, first.idle_seconds, first.expires_in_seconds) == (5, 1, 9)
+    assert (first.uses, first.priority, first.slot) == (1, 50, 0)
+    assert made.explain(prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
+
+
+def test_a_shape_that_makes_no_sense_is_refused() -> None:
+    for make in (
+        lambda: Group("", (1,)),
+        lambda: Group("a", ()),
+        lambda: Group("a", (0,)),
+        lambda: Group("a", (1,), window=0),
+        lambda: Layout(()),
+        lambda: Layout((Group("a", (1,)), Group("a", (1,)))),
+    ):
+        with pytest.raises(ValueError, match=r"group|shard|window"):
+            make()
+    assert HYBRID.slots_for(10 * sum(group.column_bytes for group in HYBRID.groups) + 1) == 10
