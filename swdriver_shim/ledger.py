@@ -88,11 +88,12 @@ class Removal:
     columns: int = 0
     bytes: int = 0
     waiting: int = 0  # slots that are not empty yet, and maps that are not taken apart
-    earlier: set[tuple[int, int]] = field(default_factory=set)  # slots that others had removed before
+    before: list[Removal] = field(default_factory=list)  # which it has to wait for
+    earlier: set[tuple[int, int]] = field(default_factory=set)  # slots likewise
 
     @property
     def done(self) -> bool:
-        return not self.waiting and not self.earlier
+        return not self.waiting and not self.earlier and all(one.done for one in self.before)
 
 
 class Freed(NamedTuple):
@@ -570,6 +571,7 @@ class Ledger:
         slots = [(freed.home, freed.slot) for _, freed in self._limbo]
         slots += [(home, slot) for (_, slot), home in self._clearing.items()]
         removal.earlier = {(home.group, slot) for home, slot in slots if is_meant(home)}
+        removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):
                 purged.purged_by = removal
