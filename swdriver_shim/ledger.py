@@ -531,7 +531,7 @@ class Ledger:
         `shared` all of them."""
         removal = Removal(Reason.DELETED)
         for one in self._maps(self.account(prompt.org), prompt.maker):
-            for column in reversed(_present(one.find(_keys(prompt)))):
+            for column in reversed(_columns(one, prompt)):
                 if not shared and column.holds > self._pins()[column]:
                     break
                 if column.state is not State.EMPTY:
@@ -588,7 +588,7 @@ class Ledger:
 
     def _stored(self, prompt: Prompt) -> list[Column]:
         maps = self._maps(self.account(prompt.org), prompt.maker)
-        there = [column for one in maps for column in _present(one.find(_keys(prompt)))]
+        there = [column for one in maps for column in _columns(one, prompt)]
         return [column for column in there if column.state is not State.EMPTY]
 
     def _describe(self, column: Column | None, key: bytes, depth: int, now: float) -> ColumnState:
@@ -858,3 +858,16 @@ def _keys(prompt: Prompt) -> list[bytes]:
     """Of all its columns, the tail included."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
     return [*prompt.keys, prompt.tail(whole, rest)] if rest else prompt.keys
+
+
+def _columns(home: PrefixMap, prompt: Prompt) -> list[Column]:
+    """All columns that hold tokens of this prompt and no others, from its start on."""
+    found: list[Column] = []
+    for depth, key in enumerate([*prompt.keys, b""]):
+        left = min(prompt.tokens - depth * COLUMN_TOKENS, COLUMN_TOKENS - 1)
+        for tail in home.tails(_before(prompt, depth)):
+            if tail.tokens <= left and prompt.tail(depth, tail.tokens) == tail.key:
+                found.append(tail)
+        if column := home.columns.get(key):
+            found.append(column)
+    return found

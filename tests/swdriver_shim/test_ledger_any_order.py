@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -324,5 +324,10 @@ def machine(layout: Layout) -> type[LedgerMachine]:
 
 @pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
 def test_whatever_happens_only_what_may_be_served_is_served(layout: Layout) -> None:
-    run = settings(max_examples=150, stateful_step_count=60, deadline=None)
+    run = settings(
+        max_examples=100,
+        stateful_step_count=50,
+        deadline=None,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    )
     run_state_machine_as_test(machine(layout), settings=run)
