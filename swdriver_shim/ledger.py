@@ -155,6 +155,7 @@ class Ledger:
         self.pools = [Pool() for _ in layout.groups]
         self.ghosts = Ghosts(ghosts_max)
         self.overstay = Overstay()
+        self.reachable = True  # while an agent is lost, nothing can be served, and nothing need go
         self._policies: Mapping[str, OrgPolicies] = {}
         self._uses: dict[int, tuple[float, Match | Store]] = {}  # what is under way, oldest first
         self._numbers = 0
@@ -166,6 +167,7 @@ class Ledger:
         self._seconds: list[int] = []  # a heap of those
         self._rescans: deque[list[Column]] = deque()
         self._purged: deque[tuple[PrefixMap, Removal]] = deque()
+        self._lost: deque[list[Column]] = deque()
 
     # Intent
 
@@ -213,11 +215,13 @@ class Ledger:
             tally.missed += self._why(account, paths, prompt, tokens, now)
         for hit in columns:
             _use(account, hit, now)
-        found = Match(prompt, prompt.tokens, tokens, columns)
-        for column in found.ends:
+        return self._hold(Match(prompt, prompt.tokens, tokens, columns), now)
+
+    def _hold(self, match: Match, now: float) -> Match:
+        for column in match.ends:
             column.holds += 1
-        self._begin(found, now)
-        return found
+        self._begin(match, now)
+        return match
 
     def release(self, match: Match) -> None:
         """Nobody reads those slots any more."""
@@ -239,6 +243,16 @@ class Ledger:
         if column.state is State.READY:
             self._remove(column, reason)
 
+    def retry(self, match: Match, reason: Reason, now: float) -> Match:
+        """Some of it was refused: what of the prompt is left. Takes the place of the first match, also
+        where tokens are counted."""
+        self.release(match)
+        account = self.account(match.prompt.org)
+        paths = self._paths(account, match.prompt, now)
+        columns, tokens = self._agree(account, paths, match.prompt, now)
+        self.shorten(match, min(tokens, match.tokens), reason)
+        return self._hold(Match(match.prompt, match.asked, tokens, columns), now)
+
     def query(self, prompt: Prompt, now: float) -> int:
         """How many tokens `match` would give. Changes nothing, and counts nothing."""
         account = self.account(prompt.org)
@@ -259,11 +273,16 @@ class Ledger:
                 at += run + 1
         return paths
 
+    def lose(self, group: int) -> None:
+        """The bytes of this group are gone, or a part of each of its columns is. `reclaim` takes them
+        out; refills that come first are refused."""
+        self._lost += [list(account.columns(group)) for account in self.accounts.values()]
+
     def _fresh(self, account: Account, columns: Iterable[Column | None], now: float) -> int:
         """How many of these, from the first on, may be served at this moment. This is where expiry is
         enforced, however late sweepers run."""
         policy = account.policy
-        if policy.tiers is Tiers.NONE:
+        if policy.tiers is Tiers.NONE or not self.reachable:
             return 0
         first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
         born = _ALWAYS if first is None else now - first
@@ -345,7 +364,9 @@ class Ledger:
             return Reason.WRITING
         if column.home.account.policy.tiers is Tiers.NONE:
             return Reason.NO_STORE
-        return Reason.EXPIRED if self._expires_at(column) <= now else None
+        if self._expires_at(column) <= now:
+            return Reason.EXPIRED
+        return None if self.reachable else Reason.AGENT_LOST
 
     @staticmethod
     def _is_elsewhere(account: Account, prompt: Prompt) -> bool:
@@ -637,7 +658,7 @@ class Ledger:
         return columns <= 0 or bool(self._rescans)
 
     def reclaim(self, columns: int = SLICE) -> bool:
-        """Take apart what was purged, about so many columns; whether there is more to do."""
+        """Take apart what was purged or lost, about so many columns; whether there is more to do."""
         while self._purged and columns > 0:
             home, removal = self._purged[0]
             while home.columns and columns > 0:
@@ -649,7 +670,13 @@ class Ledger:
                 self._purged.popleft()
                 home.account.purged.remove(home)
                 removal.waiting -= 1
-        return bool(self._purged)
+        while self._lost and columns > 0:
+            while self._lost[0] and columns > 0:
+                columns -= 1
+                self.refuse(self._lost[0].pop(), Reason.AGENT_LOST)
+            if not self._lost[0]:
+                self._lost.popleft()
+        return bool(self._purged or self._lost)
 
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
@@ -865,9 +892,8 @@ def _columns(home: PrefixMap, prompt: Prompt) -> list[Column]:
     found: list[Column] = []
     for depth, key in enumerate([*prompt.keys, b""]):
         left = min(prompt.tokens - depth * COLUMN_TOKENS, COLUMN_TOKENS - 1)
-        for tail in home.tails(_before(prompt, depth)):
-            if tail.tokens <= left and prompt.tail(depth, tail.tokens) == tail.key:
-                found.append(tail)
+        tails = [tail for tail in home.tails(_before(prompt, depth)) if tail.tokens <= left]
+        found += [tail for tail in tails if prompt.tail(depth, tail.tokens) == tail.key]
         if column := home.columns.get(key):
             found.append(column)
     return found

@@ -1,0 +1,320 @@
+"""The whole driver in one process: the ledger, a `Shard` for each shard, and a thread that keeps house.
+
+    driver = Driver(layout, "llama", shards)
+    prompt = Keys("acme", secret, namespace).prompt(tokens)
+    loaded = driver.load(prompt, into)          # compute what follows the first loaded.tokens
+    prompt.extend(answer)
+    driver.store(prompt, verified, read)
+
+Where an engine decides in one process and moves bytes in others, those use `Ledger` and `Shard`
+themselves. No exception of an agent reaches the engine: what cannot be had is a miss with its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from kvss_agent.client import Miss
+from kvss_agent.core import BATCH_MAX
+from swdriver_shim.keys import Namespace, Prompt
+from swdriver_shim.layout import Layout
+from swdriver_shim.ledger import ColumnState, Ledger, Match, Place, Removal
+from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Rules
+from swdriver_shim.prefix_map import Column
+from swdriver_shim.reasons import Reason
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_SECONDS: Final = 0.2
+CLEARS_AT_ONCE: Final = 64
+RETRIES: Final = 3  # of a load whose columns were refused
+THREADS_MAX: Final = 32
+
+T = TypeVar("T")
+
+
+class Part(Protocol):
+    """Memory for one column's part in one shard: to read from for a store, to write to for a load."""
+
+    def __call__(self, group: int, shard: int, depth: int, tokens: int) -> memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """So many tokens from the start are there; why the others are not, in tokens by reason."""
+
+    tokens: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What was purged, and after how many seconds each shard had confirmed that its slots are empty.
+    Not `done` if one of them has not."""
+
+    columns: int
+    bytes: int
+    done: bool
+    confirmed: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """So many columns went out, with so many bytes; so many failed."""
+
+    columns: int
+    bytes: int
+    failed: int
+
+
+class Driver:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        model: str,
+        shards: Sequence[Sequence[Shard]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`shards` of each group, in the layout's order."""
+        if [len(group.bytes_per_token) for group in layout.groups] != [len(of) for of in shards]:
+            raise ValueError("there is one shard for each that the layout names")
+        self.layout = layout
+        self.ledger = Ledger(layout, model)
+        self._shards = shards
+        self._lives = [[0] * len(of) for of in shards]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._housekept = threading.Condition()
+        count = min(THREADS_MAX, sum(map(len, shards)))
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
+        for shard in self._all:
+            shard.on_line = self._wake.set
+        self._follow_shards()
+        self._house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
+        self._house.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self._house.join()
+        self._threads.shutdown()
+        for shard in self._all:
+            shard.close()
+
+    @property
+    def _all(self) -> list[Shard]:
+        return [shard for of in self._shards for shard in of]
+
+    # Requests
+
+    def query(self, prompt: Prompt) -> int:
+        """How many tokens a load would give."""
+        with self._lock:
+            return self.ledger.query(prompt, self._clock())
+
+    def load(self, prompt: Prompt, into: Part) -> Loaded:
+        """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold
+        anything."""
+        with self._lock:
+            match = self.ledger.match(prompt, self._clock())
+        try:
+            for _ in range(RETRIES):
+                refused = self._bring(match, into)
+                if not refused:
+                    return Loaded(match.tokens, match.asked)
+                with self._lock:
+                    reason = self._refuse(refused)
+                    match = self.ledger.retry(match, reason, self._clock())
+            with self._lock:
+                self.ledger.shorten(match, 0, Reason.SEAL_REFUSED)
+            return Loaded(0, match.asked)
+        finally:
+            with self._lock:
+                self.ledger.release(match)
+
+    def store(self, prompt: Prompt, verified: int, read: Part, rules: Rules = AS_USUAL) -> Stored:
+        """Send out what is not stored yet of the first so many tokens, which are verified."""
+        with self._lock:
+            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules)
+        failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
+        try:
+            failed = self._send(prompt, begun.places, read)
+        finally:
+            with self._lock:
+                self.ledger.finish_store(begun, self._clock(), failed)
+        size = sum(place.column.bytes for place in begun.places if place.column not in failed)
+        return Stored(len(begun.places) - len(failed), size, len(failed))
+
+    def _send(self, prompt: Prompt, places: Sequence[Place], read: Part) -> dict[Column, Reason]:
+        def send(group: int, index: int) -> bool:
+            shard = self._shards[group][index]
+            mine = [place for place in places if place.column.home.group == group]
+            for at in range(0, len(mine), BATCH_MAX):
+                columns = [
+                    Out(
+                        slot,
+                        column.key,
+                        prompt.maker.tag,
+                        column.tokens,
+                        read(group, index, column.depth, column.tokens),
+                    )
+                    for column, slot in mine[at : at + BATCH_MAX]
+                ]
+                if not shard.evict(columns):
+                    return False
+            return True
+
+        sent = self._on_each(send, {place.column.home.group for place in places})
+        lost = {group for (group, _), done in sent.items() if not done}
+        return {column: Reason.AGENT_LOST for column, _ in places if column.home.group in lost}
+
+    def _bring(self, match: Match, into: Part) -> dict[Column, Miss]:
+        """Columns that some shard does not have as they should be."""
+
+        def bring(group: int, index: int) -> list[tuple[Column, Miss]]:
+            shard, columns = self._shards[group][index], match.columns[group]
+            refused: list[tuple[Column, Miss]] = []
+            for at in range(0, len(columns), BATCH_MAX):
+                batch = columns[at : at + BATCH_MAX]
+                wanted = [
+                    In(
+                        column.slot,
+                        column.key,
+                        match.prompt.maker.tag,
+                        column.tokens,
+                        into(group, index, column.depth, column.tokens),
+                    )
+                    for column in batch
+                ]
+                misses = zip(batch, shard.refill(wanted), strict=True)
+                refused += [(column, miss) for column, miss in misses if miss is not None]
+                if refused:
+                    break
+            return refused
+
+        groups = {group for group, columns in enumerate(match.columns) if columns}
+        found = self._on_each(bring, groups)
+        return {column: miss for refused in found.values() for column, miss in refused}
+
+    def _refuse(self, refused: Mapping[Column, Miss]) -> Reason:
+        """Under the lock. What is not as it should be is not served again; an agent that is lost may
+        come back with everything."""
+        if Miss.LOST in refused.values():
+            self.ledger.reachable = False
+            self._wake.set()
+            return Reason.AGENT_LOST
+        for column in refused:
+            self.ledger.refuse(column, Reason.SEAL_REFUSED)
+        return Reason.SEAL_REFUSED
+
+    def _on_each(self, work: Callable[[int, int], T], groups: Iterable[int]) -> dict[tuple[int, int], T]:
+        """Do this for each shard of these groups, at the same time where there are several."""
+        which = [(group, index) for group in sorted(groups) for index in range(len(self._shards[group]))]
+        if len(which) == 1:
+            return {which[0]: work(*which[0])}
+        futures = {each: self._threads.submit(work, *each) for each in which}
+        return {each: future.result() for each, future in futures.items()}
+
+    # Verbs
+
+    def set_policies(self, policies: Mapping[str, OrgPolicies]) -> None:
+        """They hold at once, and for what is stored already."""
+        with self._lock:
+            self.ledger.set_policies(policies, self._clock())
+        self._wake.set()
+
+    def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
+        with self._lock:
+            return self.ledger.explain(prompt, self._clock())
+
+    def set_priority(self, prompt: Prompt, priority: int) -> int:
+        with self._lock:
+            return self.ledger.set_priority(prompt, priority, self._clock())
+
+    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
+        with self._lock:
+            return self.ledger.set_ttl(prompt, seconds)
+
+    def delete(self, prompt: Prompt, *, shared: bool = False, seconds: float = 30) -> Receipt:
+        """Remove a prompt as far as nobody else goes on from it; with `shared` all of it. Waits until
+        every slot is empty, at most so long."""
+        return self._removed(lambda: self.ledger.delete(prompt, shared=shared), seconds)
+
+    def purge(self, org: str, namespace: Namespace | None = None, *, seconds: float = 30) -> Receipt:
+        """Remove all of an org, or all of it in one namespace. It is not found from here on; waits until
+        every slot is empty, at most so long."""
+        return self._removed(lambda: self.ledger.purge(org, namespace), seconds)
+
+    def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
+        began = self._clock()
+        with self._lock:
+            removal = begin()
+        self._wake.set()
+        with self._housekept:
+            self._housekept.wait_for(lambda: removal.done, seconds)
+        took = self._clock() - began
+        confirmed = {shard.name: took for shard in self._all if removal.done}
+        return Receipt(removal.columns, removal.bytes, removal.done, confirmed)
+
+    # Housekeeping
+
+    def _keep_house(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(HOUSEKEEPING_SECONDS)
+            self._wake.clear()
+            try:
+                self._follow_shards()
+                while not self._stop.is_set() and self._a_little():
+                    pass
+            except Exception:
+                log.exception("Housekeeping has failed; it goes on")
+            with self._housekept:
+                self._housekept.notify_all()
+
+    def _a_little(self) -> bool:
+        """Some of the long work; whether there is more. Requests come in between."""
+        with self._lock:
+            more = self.ledger.sweep(self._clock())
+        with self._lock:
+            more |= self.ledger.reclaim()
+            clears = self.ledger.take_clears(CLEARS_AT_ONCE)
+        if clears:
+            group, scrub = clears[0].group, clears[0].scrub
+            slots = [clear.slot for clear in clears]
+            done = self._on_each(
+                lambda of, index: self._shards[of][index].clear(slots, scrub=scrub), [group]
+            )
+            with self._lock:
+                if all(done.values()):
+                    self.ledger.cleared(clears)
+                else:
+                    self.ledger.not_cleared(clears)
+            more |= all(done.values())
+        return more
+
+    def _follow_shards(self) -> None:
+        """Agents come, go, come back empty, and give more slots or fewer."""
+        for shard in self._all:
+            shard.open()
+        with self._lock:
+            for group, shards in enumerate(self._shards):
+                lives = [shard.lives for shard in shards]
+                if lives != self._lives[group]:
+                    self._lives[group] = lives
+                    self.ledger.lose(group)
+                lines = [shard.slots for shard in shards if shard.slots is not None]
+                if len(lines) == len(shards) and min(lines) != self.ledger.pools[group].line:
+                    self.ledger.set_line(group, min(lines))
+            self.ledger.reachable = all(shard.slots is not None for shard in self._all)

@@ -1,0 +1,265 @@
+"""The moving half of the driver: the bytes of one shard, in and out of the slots that the ledger chose.
+
+One `Shard` for each worker and shard. It knows which evict wrote each slot, so that a refill gets just
+those bytes, sealed, or a miss; and where each slot's bytes are, while the shard moves to another agent.
+An agent that is lost costs misses and nothing else: no method raises because of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from kvss_agent.client import Column, Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
+
+log = logging.getLogger(__name__)
+
+RECONNECT_SECONDS: Final = 1.0  # between attempts
+PULL_SLOTS: Final = 64  # that move at once: evicts to them wait meanwhile
+COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
+
+Connect = Callable[[], ShardClient]
+
+
+def _nobody() -> None:
+    """Nobody has to be told."""
+
+
+class Out(NamedTuple):
+    """One column on its way out."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    tokens: int
+    payload: memoryview
+
+
+class In(NamedTuple):
+    """One column to be brought back, and where to."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    tokens: int
+    into: memoryview
+
+
+class Shard:
+    """All methods may be called from any thread; evicts are taken one after the other."""
+
+    def __init__(self, name: str, connect: Connect) -> None:
+        self.name = name
+        self.on_line: Callable[[], None] = (
+            _nobody  # told, from any thread, when `slots` may have changed
+        )
+        self.lost_because = "not connected yet"
+        self.lives = 0  # how often its memory was new: what was there before is gone
+        self._connect = connect
+        self._lock = threading.RLock()
+        self._client: ShardClient | None = None
+        self._incarnation = b""
+        self._tried_at = -RECONNECT_SECONDS
+        self._sequences = array("Q")  # of the evict that wrote each slot; 0 where nothing is known
+        self._old: ShardClient | None = None  # where it moves away from
+        self._still_there: set[int] = set()  # slots whose bytes are at the old home
+        self._pulling: frozenset[int] = frozenset()
+        self._pulled = threading.Condition(self._lock)
+
+    @property
+    def slots(self) -> int | None:
+        """How many may be used; None while the agent is lost."""
+        client = self._client
+        return client.slots if client else None
+
+    # Its home
+
+    def open(self) -> bool:
+        """Connect if we are not connected; whether we are. Tries again no sooner than after a while.
+
+        Requests never wait for this: it is for whoever keeps house.
+        """
+        with self._lock:
+            if self._client:
+                return True
+            if time.monotonic() < self._tried_at + RECONNECT_SECONDS:
+                return False
+            self._tried_at = time.monotonic()
+            try:
+                client = self._connect()
+            except Lost as error:
+                self.lost_because = str(error)
+                return False
+            self._settle(client)
+        self.on_line()
+        return True
+
+    def _settle(self, client: ShardClient) -> None:
+        if client.incarnation != self._incarnation:  # its memory is new, and empty
+            self._sequences = array("Q", bytes(8 * client.slots))
+            self._incarnation = client.incarnation
+            self.lives += 1
+        client.on_line = lambda _: self.on_line()
+        self._client, self.lost_because = client, ""
+
+    def _lose(self, client: ShardClient, error: Exception) -> None:
+        with self._lock:
+            if self._client is client:
+                log.warning("Shard %s is lost: %s", self.name, error)
+                self._client, self.lost_because = None, str(error)
+        client.close()
+        self.on_line()
+
+    def close(self) -> None:
+        with self._lock:
+            clients = [client for client in (self._client, self._old) if client]
+            self._client = self._old = None
+        for client in clients:
+            client.close()
+
+    # Bytes
+
+    def evict(self, columns: Sequence[Out]) -> bool:
+        """Put these into their slots, in this order; False if the agent is lost."""
+        with self._lock:
+            while self._pulling and any(column.slot in self._pulling for column in columns):
+                self._pulled.wait()
+            client = self._client
+            if client is None:
+                return False
+            self._reach(max(column.slot for column in columns))
+            try:
+                last = client.evict_batch([Evict(*column) for column in columns])
+            except Lost as error:
+                self._lose(client, error)
+                return False
+            for sequence, column in enumerate(columns, last - len(columns) + 1):
+                self._sequences[column.slot] = sequence
+                self._still_there.discard(column.slot)
+        return True
+
+    def refill(self, columns: Sequence[In]) -> list[Miss | None]:
+        """Bring these back, checked; a miss where that can't be, and then `into` may hold anything."""
+        with self._lock:
+            self._reach(max((column.slot for column in columns), default=0))
+            homes = [self._old if one.slot in self._still_there else self._client for one in columns]
+            wanted = [
+                Wanted(one.slot, Column(one.key, one.tag, self._sequences[one.slot])) for one in columns
+            ]
+        found: list[Miss | None] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
+        for client in {id(home): home for home in homes if home}.values():
+            at = [
+                index for index, home in enumerate(homes) if home is client and wanted[index].column[2]
+            ]
+            if not at:
+                continue
+            try:
+                answers = client.refill([wanted[i] for i in at], [columns[i].into for i in at])
+            except Lost as error:
+                self._lose(client, error)
+                for index in at:
+                    found[index] = Miss.LOST
+                continue
+            for index, answer in zip(at, answers, strict=True):
+                found[index] = _checked(answer, columns[index])
+        return found
+
+    def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
+        """Empty these slots wherever their bytes are; whether that is done."""
+        with self._lock:
+            client = self._client
+            if client is None:
+                return False
+            there = [slot for slot in slots if slot in self._still_there]
+        try:
+            if there and self._old and self._old.delete(there, scrub=scrub):
+                return False
+            if client.delete(list(slots), scrub=scrub):
+                return False
+        except Lost as error:
+            self._lose(client, error)
+            return False
+        with self._lock:
+            for slot in slots:
+                self._still_there.discard(slot)
+                if slot < len(self._sequences):
+                    self._sequences[slot] = 0
+        return True
+
+    def applied(self, seconds: float) -> bool:
+        """Wait until the agent has applied all evicts so far; whether it has."""
+        with self._lock:
+            client, number = self._client, max(self._sequences, default=0)
+        if not client:
+            return False
+        try:
+            client.wait_applied(number, seconds)
+        except (Lost, NotApplied):
+            return False
+        return True
+
+    def _reach(self, slot: int) -> None:
+        """The shard may have grown."""
+        if slot >= len(self._sequences):
+            self._sequences.frombytes(bytes(8 * (slot + 1 - len(self._sequences))))
+
+    # Moving to another agent
+
+    @property
+    def count_from(self) -> int:
+        """The count that a new home has to begin with: above all evicts until the move begins."""
+        with self._lock:
+            return max(self._sequences, default=0) + COUNT_MARGIN
+
+    @property
+    def left_to_move(self) -> int:
+        return len(self._still_there)
+
+    def move(self, connect: Connect, pull: Callable[[Sequence[int]], None]) -> bool:
+        """Go on at another agent; False if it can't be reached, and nothing has changed.
+
+        The shard has to be there, with a count of `count_from`. Evicts go to the new home from here on. Refills go where the bytes are, while `pull` has them
+        moved, some slots at a time; it returns when they are there, or are not going to be.
+        """
+        try:
+            client = connect()
+        except Lost as error:
+            log.warning("Shard %s can't move: %s", self.name, error)
+            return False
+        with self._lock:
+            self._old, self._connect = self._client, connect
+            slots = [slot for slot, number in enumerate(self._sequences) if number]
+            self._still_there = set(slots)
+            self._incarnation = client.incarnation
+            self._settle(client)
+        self.on_line()
+        for at in range(0, len(slots), PULL_SLOTS):
+            self._pull(slots[at : at + PULL_SLOTS], pull)
+        with self._lock:
+            old, self._old = self._old, None
+        if old:
+            old.close()
+        return True
+
+    def _pull(self, slots: Sequence[int], pull: Callable[[Sequence[int]], None]) -> None:
+        with self._lock:
+            batch = [slot for slot in slots if slot in self._still_there]
+            self._pulling = frozenset(batch)
+        try:
+            if batch:
+                pull(batch)
+        finally:
+            with self._lock:
+                self._still_there.difference_update(batch)
+                self._pulling = frozenset()
+                self._pulled.notify_all()
+
+
+def _checked(answer: Header | Miss, column: In) -> Miss | None:
+    if isinstance(answer, Miss):
+        return answer
+    return None if answer.tokens == column.tokens else Miss.STALE

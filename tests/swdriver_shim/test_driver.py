@@ -1,0 +1,305 @@
+"""The driver on real agents: bytes go out, come back, expire, move, and are never anybody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.arena import Arena, slot_bytes_for
+from kvss_agent.breach import Cause
+from kvss_agent.client import Credentials, ShardClient, Transport, connect
+from kvss_agent.hosting import HostedShard, Identity
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.moving import Shard
+from swdriver_shim.policy import OrgPolicies, Policy, Rules
+from swdriver_shim.reasons import Reason
+from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from tests.live import wait_until
+from tests.swdriver_shim.prompts import prompt
+
+C = COLUMN_TOKENS
+LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
+
+
+def kv(asked: Prompt, group: int, shard: int, depth: int, tokens: int) -> bytes:
+    """What a model would compute: it depends on the org's tokens so far, the group and the shard."""
+    size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
+    prefix = bytes(asked._raw[: 4 * (depth * C + tokens)])
+    return hashlib.shake_128(prefix + bytes([group, shard])).digest(size)
+
+
+class Engine:
+    """What stores what it computes, and checks every byte that comes back."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def store(self, asked: Prompt, rules: Rules | None = None) -> int:
+        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            return memoryview(kv(asked, group, shard, depth, tokens))
+
+        return self.driver.store(asked, asked.tokens, read, rules or Rules()).columns
+
+    def load(self, asked: Prompt) -> int:
+        got: dict[tuple[int, int, int, int], bytearray] = {}
+
+        def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
+            place = got[group, shard, depth, tokens] = bytearray(size)
+            return memoryview(place)
+
+        loaded = self.driver.load(asked, into)
+        for (group, shard, depth, tokens), place in got.items():
+            if depth * C + tokens <= loaded.tokens:
+                assert place == kv(asked, group, shard, depth, tokens), "wrong bytes"
+        return loaded.tokens
+
+
+class Fleet:
+    """One agent in this process, with the shards of the layout."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+
+    def make(self, slots: int = 20, applied: int = 0, suffix: str = "") -> None:
+        for name, size in self.names():
+            self.make_one(name + suffix, size, slots, applied)
+
+    def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
+        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}))
+        arena = Arena.allocate(identity.slot_bytes, slots)
+        wake = self.plane.plane.wake
+        shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)
+        return shard
+
+    def names(self) -> Iterator[tuple[str, int]]:
+        for index, group in enumerate(LAYOUT.groups):
+            for shard, size in enumerate(group.bytes_per_token):
+                yield f"{index}.{shard}", size * C
+
+    def shards(self, kind: str) -> Sequence[Sequence[Shard]]:
+        return [
+            [self.shard(f"{index}.{shard}", kind) for shard in range(len(group.bytes_per_token))]
+            for index, group in enumerate(LAYOUT.groups)
+        ]
+
+    def shard(self, name: str, kind: str) -> Shard:
+        return Shard(name, self.connect(name, kind))
+
+    def connect(self, name: str, kind: str) -> Callable[[], ShardClient]:
+        address = f"tcp:127.0.0.1:{self.plane.tcp}" if kind == "tcp" else f"unix:{self.plane.unix}"
+        transport: Transport = "shm" if kind == "shm" else "stream"
+        credentials = Credentials(DRIVER, SECRET)
+        return lambda: connect(address, name, credentials, transport=transport)
+
+    def kill(self) -> None:
+        for shard in self.plane.shards.values():
+            shard.end(Cause.GONE, "killed")
+        self.plane.shards.clear()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with running(tmp_path) as plane:
+        made = Fleet(plane)
+        made.make()
+        yield made
+
+
+@contextlib.contextmanager
+def driving(fleet: Fleet, kind: str = "shm", **policies: Policy) -> Iterator[Engine]:
+    driver = Driver(LAYOUT, "llama", fleet.shards(kind))
+    driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
+    try:
+        yield Engine(driver)
+        driver.ledger.check_integrity()
+    finally:
+        driver.close()
+
+
+def tokens(*kinds: int, rest: int = 0) -> list[int]:
+    return [kind for kind in kinds for _ in range(C)] + [99] * rest
+
+
+@pytest.mark.parametrize("kind", ["shm", "unix", "tcp"])
+def test_what_is_stored_comes_back_over_every_transport(fleet: Fleet, kind: str) -> None:
+    with driving(fleet, kind) as engine:
+        asked = prompt(tokens(1, 2, 3, rest=10))
+        assert engine.load(asked) == 0
+        assert engine.store(asked) == 4 + 3
+        assert engine.load(asked) == asked.tokens
+        asked.extend([5] * 100)
+        assert engine.load(asked) == 3 * C + 10
+        engine.store(asked)
+        assert engine.load(asked) == asked.tokens
+        assert engine.load(prompt(tokens(1, 2, 3), "globex")) == 0
+
+
+def test_many_requests_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None:
+    wrong: list[BaseException] = []
+
+    def run(engine: Engine, seed: int) -> None:
+        try:
+            for turn in range(40):
+                asked = prompt(tokens(seed % 2, turn % 3, seed, turn % 5, rest=turn), f"org{seed % 3}")
+                engine.load(asked)
+                engine.store(asked)
+                engine.load(asked)
+        except BaseException as error:
+            wrong.append(error)
+            raise
+
+    with driving(fleet) as engine:
+        threads = [threading.Thread(target=run, args=(engine, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        tally = engine.driver.ledger.account("org1").tally
+        assert tally.hits["dram"] > 0
+
+
+def test_an_agent_that_is_gone_costs_misses_and_comes_back_empty(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1, 2))
+        engine.store(asked)
+        fleet.kill()
+        assert engine.load(asked) == 0
+        assert engine.store(prompt(tokens(7))) == 0
+        assert engine.driver.ledger.account("acme").tally.missed[Reason.AGENT_LOST] > 0
+        fleet.make()
+        wait_until("it is used again", lambda: engine.store(asked) == 4)
+        assert engine.load(asked) == asked.tokens
+
+
+def test_a_connection_that_breaks_loses_nothing_that_the_agent_still_has(fleet: Fleet) -> None:
+    with driving(fleet, "unix") as engine:
+        asked = prompt(tokens(1, 2))
+        engine.store(asked)
+        for hosted in fleet.plane.shards.values():
+            for member in list(hosted._members.values()):
+                member.close(Cause.SUPERSEDED, "a cable was pulled")
+        engine.load(asked)
+        wait_until("all is there again", lambda: engine.load(asked) == asked.tokens)
+
+
+def test_bytes_that_were_damaged_are_a_miss_and_never_served(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1, 2, 3))
+        engine.store(asked)
+        slot = engine.driver.ledger.explain(asked, 0)["full"][1].slot
+        assert slot is not None
+        fleet.plane.shards["0.1"].arena.slot(slot)[100] ^= 1
+        assert engine.load(asked) == 0, "the window for one column was not kept"
+        engine.store(asked)
+        assert engine.load(asked) == asked.tokens
+
+
+def test_a_purge_leaves_no_byte_behind_and_says_when(fleet: Fleet) -> None:
+    with driving(fleet, acme=Policy(scrub=True)) as engine:
+        engine.store(prompt(tokens(1, 2, rest=5)))
+        engine.store(prompt(tokens(1), "globex"))
+        receipt = engine.driver.purge("acme")
+        assert (receipt.done, receipt.columns) == (True, 6)
+        assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
+        assert engine.load(prompt(tokens(1, 2))) == 0
+        assert engine.load(prompt(tokens(1), "globex")) == C
+        left = [any(shard.arena.slot(n)) for shard in fleet.plane.shards.values() for n in range(20)]
+        assert sum(left) == 3, "globex has one column in three shards"
+
+
+def test_what_expires_is_emptied_by_itself(fleet: Fleet) -> None:
+    with driving(fleet, acme=Policy(ttl_last_use_seconds=1)) as engine:
+        engine.store(prompt(tokens(1)))
+        assert engine.load(prompt(tokens(1))) == C
+        hosted = fleet.plane.shards["0.0"]
+        wait_until("it is empty", lambda: hosted.occupied() == 0)
+        assert engine.load(prompt(tokens(1))) == 0
+
+
+def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(*range(10)))
+        engine.store(asked)
+        fleet.plane.shards["0.1"].resize(4)
+        ledger = engine.driver.ledger
+        wait_until("the driver follows", lambda: ledger.pools[0].line == 4)
+        assert engine.load(asked) == 0
+        engine.store(prompt(tokens(*range(4))))
+        assert engine.load(prompt(tokens(*range(4)))) == 4 * C
+        fleet.plane.shards["0.1"].resize(30)
+        wait_until("the driver follows", lambda: ledger.pools[0].line == 20)
+
+
+def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
+    def pull_with(name: str, new: str) -> Callable[[Sequence[int]], None]:
+        """What the new agent's control does, slot by slot."""
+
+        def pull(slots: Sequence[int]) -> None:
+            old, target = fleet.plane.shards[name], fleet.plane.shards[new]
+            for slot in slots:
+                if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
+                    target.arena.slot(slot)[:] = old.arena.slot(slot)
+
+        return pull
+
+    with driving(fleet, "unix") as engine:
+        prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
+        for asked in prompts:
+            engine.store(asked)
+        shard = engine.driver._shards[0][1]
+        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        stop = threading.Event()
+        hits: list[int] = []
+
+        def ask() -> None:
+            while not stop.is_set():
+                for asked in prompts:
+                    hits.append(engine.load(asked))
+                    engine.store(asked)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert shard.move(fleet.connect("moved", "unix"), pull_with("0.1", "moved"))
+        enough = len(hits) + 12
+        wait_until("some were asked after the move", lambda: len(hits) > enough)
+        stop.set()
+        thread.join()
+        assert shard.left_to_move == 0
+        assert set(hits) == {2 * C}, "nothing was missed"
+        fleet.plane.shards.pop("0.1").end(Cause.GONE, "moved")
+        assert [engine.load(asked) for asked in prompts] == [2 * C] * 6
+
+
+def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1))
+        engine.store(asked)
+        shard = engine.driver._shards[0][0]
+        assert not shard.move(fleet.connect("nowhere", "unix"), lambda _: None)
+        assert engine.load(asked) == C
+
+
+def test_an_engine_that_fails_while_it_is_read_leaves_nothing_half_stored(fleet: Fleet) -> None:
+    def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+        raise ZeroDivisionError
+
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1, 2))
+        with pytest.raises(ZeroDivisionError):
+            engine.driver.store(asked, asked.tokens, read)
+        assert engine.load(asked) == 0
+        assert engine.store(asked) == 4
+
+
+def test_shards_that_do_not_fit_the_layout_are_refused(fleet: Fleet) -> None:
+    with pytest.raises(ValueError, match="one shard for each"):
+        Driver(LAYOUT, "llama", [[]])
