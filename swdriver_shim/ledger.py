@@ -477,9 +477,11 @@ class Ledger:
         now: float,
     ) -> int | None:
         """A slot for a column: that of the tail which it goes on from, a free one, or room is made."""
-        slot = self._take_over(home, prompt, depth, tokens)
-        if slot is not None:
-            return slot
+        limit = home.account.policy.dram_bytes_max
+        if limit is None or home.account.bytes <= limit:  # it may have been lowered
+            slot = self._take_over(home, prompt, depth, tokens)
+            if slot is not None:
+                return slot
         held = [column for column in (parent, place) if column]  # these must not pay for it
         for column in held:
             column.holds += 1
@@ -507,6 +509,8 @@ class Ledger:
     def _make_room(self, home: PrefixMap, now: float) -> int | None:
         account, group, pool = home.account, home.group, self.pools[home.group]
         limit = account.policy.dram_bytes_max
+        if limit is not None and account.bytes > limit + SLICE * home.column_bytes:
+            return None  # it was lowered by much: the sweeper is at it
         while limit is not None and account.bytes + home.column_bytes > limit:
             victim = account.victim(group, now)
             if victim is None:
