@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from kvss_agent.arena import Arena
-from kvss_agent.client import Credentials, connect
+from kvss_agent.client import Credentials, ShardClient, connect
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.wafer import (
     ColumnPart,
@@ -18,8 +20,8 @@ from swdriver_shim.adapters.wafer import (
     Wafer,
     wafer_layout,
 )
-from swdriver_shim.driver import Driver
-from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.driver import Driver, Loaded, Part
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.moving import Shard
 from swdriver_shim.policy import Rules
@@ -143,72 +145,67 @@ def test_attention_makes_later_tokens_dearer_and_parts_add_up() -> None:
 class OnAgent:
     """An emulator, its driver, and the shards that it uses in an agent of this process."""
 
-    def __init__(self, plane: Plane, wafer: Wafer, slots: int = 20) -> None:
+    def __init__(self, plane: Plane, wafer: Wafer, kind: type[Driver] = Driver) -> None:
         shards = []
         for index, group in enumerate(wafer.layout.groups):
-            for shard, slot_bytes in enumerate(group.slot_bytes):
-                name = f"{index}.{shard}"
+            names = [f"{index}.{shard}" for shard in range(len(group.slot_bytes))]
+            for name, slot_bytes in zip(names, group.slot_bytes, strict=True):
                 identity = Identity(name, slot_bytes, DRIVER, frozenset({DRIVER}))
-                arena = Arena.allocate(slot_bytes, slots)
+                arena = Arena.allocate(slot_bytes, 20)
                 plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
-            shards.append(
-                [self._shard(plane, f"{index}.{shard}") for shard in range(len(group.slot_bytes))]
-            )
-        self.driver = Driver(wafer.layout, "emulated", shards)
+            shards.append([Shard(name, self._connector(plane, name)) for name in names])
+        self.driver = kind(wafer.layout, "emulated", shards)
         self.emulator = Emulator(InBytes(self.driver, wafer))
 
     @staticmethod
-    def _shard(plane: Plane, name: str) -> Shard:
-        return Shard(name, lambda: connect(f"unix:{plane.unix}", name, Credentials(DRIVER, SECRET)))
+    def _connector(plane: Plane, name: str) -> Callable[[], ShardClient]:
+        return lambda: connect(f"unix:{plane.unix}", name, Credentials(DRIVER, SECRET))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.close()
 
 
 def test_a_conversation_gets_back_all_it_stored_byte_for_byte(tmp_path: Path) -> None:
     wafer = Wafer(SMALL)
-    with running(tmp_path) as plane:
-        agent = OnAgent(plane, wafer)
-        try:
-            first = agent.emulator.serve(keys(wafer), TOKENS, output=[5] * 100)
-            assert (first.asked, first.hit, first.load.bytes) == (len(TOKENS), 0, 0)
-            assert first.store.bytes > 0
-            assert first.ttft_seconds == first.ttft_cold_seconds
-            again = agent.emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6] * 20)
-            assert again.hit == len(TOKENS) + 100
-            kept = {group.name: sum(group.bytes_per_token) for group in SMALL.groups}
-            covered = again.hit - SMALL.groups[1].first_needed(again.hit) * C
-            full = (kept["full"] + kept["draft"]) * again.hit
-            assert again.load.bytes == full + kept["window"] * covered
-            assert again.load.wrong_bytes == 0
-            assert again.ttft_seconds < again.ttft_cold_seconds
-            assert agent.emulator.serve(keys(wafer, "globex"), TOKENS).hit == 0
-        finally:
-            agent.driver.close()
+    with running(tmp_path) as plane, OnAgent(plane, wafer) as agent:
+        first = agent.emulator.serve(keys(wafer), TOKENS, output=[5] * 100)
+        assert (first.asked, first.hit, first.load.bytes) == (len(TOKENS), 0, 0)
+        assert first.store.bytes > 0
+        assert first.ttft_seconds == first.ttft_cold_seconds
+        again = agent.emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6] * 20)
+        assert again.hit == len(TOKENS) + 100
+        kept = {group.name: sum(group.bytes_per_token) for group in SMALL.groups}
+        covered = again.hit - SMALL.groups[1].first_needed(again.hit) * C
+        full = (kept["full"] + kept["draft"]) * again.hit
+        assert again.load.bytes == full + kept["window"] * covered
+        assert again.load.wrong_bytes == 0
+        assert again.ttft_seconds < again.ttft_cold_seconds
+        assert agent.emulator.serve(keys(wafer, "globex"), TOKENS).hit == 0
 
 
 def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) -> None:
     class Careless(Driver):
-        """Says that all is there and leaves one byte out."""
+        """Spoils one byte behind everybody's back."""
 
-        def load(self, prompt, into):  # type: ignore[no-untyped-def]
-            def spoilt(*part: int) -> memoryview:
-                place = into(*part)
-                spoil.append(place)
-                return place
+        def load(self, prompt: Prompt, into: Part) -> Loaded:
+            places: list[memoryview] = []
 
-            spoil: list[memoryview] = []
+            def spoilt(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+                places.append(into(group, shard, depth, tokens))
+                return places[-1]
+
             loaded = super().load(prompt, spoilt)
-            if spoil:
-                spoil[0][3] ^= 0xFF
+            for place in places[:1]:
+                place[3] ^= 0xFF
             return loaded
 
     wafer = Wafer(SMALL)
-    with running(tmp_path) as plane:
-        agent = OnAgent(plane, wafer)
-        agent.driver.__class__ = Careless
-        try:
-            agent.emulator.serve(keys(wafer), TOKENS)
-            assert agent.emulator.serve(keys(wafer), TOKENS).load.wrong_bytes == 1
-        finally:
-            agent.driver.close()
+    with running(tmp_path) as plane, OnAgent(plane, wafer, Careless) as agent:
+        agent.emulator.serve(keys(wafer), TOKENS)
+        assert agent.emulator.serve(keys(wafer), TOKENS).load.wrong_bytes == 1
 
 
 def test_numbers_alone_hit_as_bytes_do() -> None:

@@ -1,0 +1,349 @@
+"""How fast the driver decides: keys, matches, a million columns, long work beside requests, replays.
+
+Traces come from --traces or TIDEGATE_TRACES; without them replays are left out. Garbage is collected as
+Python does it by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import importlib
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.dataplane import Memory
+from benchmarks.harness import Row, percentile, show
+from swdriver_shim import fleet
+from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.driver import CLEARS_AT_ONCE, Driver
+from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.ledger import Ledger
+from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay
+from swdriver_shim.traces import Request, conversations
+
+MILLION, PURGED = 1_000_000, 100_000
+PROMPT_COLUMNS = 512  # 32k tokens
+LAYOUT = Layout((Group("full", (64, 64)),))
+NAMESPACE = Namespace("bench", "1", "bf16", "full")
+FOREVER = OrgPolicies(policy=Policy(ttl_last_use_seconds=None))
+REPLAY_SCALE = 8192  # bytes per token: parts of columns of 87 to 175 KiB
+EVICTING_SLOTS = 250_000
+
+
+def limited(name: str, value: float, unit: str, limit: float) -> Row:
+    """A figure that should be below a limit."""
+    return Row(name, value, unit, f"{limit:g} {unit}", limit / value, 1.0)
+
+
+def keys(org: str) -> Keys:
+    return Keys(org, hashlib.sha256(org.encode()).digest(), NAMESPACE)
+
+
+def tokens(seed: int, columns: int) -> list[int]:
+    return [seed * 7919 + place & 0xFFFFFFFF for place in range(columns * COLUMN_TOKENS)]
+
+
+# Keys
+
+
+def key_rows(effort: int) -> list[Row]:
+    raw = memoryview(os.urandom(COLUMN_BYTES * PROMPT_COLUMNS))
+    maker = keys("acme")
+    ours = each_column(lambda: maker.states(None, raw), effort)
+    rows = [Row("key.sha256", ours, "µs")]
+    try:
+        blake3: Any = importlib.import_module("blake3").blake3
+    except ImportError:
+        print("key.blake3 is left out: the package blake3 is not installed")
+        return rows
+
+    def chain() -> None:
+        state, secret = bytes(32), bytes(32)
+        for at in range(0, len(raw), COLUMN_BYTES):
+            mixed = blake3(state, key=secret)
+            mixed.update(raw[at : at + COLUMN_BYTES])
+            state = mixed.digest()
+
+    theirs = each_column(chain, effort)
+    return [*rows, Row("key.blake3", theirs, "µs", "key.sha256", ours / theirs)]
+
+
+def each_column(call: Callable[[], object], effort: int) -> float:
+    """Microseconds for each column of a prompt."""
+    return statistics.median(timed(call) for _ in range(50 * effort)) / PROMPT_COLUMNS * 1e6
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+# A million columns
+
+
+class Million:
+    """A ledger of a million columns: a tenth of one org's, who is purged, and the rest of another's."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ledger = Ledger(LAYOUT, "bench")
+        self.ledger.set_line(0, MILLION + 100 * PROMPT_COLUMNS)
+        self.ledger.set_policies({"globex": FOREVER}, 0)
+        self.stores: list[float] = []  # seconds for each column
+        before = psutil.Process().memory_info().rss
+        self.fill("globex", MILLION - PURGED)
+        self.fill("acme", PURGED)
+        self.column_bytes = (psutil.Process().memory_info().rss - before) / MILLION
+
+    def fill(self, org: str, columns: int) -> None:
+        maker = keys(org)
+        for seed in range(0, columns, PROMPT_COLUMNS):
+            count = min(PROMPT_COLUMNS, columns - seed)
+            prompt = maker.prompt(tokens(seed, count))
+            self.stores.append(timed(lambda: self.store(prompt)) / count)  # noqa: B023
+
+    def store(self, prompt: Prompt) -> None:
+        begun = self.ledger.begin_store(prompt, prompt.tokens, self.now)
+        self.ledger.finish_store(begun, self.now)
+
+    def match(self, prompt: Prompt) -> int:
+        match = self.ledger.match(prompt, self.now)
+        self.ledger.release(match)
+        return match.tokens
+
+    def columns(self, org: str) -> int:
+        return sum(1 for _ in self.ledger.account(org).columns(0))
+
+
+def million_rows(effort: int) -> list[Row]:
+    big = Million()
+    rows = [
+        limited("column.bytes", big.column_bytes, "bytes", 600),
+        Row("store.column", statistics.median(big.stores) * 1e6, "µs"),
+        *match_rows(big, effort),
+        *long_work_rows(big, "purge", lambda: purge(big)),
+    ]
+    big.fill("acme", PURGED)
+    rows += long_work_rows(big, "expire", lambda: expire(big))
+    return rows + garbage_rows()
+
+
+def match_rows(big: Million, effort: int) -> list[Row]:
+    maker = keys("globex")
+    cold, continued = [], []
+    for turn in range(100 * effort):
+        asked = tokens(turn % 100 * PROMPT_COLUMNS, PROMPT_COLUMNS)
+        more = tokens(turn, 1024 // COLUMN_TOKENS)
+        began = time.perf_counter()
+        prompt = maker.prompt(asked)
+        hit = big.match(prompt)
+        cold.append(time.perf_counter() - began)
+        assert hit == len(asked)
+        began = time.perf_counter()
+        prompt.extend(more)
+        big.match(prompt)
+        continued.append(time.perf_counter() - began)
+    return [
+        limited("match.32k.cold", statistics.median(cold) * 1e3, "ms", 0.8),
+        Row("match.32k.cold.p99", percentile(cold, 0.99) * 1e3, "ms"),
+        limited("match.32k.continued", statistics.median(continued) * 1e3, "ms", 0.15),
+        Row("match.32k.continued.p99", percentile(continued, 0.99) * 1e3, "ms"),
+    ]
+
+
+# Long work, and matches that go on meanwhile
+
+
+def purge(big: Million) -> None:
+    big.ledger.purge("acme")
+
+
+def expire(big: Million) -> None:
+    """An hour goes by in which nobody asks for them."""
+    big.now += 3601
+
+
+def long_work_rows(big: Million, name: str, begin: Callable[[], None]) -> list[Row]:
+    """Once with matches between the pieces, once with a thread that matches as fast as it can."""
+    ids = f"{name}.100k"
+    slices, matches, took = alone(big, begin)
+    # Who comes while a piece is worked on waits for it, and is then served.
+    waits = [piece + match for piece, match in zip(slices, matches, strict=True)]
+    rows = [
+        limited(ids, took, "s", 1.0),
+        Row(f"{ids}.slice_max", max(slices) * 1e3, "ms"),
+        limited(f"{ids}.match_p99", percentile(waits, 0.99) * 1e3, "ms", 5),
+    ]
+    big.fill("acme", PURGED)
+    beside, took = in_threads(big, begin)
+    return [
+        *rows,
+        Row(f"{ids}.threads", took, "s"),
+        limited(f"{ids}.threads.match_p99", percentile(beside, 0.99) * 1e3, "ms", 5),
+        Row(f"{ids}.threads.matches", len(beside), "matches"),
+    ]
+
+
+def alone(big: Million, begin: Callable[[], None]) -> tuple[list[float], list[float], float]:
+    """Seconds of each piece, of the match after it, and of all pieces together."""
+    prompt = keys("globex").prompt(tokens(0, PROMPT_COLUMNS))
+    slices, matches = [timed(begin)], [timed(lambda: big.match(prompt))]
+    for piece in pieces(big):
+        slices.append(timed(piece))
+        matches.append(timed(lambda: big.match(prompt)))
+    assert not big.columns("acme")
+    return slices, matches, sum(slices)
+
+
+def in_threads(big: Million, begin: Callable[[], None]) -> tuple[list[float], float]:
+    """Seconds of each match of a thread beside the work, under one lock as in `Driver`; then all of it."""
+    lock, done = threading.Lock(), threading.Event()
+    prompt = keys("globex").prompt(tokens(0, PROMPT_COLUMNS))
+    matches: list[float] = []
+
+    def ask() -> None:
+        while not done.is_set():
+            began = time.perf_counter()
+            with lock:
+                big.match(prompt)
+            matches.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    began = time.perf_counter()
+    with lock:
+        begin()
+    for piece in pieces(big):
+        with lock:
+            piece()
+    took = time.perf_counter() - began
+    done.set()
+    thread.join()
+    assert not big.columns("acme")
+    return matches, took
+
+
+def pieces(big: Million) -> Iterator[Callable[[], None]]:
+    """What `Driver` does in the background, a piece at a time, until nothing is left to do."""
+    ledger, more = big.ledger, [True]
+
+    def a_piece() -> None:
+        more[0] = ledger.sweep(big.now) | ledger.reclaim()
+
+    def empty() -> None:
+        clears = ledger.take_clears(CLEARS_AT_ONCE)
+        ledger.cleared(clears)
+        more[0] |= bool(clears)
+
+    while more[0]:
+        yield a_piece
+        yield empty
+
+
+def garbage_rows() -> list[Row]:
+    """What a full collection costs beside a million columns, and once they are known not to be any."""
+    plain = timed(gc.collect)
+    gc.freeze()
+    frozen = timed(gc.collect)
+    gc.unfreeze()
+    return [
+        Row("gc.full", plain * 1e3, "ms"),
+        Row("gc.full.frozen", frozen * 1e3, "ms", "gc.full", plain / frozen),
+    ]
+
+
+# Replays
+
+
+def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
+    wafer = Wafer(wafer_layout(1, 1024))
+    ledger, clock = Ledger(wafer.layout), TraceClock()
+    ledger.set_line(0, slots)
+
+    def before(request: Request) -> None:
+        clock.now = request.at_s
+        keep_house(ledger, clock.now)
+
+    totals = replay(requests, Emulator(InNumbers(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
+    rate = totals.requests / totals.seconds
+    return Row(name, rate, "requests/s", "2,000 requests/s", rate / 2000, 1.0)
+
+
+def bytes_rows(requests: Sequence[Request]) -> list[Row]:
+    wafer = Wafer(wafer_layout(1, REPLAY_SCALE))
+    part_bytes = COLUMN_TOKENS * REPLAY_SCALE // 4
+    memory = Memory(part_bytes)
+    copies = [memory.memcpy(index % memory.count) for index in range(4 * memory.count)]
+    memcpy = part_bytes / statistics.median(copies) / 1e9
+    rows = []
+    with fleet.started(wafer.layout, 4096, 2) as shards:
+        driver = Driver(wafer.layout, "bench", shards)
+        try:
+            orgs = Orgs(4, 0, wafer.namespace)
+            totals = replay(requests, Emulator(InBytes(driver, wafer)), orgs, lambda _: None)
+        finally:
+            driver.close()
+    assert not totals.wrong_bytes
+    for kind, size, times in (
+        ("load", totals.bytes_in, totals.load),
+        ("store", totals.bytes_out, totals.store),
+    ):
+        speed = size / times.sum / 1e9
+        rows.append(Row(f"replay.bytes.{kind}", speed, "GB/s", "memcpy", speed / memcpy))
+    both = (totals.bytes_in + totals.bytes_out) / (totals.load.sum + totals.store.sum) / 1e9
+    return [Row("replay.bytes", both, "GB/s", "memcpy", both / memcpy), *rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="DIRECTORY",
+        default=os.environ.get("TIDEGATE_TRACES"),  # parsed as if it had been given
+        help="where conversation.jsonl is (default: TIDEGATE_TRACES)",
+    )
+    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of keys million replays")
+    given = parser.parse_args()
+    parts = given.only or ["keys", "million", "replays"]
+    effort = 1 if given.quick else 5
+    rows: list[Row] = []
+    if "keys" in parts:
+        rows += key_rows(effort)
+    if "million" in parts:
+        rows += million_rows(effort)
+    if "replays" in parts:
+        rows += replay_rows(given.traces, quick=given.quick)
+    show("The driver", rows, given.json)
+
+
+def replay_rows(traces: Path | None, *, quick: bool) -> list[Row]:
+    trace = traces and traces / "conversation.jsonl"
+    if not trace or not trace.exists():
+        print("Replays are left out: there is no conversation.jsonl in --traces or TIDEGATE_TRACES")
+        return []
+    requests = list(islice(conversations(trace), 4000 if quick else None))
+    return [
+        metadata_row("replay.metadata", requests, 10 * MILLION),
+        metadata_row("replay.metadata.evicting", requests, EVICTING_SLOTS),
+        *bytes_rows(requests[: 150 if quick else 600]),
+    ]
+
+
+if __name__ == "__main__":
+    main()
