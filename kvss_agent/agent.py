@@ -21,8 +21,9 @@ from kvss_agent import pulling, wire
 from kvss_agent.arena import Arena, NoMemory, available_bytes
 from kvss_agent.breach import Cause
 from kvss_agent.client.line import Address, Credentials
-from kvss_agent.desired import Desired, Invalid, ShardSpec
+from kvss_agent.desired import Desired, ShardSpec
 from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.http_api import Invalid
 from kvss_agent.pulling import Pull, Source
 from kvss_agent.serving import DataPlane
 from kvss_agent.settings import Settings
