@@ -32,10 +32,15 @@ enum { SHORT_MAX = 240, STRIPE = 64, STRIPES = 16, BLOCK = STRIPE * STRIPES, LAN
    Out of a slot, from 64 KiB on, it makes 1.3 to 1.4 times the speed of plain stores if `into` is cold,
    and the same if it is warm. A core that reads all of it right after loses that again: of 64 KiB, both
    steps together take 1.1 times as long, or 1.4 times if `into` was warm; from 1 MiB on, cold, they
-   gain. But columns are read next by a device, and the cache belongs to those who compute.
-
-   Prefetching by hand, at any distance, made no difference that could be told from noise. */
+   gain. But columns are read next by a device, and the cache belongs to those who compute. */
 static const size_t STREAM_IN_FROM = 16 << 10, STREAM_OUT_FROM = 64 << 10;
+
+/* What a machine fetches by itself ends with the page, and finding the next one takes a walk through two
+   tables in a virtual machine, with stores queueing up behind it. So one line of it is asked for a page
+   ahead, on both sides, and the first lines of all as soon as they are known. Measured as above this
+   makes 1.1 to 1.3 times the speed from 64 KiB to 1 MiB. Asking for every line, at any distance, gains
+   less, and so did working on several pages at once, which XXH3 would allow. */
+enum { PAGE = 4096, FIRST_LINES = 16 };
 
 /* Below this, giving the interpreter away and waiting to have it back costs more than the copy. */
 static const size_t RELEASE_FROM = 16 << 10;
@@ -62,6 +67,31 @@ static const uint8_t SECRET[192] = {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
+
+#ifdef __GNUC__
+#define ASK_FOR(address) __builtin_prefetch(address)
+#else
+#define ASK_FOR(address) (void)(address)
+#endif
+
+static inline void ask_for_first(const uint8_t *into, const uint8_t *from, size_t length)
+{
+    for (size_t at = 0; at < length && at < FIRST_LINES * STRIPE; at += STRIPE)
+        ASK_FOR(from + at);
+    if (into != NULL && length > PAGE)
+        ASK_FOR(into + PAGE);
+}
+
+/* At the beginning of each block: at most two pages begin in four of them. */
+static inline void ask_for_next(const uint8_t *into, const uint8_t *from, size_t blocks, enum store how)
+{
+    if (blocks <= PAGE / BLOCK)
+        return;
+    if ((uintptr_t)from % PAGE < BLOCK)
+        ASK_FOR(from + PAGE);
+    if (how != NOT_AT_ALL && (uintptr_t)into % PAGE < BLOCK)
+        ASK_FOR(into + PAGE);
+}
 
 /* Whole blocks, one of these per kind of machine: copy as `how` says, add to the sums, scramble. */
 typedef void Blocks(
@@ -92,6 +122,7 @@ static void blocks_portable(
     uint64_t all[LANES]; /* which no store to `into` can change, so that they stay in registers */
     memcpy(all, sums, sizeof all);
     for (; count > 0; count--, from += BLOCK, into += how == NOT_AT_ALL ? 0 : BLOCK) {
+        ask_for_next(into, from, count, how);
         const uint8_t *stored = how == NOT_AT_ALL ? from : memcpy(into, from, BLOCK);
         for (int stripe = 0; stripe < STRIPES; stripe++)
             add_stripe(all, stored + stripe * STRIPE, SECRET + 8 * stripe);
@@ -126,6 +157,7 @@ void blocks_avx512_as(
 {
     __m512i all = _mm512_loadu_si512(sums);
     for (; count > 0; count--) {
+        ask_for_next(into, from, count, how);
         for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE) {
             __m512i data = _mm512_loadu_si512(from);
             LOADED_ONCE(data);
@@ -178,6 +210,7 @@ void blocks_avx2_as(
     __m256i lower = _mm256_loadu_si256((const __m256i *)sums);
     __m256i upper = _mm256_loadu_si256((const __m256i *)(sums + LANES / 2));
     for (; count > 0; count--) {
+        ask_for_next(into, from, count, how);
         for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE, into += step) {
             const uint8_t *secret = SECRET + 8 * stripe;
             lower = with_half_stripe_avx2(lower, into, from, secret, how);
@@ -253,6 +286,7 @@ static uint64_t moved(Blocks *blocks, uint8_t *into, const uint8_t *from, size_t
     /* The last block is never scrambled, even if it is full. It and the last stripe, which may overlap
        with what is before it, are summed where they are stored. */
     const size_t last = (length - 1) / BLOCK * BLOCK, stripes = (length - last - 1) / STRIPE;
+    ask_for_first(how == NOT_AT_ALL ? NULL : into, from, length);
     blocks(sums, into, from, last / BLOCK, how);
     if (how != NOT_AT_ALL) {
         memcpy(into + last, from + last, length - last);
