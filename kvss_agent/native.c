@@ -85,9 +85,9 @@ static inline void ask_for_first(const uint8_t *into, const uint8_t *from, size_
 }
 
 /* At the beginning of each block: at most two pages begin in four of them. */
-static inline void ask_for_next(const uint8_t *into, const uint8_t *from, size_t blocks, enum store how)
+static inline void ask_for_next(const uint8_t *into, const uint8_t *from, size_t stripes, enum store how)
 {
-    if (blocks <= PAGE / BLOCK)
+    if (stripes <= PAGE / STRIPE)
         return;
     if ((uintptr_t)from % PAGE < BLOCK)
         ASK_FOR(from + PAGE);
@@ -95,8 +95,9 @@ static inline void ask_for_next(const uint8_t *into, const uint8_t *from, size_t
         ASK_FOR(into + PAGE);
 }
 
-/* Whole blocks, one of these per kind of machine: copy as `how` says, add to the sums, scramble. */
-typedef void Blocks(
+/* Whole stripes, one of these per kind of machine: copy as `how` says, add to the sums, and scramble these
+   after each block. What is behind the last block is not streamed, since some of it may be read again. */
+typedef void Stripes(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how);
 
 static uint64_t word_at(const uint8_t *bytes)
@@ -118,20 +119,24 @@ static inline void add_stripe(uint64_t sums[LANES], const uint8_t *stripe, const
     }
 }
 
-static void blocks_portable(
+static void stripes_portable(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)
 {
     uint64_t all[LANES]; /* which no store to `into` can change, so that they stay in registers */
     memcpy(all, sums, sizeof all);
-    for (; count > 0; count--, from += BLOCK, into += how == NOT_AT_ALL ? 0 : BLOCK) {
+    while (count > 0) {
+        const size_t now = count < STRIPES ? count : STRIPES;
+        const uint8_t *stored = how == NOT_AT_ALL ? from : memcpy(into, from, now * STRIPE);
         ask_for_next(into, from, count, how);
-        const uint8_t *stored = how == NOT_AT_ALL ? from : memcpy(into, from, BLOCK);
-        for (int stripe = 0; stripe < STRIPES; stripe++)
+        for (size_t stripe = 0; stripe < now; stripe++)
             add_stripe(all, stored + stripe * STRIPE, SECRET + 8 * stripe);
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; now == STRIPES && lane < LANES; lane++) {
             all[lane] ^= all[lane] >> 47 ^ word_at(SECRET + SECRET_OF_SCRAMBLE + 8 * lane);
             all[lane] *= PRIME32_1;
         }
+        from += now * STRIPE;
+        into += how == NOT_AT_ALL ? 0 : now * STRIPE;
+        count -= now;
     }
     memcpy(sums, all, sizeof all);
 }
@@ -154,27 +159,34 @@ __m512i scrambled_avx512(__m512i sums)
 }
 
 INLINED("avx512f")
-void blocks_avx512_as(
+__m512i with_stripe_avx512(
+    __m512i sums, uint8_t *into, const uint8_t *from, const uint8_t *secret, enum store how)
+{
+    __m512i data = _mm512_loadu_si512(from);
+    LOADED_ONCE(data);
+    if (how == PLAIN)
+        _mm512_storeu_si512(into, data);
+    else if (how == STREAMED)
+        _mm512_stream_si512((void *)into, data);
+    const __m512i mixed = _mm512_xor_si512(data, _mm512_loadu_si512(secret));
+    const __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
+    return _mm512_add_epi64(sums, _mm512_add_epi64(product, _mm512_shuffle_epi32(data, _MM_PERM_BADC)));
+}
+
+INLINED("avx512f")
+void stripes_avx512_as(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)
 {
+    const size_t step = how == NOT_AT_ALL ? 0 : STRIPE;
     __m512i all = _mm512_loadu_si512(sums);
-    for (; count > 0; count--) {
+    for (; count >= STRIPES; count -= STRIPES) {
         ask_for_next(into, from, count, how);
-        for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE) {
-            __m512i data = _mm512_loadu_si512(from);
-            LOADED_ONCE(data);
-            if (how == PLAIN)
-                _mm512_storeu_si512(into, data);
-            else if (how == STREAMED)
-                _mm512_stream_si512((void *)into, data);
-            if (how != NOT_AT_ALL)
-                into += STRIPE;
-            const __m512i mixed = _mm512_xor_si512(data, _mm512_loadu_si512(SECRET + 8 * stripe));
-            all = _mm512_add_epi64(all, _mm512_shuffle_epi32(data, _MM_PERM_BADC));
-            all = _mm512_add_epi64(all, _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32)));
-        }
+        for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE, into += step)
+            all = with_stripe_avx512(all, into, from, SECRET + 8 * stripe, how);
         all = scrambled_avx512(all);
     }
+    for (size_t stripe = 0; stripe < count; stripe++, from += STRIPE, into += step)
+        all = with_stripe_avx512(all, into, from, SECRET + 8 * stripe, how == STREAMED ? PLAIN : how);
     _mm512_storeu_si512(sums, all);
 }
 
@@ -205,13 +217,13 @@ __m256i with_half_stripe_avx2(
 }
 
 INLINED("avx2")
-void blocks_avx2_as(
+void stripes_avx2_as(
     uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)
 {
     const size_t half = STRIPE / 2, step = how == NOT_AT_ALL ? 0 : STRIPE;
     __m256i lower = _mm256_loadu_si256((const __m256i *)sums);
     __m256i upper = _mm256_loadu_si256((const __m256i *)(sums + LANES / 2));
-    for (; count > 0; count--) {
+    for (; count >= STRIPES; count -= STRIPES) {
         ask_for_next(into, from, count, how);
         for (int stripe = 0; stripe < STRIPES; stripe++, from += STRIPE, into += step) {
             const uint8_t *secret = SECRET + 8 * stripe;
@@ -221,11 +233,17 @@ void blocks_avx2_as(
         lower = scrambled_avx2(lower, SECRET + SECRET_OF_SCRAMBLE);
         upper = scrambled_avx2(upper, SECRET + SECRET_OF_SCRAMBLE + half);
     }
+    how = how == STREAMED ? PLAIN : how;
+    for (size_t stripe = 0; stripe < count; stripe++, from += STRIPE, into += step) {
+        const uint8_t *secret = SECRET + 8 * stripe;
+        lower = with_half_stripe_avx2(lower, into, from, secret, how);
+        upper = with_half_stripe_avx2(upper, into + step / 2, from + half, secret + half, how);
+    }
     _mm256_storeu_si256((__m256i *)sums, lower);
     _mm256_storeu_si256((__m256i *)(sums + LANES / 2), upper);
 }
 
-#define DEFINE_BLOCKS(name, target_)                                                               \
+#define DEFINE_STRIPES(name, target_)                                                               \
     __attribute__((target(target_))) static void name(                                             \
         uint64_t sums[LANES], uint8_t *into, const uint8_t *from, size_t count, enum store how)    \
     {                                                                                              \
@@ -237,20 +255,20 @@ void blocks_avx2_as(
             name##_as(sums, into, from, count, STREAMED);                                          \
     }
 
-DEFINE_BLOCKS(blocks_avx512, "avx512f")
-DEFINE_BLOCKS(blocks_avx2, "avx2")
+DEFINE_STRIPES(stripes_avx512, "avx512f")
+DEFINE_STRIPES(stripes_avx2, "avx2")
 
 #endif
 
 /* What this machine can run, best first, and which of it is used. Found when the module is loaded. */
 typedef struct {
     const char *name;
-    Blocks *blocks;
+    Stripes *stripes;
 } Level;
 
 static Level levels[3];
 static int levels_found;
-static Blocks *blocks_used;
+static Stripes *stripes_used;
 
 static void find_levels(void)
 {
@@ -258,12 +276,12 @@ static void find_levels(void)
 #ifdef WITH_AVX
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f"))
-        levels[levels_found++] = (Level){"avx512", blocks_avx512};
+        levels[levels_found++] = (Level){"avx512", stripes_avx512};
     if (__builtin_cpu_supports("avx2"))
-        levels[levels_found++] = (Level){"avx2", blocks_avx2};
+        levels[levels_found++] = (Level){"avx2", stripes_avx2};
 #endif
-    levels[levels_found++] = (Level){"portable", blocks_portable};
-    blocks_used = levels[0].blocks;
+    levels[levels_found++] = (Level){"portable", stripes_portable};
+    stripes_used = levels[0].stripes;
 }
 
 /* The 128-bit product of two words, its halves folded into one. Not every machine has such a type. */
@@ -276,22 +294,20 @@ static uint64_t folded_product(uint64_t left, uint64_t right)
 }
 
 /* Copy more than SHORT_MAX bytes, unless `how` says not to; their checksum. */
-static uint64_t moved(Blocks *blocks, uint8_t *into, const uint8_t *from, size_t length, enum store how)
+static uint64_t moved(Stripes *stripes, uint8_t *into, const uint8_t *from, size_t length, enum store how)
 {
     uint64_t sums[LANES] = {
         PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
     };
-    /* The last block is never scrambled, even if it is full. It and the last stripe, which may overlap
-       with what is before it, are summed where they are stored. */
-    const size_t last = (length - 1) / BLOCK * BLOCK, stripes = (length - last - 1) / STRIPE;
+    /* The last stripe, which is a whole one even if it overlaps with what is before it, has a secret of its
+       own, and is summed where it is stored. */
+    const size_t whole = (length - 1) / STRIPE, rest = length - whole * STRIPE;
     ask_for_first(how == NOT_AT_ALL ? NULL : into, from, length);
-    blocks(sums, into, from, last / BLOCK, how);
+    stripes(sums, into, from, whole, how);
     if (how != NOT_AT_ALL) {
-        memcpy(into + last, from + last, length - last);
+        memcpy(into + length - rest, from + length - rest, rest);
         from = into;
     }
-    for (size_t stripe = 0; stripe < stripes; stripe++)
-        add_stripe(sums, from + last + stripe * STRIPE, SECRET + 8 * stripe);
     add_stripe(sums, from + length - STRIPE, SECRET + SECRET_OF_LAST_STRIPE);
 
     uint64_t merged = length * PRIME64_1;
@@ -349,7 +365,7 @@ static bool hold(Job *job, PyObject *into, PyObject *source)
 
 static void perform(Job *jobs, Py_ssize_t count, size_t stream_from)
 {
-    Blocks *const blocks = blocks_used;
+    Stripes *const stripes = stripes_used;
     size_t total = 0;
     for (Py_ssize_t i = 0; i < count; i++)
         total += (size_t)jobs[i].source.len;
@@ -361,7 +377,7 @@ static void perform(Job *jobs, Py_ssize_t count, size_t stream_from)
         if (into != NULL)
             how = length >= stream_from && (uintptr_t)into % STRIPE == 0 ? STREAMED : PLAIN;
         if (length > SHORT_MAX)
-            job->checksum = moved(blocks, into, job->source.buf, length, how);
+            job->checksum = moved(stripes, into, job->source.buf, length, how);
         else if (how != NOT_AT_ALL && length > 0)
             memcpy(into, job->source.buf, length);
     }
@@ -563,9 +579,9 @@ static bool moved_payload(uint8_t *into, const uint8_t *from, size_t length, siz
     enum store how = NOT_AT_ALL;
     if (into != NULL)
         how = length >= stream_from && (uintptr_t)into % STRIPE == 0 ? STREAMED : PLAIN;
-    Blocks *const blocks = blocks_used;
+    Stripes *const stripes = stripes_used;
     PyThreadState *released = length >= RELEASE_FROM ? PyEval_SaveThread() : NULL;
-    *sum = moved(blocks, into, from, length, how);
+    *sum = moved(stripes, into, from, length, how);
     if (released != NULL)
         PyEval_RestoreThread(released);
     return true;
@@ -669,6 +685,7 @@ static PyObject *header_of(const uint8_t *header, const Column *column)
 static PyObject *read_from(const uint8_t *slot, Py_ssize_t room, PyObject *given_column, PyObject *given_into)
 {
     Column column;
+    ask_for_first(NULL, slot, (size_t)room);
     if (header_type == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
         return NULL;
@@ -960,8 +977,11 @@ static PyObject *evict_all(Window *window, PyObject *const *columns, Py_ssize_t 
 
 static PyObject *evict(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (count == 5)
+    if (count == 5) {
+        if (PyMemoryView_Check(arguments[4]))
+            ask_for_first(NULL, PyMemoryView_GET_BUFFER(arguments[4])->buf, (size_t)PyMemoryView_GET_BUFFER(arguments[4])->len);
         return put_under_lock((Window *)self, evict_one, arguments, count);
+    }
     PyErr_SetString(PyExc_TypeError, "wanted are five arguments: slot, key, tag, tokens and payload");
     return NULL;
 }
@@ -1063,7 +1083,7 @@ static PyObject *use(PyObject *self, PyObject *wanted)
         return NULL;
     for (int i = 0; i < levels_found; i++) {
         if (strcmp(levels[i].name, name) == 0) {
-            blocks_used = levels[i].blocks;
+            stripes_used = levels[i].stripes;
             Py_RETURN_NONE;
         }
     }
