@@ -685,20 +685,24 @@ static PyObject *header_of(const uint8_t *header, const Column *column)
 static PyObject *read_from(const uint8_t *slot, Py_ssize_t room, PyObject *given_column, PyObject *given_into)
 {
     Column column;
-    ask_for_first(NULL, slot, (size_t)room);
+    Py_buffer into = {.buf = NULL, .obj = NULL};
     if (header_type == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
         return NULL;
     }
-    if (!column_of(given_column, &column))
-        return NULL;
     if (room < HEADER) {
         PyErr_SetString(PyExc_ValueError, "a slot has 64 bytes or more");
         return NULL;
     }
-    Py_buffer into = {.buf = NULL, .obj = NULL};
+    ask_for_first(NULL, slot, (size_t)room);
     if (given_into != NULL && PyObject_GetBuffer(given_into, &into, PyBUF_WRITABLE) < 0)
         return NULL;
+    ask_for_first(NULL, into.buf, (size_t)into.len < STRIPE ? (size_t)into.len : STRIPE);
+    if (!column_of(given_column, &column)) {
+        if (into.obj != NULL)
+            PyBuffer_Release(&into);
+        return NULL;
+    }
     PyObject *made = NULL;
     uint8_t header[HEADER];
     uint64_t sum;
@@ -1021,11 +1025,12 @@ static PyObject *refill(PyObject *self, PyObject *const *arguments, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "wanted are two arguments: wanted and into");
         return NULL;
     }
-    PyObject *wanted = PySequence_Tuple(arguments[0]), *into = PySequence_Tuple(arguments[1]), *made = NULL;
-    if (wanted == NULL || into == NULL)
+    PyObject *wanted = PySequence_Fast(arguments[0], "wanted is a sequence"), *made = NULL;
+    PyObject *into = wanted == NULL ? NULL : PySequence_Fast(arguments[1], "into is a sequence");
+    if (into == NULL)
         goto done;
-    const Py_ssize_t columns = PyTuple_GET_SIZE(wanted);
-    if (columns != PyTuple_GET_SIZE(into)) {
+    const Py_ssize_t columns = PySequence_Fast_GET_SIZE(wanted);
+    if (columns != PySequence_Fast_GET_SIZE(into)) {
         PyErr_SetString(PyExc_ValueError, "there is one place for each column");
         goto done;
     }
@@ -1035,7 +1040,17 @@ static PyObject *refill(PyObject *self, PyObject *const *arguments, Py_ssize_t c
             Py_SETREF(made, Py_NewRef(Py_None));
             break;
         }
-        PyObject *found = refill_one(window, PyTuple_GET_ITEM(wanted, i), PyTuple_GET_ITEM(into, i));
+        /* Others may change the lists while bytes are moved. */
+        if (i >= PySequence_Fast_GET_SIZE(wanted) || i >= PySequence_Fast_GET_SIZE(into)) {
+            PyErr_SetString(PyExc_RuntimeError, "wanted or into has become shorter");
+            Py_CLEAR(made);
+            break;
+        }
+        PyObject *one = Py_NewRef(PySequence_Fast_GET_ITEM(wanted, i));
+        PyObject *place = Py_NewRef(PySequence_Fast_GET_ITEM(into, i));
+        PyObject *found = refill_one(window, one, place);
+        Py_DECREF(one);
+        Py_DECREF(place);
         if (found == NULL)
             Py_CLEAR(made);
         else
