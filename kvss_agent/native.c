@@ -853,6 +853,8 @@ static PyObject *follow(PyObject *self, PyObject *arena)
     Window *window = (Window *)self;
     Part part[EXTENTS_MAX];
     int parts = 0;
+    if (!window->is_open)
+        Py_RETURN_NONE;
     const long long line = number_in(arena, "slots"), size = line < 0 ? -1 : number_in(arena, "slot_bytes");
     PyObject *attribute = size < 0 ? NULL : PyObject_GetAttrString(arena, "extents");
     PyObject *extents = attribute == NULL ? NULL : PySequence_Tuple(attribute);
@@ -860,8 +862,8 @@ static PyObject *follow(PyObject *self, PyObject *arena)
     if (extents == NULL)
         return NULL;
     const Py_ssize_t count = PyTuple_GET_SIZE(extents);
-    if (count > EXTENTS_MAX || size < HEADER || !window->is_open)
-        PyErr_SetString(PyExc_ValueError, "too many extents, or slots too small, or shut");
+    if (count > EXTENTS_MAX || size < HEADER)
+        PyErr_SetString(PyExc_ValueError, "too many extents, or slots too small");
     else
         for (; parts < count; parts++) {
             PyObject *extent = PyTuple_GET_ITEM(extents, parts), *map = PyObject_GetAttrString(extent, "map");

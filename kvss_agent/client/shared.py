@@ -232,14 +232,12 @@ class SharedClient(TieredClient):
         with self._lock:
             shrinks = resized.slots < self._arena.slots
             self._arena.slots = min(self._arena.slots, resized.slots)
-            if not self._lost:
-                self._window.follow(self._arena)
+            self._window.follow(self._arena)
             while self._leases.any_from(resized.slots):
                 self._wait_for_lease()
         reopen(resized.extents, descriptors, self.slot_bytes, resized.slots, self._arena)
         with self._lock:
-            if not self._lost:
-                self._window.follow(self._arena)
+            self._window.follow(self._arena)
         if shrinks:
             self._line.send(wire.Shrunk(resized.slots))
         if self.on_line:

@@ -29,7 +29,7 @@ class Window(Protocol):
         """The line and the memory are those of this arena now."""
 
     def shut(self) -> None:
-        """Nothing goes through here any more, and nothing is kept mapped by this."""
+        """Nothing goes through here ever again, and nothing is kept mapped by this."""
 
     def evict(
         self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview, /
@@ -61,12 +61,13 @@ class PythonWindow:
         self._words = words
         self._write, _, self._copy_out = seal.sealed(mover)
         self._arena: Arena | None = None
+        self._is_shut = False
 
     def follow(self, arena: Arena, /) -> None:
-        self._arena = arena
+        self._arena = None if self._is_shut else arena
 
     def shut(self) -> None:
-        self._arena = None
+        self._arena, self._is_shut = None, True
 
     def evict(
         self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview, /
