@@ -6,9 +6,9 @@ its temporary file; the kernel lets go of it when the writer dies, however it di
 the store next removes the file.
 
 Where the file system allows it, bytes bypass the page cache (O_DIRECT): they will be read by the one
-who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. Columns that
-are not small go through a huge page on their way: a disk is told of each run of adjacent pages apart, and
-an arena's are scattered, so that a copy by the processor costs less than it saves.
+who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. All but small
+columns go through a huge page on their way: a disk is told of each run of adjacent pages apart, and an
+arena's pages are scattered, so a copy by the processor costs less than it saves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvss_agent.tier2.column_file import PAGE
 TEMPORARY: Final = ".tmp-"
 ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
-BOUNCE_FROM: Final = 128 << 10  # below it the copy costs more than it saves
+BOUNCE_FROM: Final = 32 << 10  # below it the copy costs more than it saves
 _COPY_BYTES: Final = 256 << 10  # in one step of the interpreter
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
@@ -205,7 +205,9 @@ class Posix:
         while left:
             now = left
             if bounce is not None:
-                now = [bounce[: _move(left, bounce, _into_bounce)]]
+                now = [bounce[: sum(map(len, left))]]
+                for part, place in _side_by_side(left, bounce):
+                    place[:] = part
             written = os.pwritev(fd, now, offset)
             offset += written
             left = _beyond(left, written)
@@ -214,11 +216,11 @@ class Posix:
         offset, left = 0, list(parts)
         bounce = self._bounce(sum(map(len, parts)))
         while left:
-            if bounce is None:
-                got = os.preadv(fd, left, offset)
-            else:
-                got = os.preadv(fd, [bounce[: sum(map(len, left))]], offset)
-                _move(left, bounce[:got], _out_of_bounce)
+            now = left if bounce is None else [bounce[: sum(map(len, left))]]
+            got = os.preadv(fd, now, offset)
+            if bounce is not None:
+                for part, piece in _side_by_side(left, bounce[:got]):
+                    part[:] = piece
             offset += got
             if got == 0 or got % PAGE:  # the end; direct I/O could not go on from here anyway
                 break
@@ -338,27 +340,18 @@ def _huge_page() -> memoryview:
     return page
 
 
-def _into_bounce(part: memoryview, bounce: memoryview) -> None:
-    bounce[:] = part
-
-
-def _out_of_bounce(part: memoryview, bounce: memoryview) -> None:
-    part[:] = bounce
-
-
-def _move(
-    parts: Sequence[memoryview], bounce: memoryview, move: Callable[[memoryview, memoryview], None]
-) -> int:
-    """As much of these parts as fits, in one direction; how many bytes."""
+def _side_by_side(
+    parts: Sequence[memoryview], bounce: memoryview
+) -> Iterator[tuple[memoryview, memoryview]]:
+    """What belongs together, from the start and as far as it goes, in pieces."""
     at = 0
     for part in parts:
         for start in range(0, len(part), _COPY_BYTES):
             length = min(_COPY_BYTES, len(part) - start, len(bounce) - at)
             if not length:
-                return at
-            move(part[start : start + length], bounce[at : at + length])
+                return
+            yield part[start : start + length], bounce[at : at + length]
             at += length
-    return at
 
 
 def _beyond(parts: Sequence[memoryview], done: int) -> list[memoryview]:
