@@ -6,9 +6,9 @@ its temporary file; the kernel lets go of it when the writer dies, however it di
 the store next removes the file.
 
 Where the file system allows it, bytes bypass the page cache (O_DIRECT): they will be read by the one
-who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. All but small
-columns go through a huge page on their way: a disk is told of each run of adjacent pages apart, and an
-arena's pages are scattered, so a copy by the processor costs less than it saves.
+who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. All but
+small columns go through a huge page on their way: a disk is told of each run of adjacent pages apart,
+and an arena's pages are scattered, so a copy by the processor costs less than it saves.
 """
 
 from __future__ import annotations
