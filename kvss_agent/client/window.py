@@ -109,10 +109,10 @@ class PythonWindow:
             line = arena.slots
             slots = [arena.slot(slot) if slot < line else None for slot, _ in wanted]
         copy_out = self._copy_out
-        found: list[Header | Miss] = []
-        for slot, (_, column), place in zip(slots, wanted, into, strict=True):
-            found.append(Miss.ABSENT if slot is None else copy_out(slot, column, place))
-        return found
+        return [
+            Miss.ABSENT if slot is None else copy_out(slot, column, place)
+            for slot, (_, column), place in zip(slots, wanted, into, strict=True)
+        ]
 
 
 def window(
