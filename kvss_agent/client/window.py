@@ -1,7 +1,7 @@
 """A mapped arena in the hands of its only writer: all that an evict and a refill touch on their way.
 
 Two of these are the same: this one, and one in compiled code (`native.c`) that a mover may bring along.
-Of a column of 64 KiB, the interpreter's share is a fourth in Python and next to nothing there.
+Of a column of 64 KiB, the interpreter's share is a fourth in Python and a twentieth there.
 """
 
 from __future__ import annotations

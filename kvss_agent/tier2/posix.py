@@ -37,7 +37,7 @@ from kvss_agent.tier2.column_file import PAGE
 TEMPORARY: Final = ".tmp-"
 ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
-BOUNCE_FROM: Final = 32 << 10  # below it the copy costs more than it saves
+BOUNCE_FROM: Final = 32 << 10  # smaller ones were not measured
 _COPY_BYTES: Final = 256 << 10  # in one step of the interpreter
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
