@@ -178,7 +178,7 @@ def test_a_client_that_leaves_takes_all_its_descriptors_with_it(plane: Plane, ki
             shard.evict(0, column("a").key, TAG, 64, kv())
             assert shard.delete([0]) is None
             shard.close()  # and again on the way out
-    wait_until("they are closed", lambda: descriptors() == before)
+    wait_until("they are closed", lambda: descriptors() <= before)
 
 
 @pytest.mark.parametrize("kind", SHARED)
