@@ -7,6 +7,7 @@ and its layout do not: another model is another driver.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final
 
@@ -50,13 +51,24 @@ class ModelSpec(Document, frozen=True):
         return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)
 
 
+class ControlSpec(Document, frozen=True):
+    """The control API of an agent: it is asked to pull when a shard moves there."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)]
+
+
 class HomeSpec(Document, frozen=True):
-    """Where a shard of a group is: which agent, and what it is called there."""
+    """Where a shard of a group is: which agent, and what it is called there.
+
+    Without `control` a shard that moves here starts empty.
+    """
 
     group: Name
     index: Annotated[int, Meta(ge=0, lt=SHARDS_MAX)]
     address: Annotated[str, Meta(max_length=500)]
     shard: Name
+    control: ControlSpec | None = None
 
 
 class OrgSpec(Document, frozen=True):
@@ -103,9 +115,9 @@ def token_hash(token: str) -> str:
 
 
 def _problems(desired: Desired) -> Iterator[str]:
-    names = [org.name for org in desired.orgs]
-    for name in sorted({name for name in names if names.count(name) > 1} if len(names) < 1000 else ()):
-        yield f"There are two entries for org {name}."
+    for name, count in Counter(org.name for org in desired.orgs).items():
+        if count > 1:
+            yield f"There are two entries for org {name}."
     tokens = [token for org in desired.orgs for token in org.tokens]
     if len(set(tokens)) != len(tokens):
         yield "A token belongs to one org only."
