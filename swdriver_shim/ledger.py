@@ -308,9 +308,10 @@ class Ledger:
     ) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups have, and its columns."""
         whole = min((path.fresh for path in paths if path.map.linked), default=len(prompt.keys))
-        while whole and not self._covers(paths, whole, whole * COLUMN_TOKENS):
-            whole -= 1
         tails = self._tails(account, paths, prompt, whole, now)
+        while whole and not tails and not self._covers(paths, whole, whole * COLUMN_TOKENS):
+            whole -= 1
+            tails = self._tails(account, paths, prompt, whole, now)
         tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
         columns = []
         for index, (path, group) in enumerate(zip(paths, self.layout.groups, strict=True)):

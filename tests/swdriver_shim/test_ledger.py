@@ -265,6 +265,14 @@ def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
     }
 
 
+def test_a_tail_is_found_where_the_window_reaches_from_its_end_only() -> None:
+    made = ledger(layout=HYBRID)
+    asked = prompt(conversation(1, 2, 3, 4, 5, rest=10))
+    store(made, asked)
+    asked.extend([7])
+    assert made.query(asked, 0) == 5 * C + 10
+
+
 def test_a_purge_is_at_once_and_done_when_every_slot_is_empty() -> None:
     made = ledger(2000)
     asked = prompt(conversation(*range(SLICE + 10)))

@@ -1,0 +1,283 @@
+"""`python -m swdriver_shim`: what the driver does from a command line. See `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvss_agent.client import Address, Credentials
+from swdriver_shim import fleet
+from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.driver import Driver
+from swdriver_shim.layout import Layout
+from swdriver_shim.ledger import Ledger
+from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay, report
+from swdriver_shim.traces import Malformed, Request, read
+
+SLOTS_METADATA: Final = 250_000
+SLOTS_BYTES: Final = 4_096
+WIDTH: Final = 100  # of tables that nobody looks at in a terminal
+EXAMPLES: Final = """\
+examples:
+  python -m swdriver_shim replay conversation.jsonl --metadata
+  python -m swdriver_shim replay conversation.jsonl --requests 500 --scale 4096 --json report.json
+  python -m swdriver_shim replay agent-sessions/ --speed 60 --orgs 6
+  python -m swdriver_shim replay conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
+"""
+
+
+class Unusable(Exception):
+    """What was asked for can't be done. A sentence."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        _replay(given)
+    except (Unusable, Malformed, fleet.NoAgent) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m swdriver_shim", description="The driver of a KV prompt cache."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verb = verbs.add_parser(
+        "replay",
+        help="serve the requests of a trace through an emulated engine, and say what the cache did",
+        description="Serve the requests of a trace through an emulated engine, and say what the cache "
+        "did: hit rates, reasons of misses, bytes, latencies, and how much sooner first tokens come. "
+        "Without --metadata or --agent, agents are started for it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = verb.add_argument
+    add("trace", type=Path, help="a .jsonl of conversations, a .json of a session, or a folder of those")
+    add("--requests", type=_count, metavar="N", help="only the first so many")
+    add("--speed", type=_positive, metavar="X", help="1 is real time (default: as fast as it goes)")
+    add("--orgs", type=_count, default=4, metavar="N", help="how many share the cache (default: 4)")
+    add("--seed", type=int, default=0, help="another one deals sessions out to other orgs (default: 0)")
+    add("--json", type=Path, metavar="FILE", help="also write the report there")
+    where = verb.add_argument_group("where to").add_mutually_exclusive_group()
+    where.add_argument(
+        "--metadata",
+        action="store_true",
+        help="decide everything and move nothing: no agents, and the clock is the trace's",
+    )
+    where.add_argument(
+        "--agent",
+        metavar="ADDRESS",
+        help="of an agent that runs, such as unix:.kvss/data.sock; it has shards DRIVER.full.0 and on",
+    )
+    add = verb.add_argument_group("of agents").add_argument
+    add("--agents", type=_count, default=2, metavar="N", help="how many are started (default: 2)")
+    add("--driver", default=fleet.DRIVER, help="as whom to connect to --agent (default: replay)")
+    add("--secret-file", type=Path, metavar="FILE", help="the driver's secret, as it is, for --agent")
+    add = verb.add_argument_group("the model's KV").add_argument
+    add(
+        "--slots",
+        type=_count,
+        metavar="N",
+        help=f"columns that fit (default: {SLOTS_METADATA} with --metadata, else {SLOTS_BYTES})",
+    )
+    add("--scale", type=_count, default=1024, metavar="BYTES", help="per token in all (default: 1024)")
+    add("--boxes", type=_count, default=1, metavar="N", help="of four domains each (default: 1)")
+    add("--window", type=_count, metavar="TOKENS", help="half of it is of layers with such a window")
+    add("--draft", action="store_true", help="a sixteenth of it is a draft model's")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+# Replay
+
+
+def _replay(given: argparse.Namespace) -> None:
+    requests = _read(given.trace, given.requests)
+    try:
+        layout = wafer_layout(given.boxes, given.scale, window_tokens=given.window, draft=given.draft)
+    except ValueError as error:
+        raise Unusable(f"{given.scale} bytes per token are too few for this layout: {error}.") from error
+    wafer = Wafer(layout)
+    orgs = Orgs(given.orgs, given.seed, wafer.namespace)
+    with _serving(given, wafer) as (emulator, ledger, before_each), _progress(len(requests)) as advance:
+
+        def before(request: Request) -> None:
+            before_each(request)
+            advance()
+
+        totals = replay(requests, emulator, orgs, before, speed=given.speed)
+        tallies = {org: ledger.account(org).tally for org in orgs.names}
+    made = report(totals, tallies)
+    _show(made)
+    if given.json:
+        given.json.write_text(json.dumps(made, indent=1) + "\n")
+    if totals.wrong_bytes:
+        raise Unusable(f"{totals.wrong_bytes} bytes came back wrong.")
+
+
+def _read(trace: Path, most: int | None) -> list[Request]:
+    try:
+        requests = list(islice(read(trace), most))
+    except OSError as error:
+        raise Unusable(f"{trace} can't be read: {error.strerror}.") from error
+    if not requests:
+        raise Unusable(f"There are no requests in {trace}.")
+    return requests
+
+
+Serving = tuple[Emulator, Ledger, Callable[[Request], None]]
+
+
+@contextlib.contextmanager
+def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
+    """An emulator, the ledger that counts for it, and what is to be done before each request."""
+    if given.metadata:
+        yield _in_numbers(wafer.layout, given.slots or SLOTS_METADATA)
+        return
+    with _shards(given, wafer.layout) as shards:
+        driver = Driver(wafer.layout, wafer.namespace.model, shards)
+        try:
+            yield Emulator(InBytes(driver, wafer)), driver.ledger, _nothing
+        finally:
+            driver.close()
+
+
+def _in_numbers(layout: Layout, slots: int) -> Serving:
+    ledger, clock = Ledger(layout), TraceClock()
+    for group in range(len(layout.groups)):
+        ledger.set_line(group, slots)
+
+    def pass_time(request: Request) -> None:
+        clock.now = request.at_s
+        keep_house(ledger, clock.now)
+
+    return Emulator(InNumbers(ledger, clock)), ledger, pass_time
+
+
+def _nothing(request: Request) -> None:
+    """Time passes and the driver keeps house by itself."""
+
+
+@contextlib.contextmanager
+def _shards(given: argparse.Namespace, layout: Layout) -> Iterator[fleet.Shards]:
+    if given.agent is None:
+        with fleet.started(layout, given.slots or SLOTS_BYTES, given.agents) as shards:
+            yield shards
+        return
+    if given.secret_file is None:
+        raise Unusable("--agent needs --secret-file: the secret that the agent knows the driver by.")
+    try:
+        Address.parse(given.agent)
+        secret = given.secret_file.read_bytes()
+    except ValueError as error:
+        raise Unusable(f"{given.agent} is no address: {error}.") from error
+    except OSError as error:
+        raise Unusable(f"{given.secret_file} can't be read: {error.strerror}.") from error
+    yield fleet.at(given.agent, layout, Credentials(given.driver, secret))
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("Replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+# The report
+
+
+def _show(made: dict[str, Any]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    rate = made["requests_per_second"] or 0
+    console.print(f"{made['requests']:,} requests in {made['seconds']:.1f} s, {rate:,.0f} a second\n")
+    for table in (_table_of_orgs(made), _table_of_misses(made), _table_of_moves(made)):
+        console.print(table)
+    ttft = made["ttft"]
+    if ttft["gain"] is not None:
+        console.print(
+            f"First token, by the model: {_milliseconds(ttft['mean_seconds'])} on average, "
+            f"{_milliseconds(ttft['mean_seconds_without_cache'])} without a cache: "
+            f"{ttft['gain']:.1%} sooner"
+        )
+    console.print(f"Wrong bytes: {made['wrong_bytes']}")
+
+
+def _table_of_orgs(made: dict[str, Any]) -> Table:
+    tiers = sorted({tier for org in made["orgs"].values() for tier in org["hit_tokens"]})
+    headings = ["requests", "tokens asked", *(f"hit in {tier}" for tier in tiers), "hit rate"]
+    table = _table("hits", *headings)
+    for name, org in [*made["orgs"].items(), ("all", made["all"])]:
+        asked = org["requested_tokens"]
+        rates = [_share(org["hit_tokens"].get(tier, 0), asked) for tier in tiers]
+        table.add_row(name, f"{org['requests']:,}", f"{asked:,}", *rates, _percent(org["hit_rate"]))
+    return table
+
+
+def _table_of_misses(made: dict[str, Any]) -> Table:
+    table = _table("missed because", "tokens", "of those asked for")
+    for reason, tokens in made["all"]["missed_tokens"].items():
+        table.add_row(reason, f"{tokens:,}", _share(tokens, made["all"]["requested_tokens"]))
+    return table
+
+
+def _table_of_moves(made: dict[str, Any]) -> Table:
+    table = _table("moved", "bytes", "GB/s", "p50", "p90", "p99")
+    for name, kind in (("in (load)", "load"), ("out (store)", "store")):
+        moved = made[kind]
+        speed = moved["gigabytes_per_second"]
+        times = [_milliseconds(moved[f"{quantile}_seconds"]) for quantile in ("p50", "p90", "p99")]
+        table.add_row(name, f"{moved['bytes']:,}", "" if speed is None else f"{speed:.2f}", *times)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(title_justify="left")
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _share(part: int, of: int) -> str:
+    return _percent(part / of if of else None)
+
+
+def _percent(rate: float | None) -> str:
+    return "no traffic" if rate is None else f"{rate:.1%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.2f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Engines that use the driver, each as it likes to be used."""

@@ -1,0 +1,276 @@
+"""Replays of traces: the numbers add up, with and without bytes, and mistakes are told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvss_agent.client import Credentials
+from swdriver_shim import fleet
+from swdriver_shim.__main__ import main
+from swdriver_shim.adapters.wafer import wafer_layout
+from swdriver_shim.replay import output_tokens, prompt_tokens
+from swdriver_shim.traces import Request, conversations, tenant
+from tests.kvss_agent.plane import SECRET
+from tests.kvss_agent.process import agent, document, spec
+
+BLOCK = 512
+TRACES = Path(os.environ.get("TIDEGATE_TRACES", "traces"))
+
+
+def asked(at: int, blocks: Sequence[int], *, tokens: int | None = None, out: int = 10) -> dict[str, Any]:
+    length = len(blocks) * BLOCK if tokens is None else tokens
+    return {"timestamp": at, "input_length": length, "output_length": out, "hash_ids": list(blocks)}
+
+
+# One system prompt; two conversations, the first with three turns.
+TRACE = [
+    asked(0, [0, 1]),
+    asked(0, [0, 2, 3]),
+    asked(1000, [0, 1, 4]),
+    asked(2000, [0, 1, 4, 5], tokens=3 * BLOCK + 100),
+]
+ASKED = (2 + 3 + 3) * BLOCK + 3 * BLOCK + 100
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return written(tmp_path, TRACE)
+
+
+def written(directory: Path, requests: Sequence[dict[str, Any]]) -> Path:
+    path = directory / "trace.jsonl"
+    path.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    return path
+
+
+def replayed(trace: Path, *options: str) -> dict[str, Any]:
+    file = trace.parent / "report.json"
+    assert main(["replay", str(trace), "--json", str(file), *options]) == 0
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def request(blocks: tuple[int, ...], tokens: int, block_tokens: int = BLOCK) -> Request:
+    return Request(0, "s", blocks, block_tokens, tokens, 30, "made up")
+
+
+# Tokens
+
+
+def test_equal_blocks_have_equal_tokens_in_any_request() -> None:
+    one, other = prompt_tokens(request((7, 8), 1000), 1), prompt_tokens(request((7, 9), 1024), 2)
+    assert (len(one), len(other)) == (4000, 4096)
+    assert one[: 4 * BLOCK] == other[: 4 * BLOCK]
+    assert one[4 * BLOCK :][:8] != other[4 * BLOCK :][:8]
+
+
+def test_tokens_that_no_block_names_are_like_no_others() -> None:
+    one, other = (prompt_tokens(request((7,), 70, 64), number) for number in (1, 2))
+    assert len(one) == len(other) == 280
+    assert one[:256] == other[:256]
+    assert one[256:] != other[256:]
+    assert len(output_tokens(request((), 0), 1)) == 120
+    assert output_tokens(request((), 0), 1) != output_tokens(request((), 0), 2)
+
+
+# Numbers alone
+
+
+def test_prefixes_that_come_again_are_hits_and_the_rest_has_its_reason(trace: Path) -> None:
+    made = replayed(trace, "--metadata", "--orgs", "1")
+    hits = BLOCK * (0 + 1 + 2 + 3)
+    assert made["requests"] == 4
+    assert made["all"]["requested_tokens"] == ASKED
+    assert made["all"]["hit_tokens"] == {"dram": hits}
+    assert made["all"]["hit_rate"] == pytest.approx(hits / ASKED)
+    assert made["all"]["missed_tokens"] == {"never_stored": ASKED - hits}
+    assert 0 < made["ttft"]["gain"] < 1
+    assert made["ttft"]["mean_seconds"] < made["ttft"]["mean_seconds_without_cache"]
+
+
+def test_orgs_share_nothing_and_who_asked_nothing_has_no_rate(trace: Path) -> None:
+    made = replayed(trace, "--metadata", "--orgs", "50", "--seed", "3")
+    homes = {tenant("1", 50, 3), tenant("2", 50, 3)}
+    assert len(homes) == 2
+    assert {org for org, hits in made["orgs"].items() if hits["requests"]} == {
+        f"org-{home}" for home in homes
+    }
+    silent = next(hits for hits in made["orgs"].values() if not hits["requests"])
+    assert silent["hit_rate"] is None
+    assert made["all"]["hit_tokens"] == {"dram": BLOCK * (0 + 0 + 2 + 3)}
+
+
+def test_where_little_fits_much_is_evicted(trace: Path) -> None:
+    made = replayed(trace, "--metadata", "--orgs", "1", "--slots", "24")
+    assert made["all"]["missed_tokens"]["evicted"] > 0
+    assert made["all"]["hit_rate"] < replayed(trace, "--metadata", "--orgs", "1")["all"]["hit_rate"]
+
+
+def test_time_is_the_traces_own(tmp_path: Path) -> None:
+    hours = written(tmp_path, [asked(0, [0, 1]), asked(3_599_000, [0, 1]), asked(7_200_000, [0, 1])])
+    made = replayed(hours, "--metadata", "--orgs", "1")
+    assert made["all"]["missed_tokens"]["expired"] == 2 * BLOCK, "an hour after its last use"
+
+
+def test_only_so_many_requests_are_served(trace: Path) -> None:
+    assert replayed(trace, "--metadata", "--requests", "2")["requests"] == 2
+
+
+def test_a_faster_trace_takes_its_time_divided_by_so_much(trace: Path) -> None:
+    assert replayed(trace, "--metadata", "--speed", "20")["seconds"] >= 2.0 / 20
+
+
+def test_sessions_are_replayed_too(tmp_path: Path) -> None:
+    nested = {"t": 2.0, "in": 100, "out": 5, "hash_ids": [0]}
+    requests = [
+        {"t": 0.0, "in": 128, "out": 5, "hash_ids": [0, 1]},
+        {"t": 3.0, "in": 192, "out": 5, "hash_ids": [0, 1, 2], "requests": [nested]},
+    ]
+    for name in ("one", "other"):
+        session = {"block_size": 64, "requests": requests}
+        (tmp_path / f"{name}.json").write_text(json.dumps(session))
+    made = replayed(tmp_path / "one.json", "--metadata", "--orgs", "1")
+    assert made["all"]["hit_tokens"] == {"dram": 64 + 128}
+    both = main(["replay", str(tmp_path), "--metadata", "--json", str(tmp_path / "both")])
+    assert both == 1, "the report is no session"
+
+
+def test_the_table_says_what_a_person_looks_for(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(trace), "--metadata", "--orgs", "9"]) == 0
+    told = capsys.readouterr()
+    for words in (
+        "4 requests",
+        "org-8",
+        "no traffic",
+        "never_stored",
+        "p99",
+        "sooner",
+        "Wrong bytes: 0",
+    ):
+        assert words in told.out
+    assert told.err == "", "no progress bar where nobody looks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "share"), [(240_000, 0.326), (10_000_000, 0.366)])
+def test_hits_are_those_that_others_computed(tmp_path: Path, slots: int, share: float) -> None:
+    """Least recently used, whole blocks of the public trace, of one org; of all blocks."""
+    path = TRACES / "conversation.jsonl"
+    if not path.exists():
+        pytest.skip(f"there is no {path}")
+    requests = list(conversations(path))
+    whole = [
+        asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests
+    ]
+    made = replayed(written(tmp_path, whole), "--metadata", "--orgs", "1", "--slots", str(slots))
+    blocks = sum(len(each.blocks) for each in requests)
+    # Blocks of 512 are given up as a whole there, and column by column here.
+    assert made["all"]["hit_tokens"]["dram"] / BLOCK / blocks == pytest.approx(share, abs=0.006)
+
+
+# With bytes
+
+
+def test_bytes_go_through_agents_that_are_started_and_gone_after(trace: Path) -> None:
+    made = replayed(trace, "--orgs", "1", "--agents", "2", "--slots", "200", "--scale", "96")
+    assert made["all"]["hit_tokens"] == {"dram": BLOCK * 6}
+    assert made["load"]["bytes"] == BLOCK * 6 * 96
+    assert made["store"]["bytes"] >= (ASKED - BLOCK * 6) * 96
+    assert made["load"]["gigabytes_per_second"] > 0
+    assert made["wrong_bytes"] == 0
+
+
+def test_bytes_go_to_an_agent_that_runs_already(trace: Path, tmp_path: Path) -> None:
+    layout = wafer_layout(1, 96)
+    shards = [
+        spec(f"job-1.full.{index}", 200, 64 * size)
+        for index, size in enumerate(layout.groups[0].bytes_per_token)
+    ]
+    (tmp_path / "secret").write_bytes(SECRET)
+    with agent(tmp_path / "agent") as running:
+        running.tell(document(1, *shards))
+        where = ("--agent", f"unix:{running.directory}/data.sock", "--driver", "job-1")
+        options = (*where, "--secret-file", str(tmp_path / "secret"), "--orgs", "1")
+        made = replayed(trace, *options, "--scale", "96")
+        assert made["all"]["hit_tokens"] == {"dram": BLOCK * 6}
+        with pytest.raises(fleet.NoAgent, match="the layout wants"):
+            fleet.at(where[1], wafer_layout(1, 96_000), Credentials("job-1", SECRET))
+        with pytest.raises(fleet.NoAgent, match="can't be used"):
+            fleet.at(where[1], layout, Credentials("nobody", SECRET))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("", "There are no requests"),
+        ("{\n", "line 1"),
+        ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": []}\n', "0 blocks for 9"),
+        ("[]\n", "not a JSON object"),
+    ],
+)
+def test_a_trace_that_is_none_is_told_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, words: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(lines)
+    assert main(["replay", str(path), "--metadata"]) == 1
+    told = capsys.readouterr().err
+    assert words in told
+    assert str(path) in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["/nowhere.jsonl"], "/nowhere.jsonl can't be read: No such file"),
+        (["{trace}", "--metadata", "--scale", "3"], "3 bytes per token are too few"),
+        (["{trace}", "--agent", "unix:/nowhere"], "needs --secret-file"),
+        (["{trace}", "--agent", "nowhere", "--secret-file", "{trace}"], "no address"),
+        (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "/nowhere"], "/nowhere can't be read"),
+        (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "{trace}"], "can't be used"),
+        (["{trace}", "--slots", "9000000000000"], "refuses what it is told"),
+    ],
+)
+def test_what_can_not_be_done_is_a_sentence(
+    trace: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main(["replay", *(option.format(trace=trace) for option in options)]) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--speed", "0"],
+        ["--orgs", "0"],
+        ["--slots", "many"],
+        ["--metadata", "--agent", "unix:/a"],
+        ["--x"],
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    trace: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["replay", str(trace), *options])
+    assert refused.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "examples:" in told
+    assert "--metadata" in told
