@@ -506,7 +506,8 @@ class RawDisk:
 
     For each column open, pwrite and close of a new file; then open, preadv and close. From as many
     threads as tier 2 has, each with its part of the columns. No rename, no lock, no checks, no index.
-    The memory is shared, as an arena is: direct I/O of private memory measured 15 to 20 % faster.
+    The memory is shared, as an arena is, and its pages are as scattered: direct I/O of adjacent pages is
+    up to twice as fast, and by how much another run differs from this one is a matter of their luck.
     """
 
     THREADS = 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -21,8 +20,10 @@ from kvss_agent import pulling, wire
 from kvss_agent.arena import Arena, NoMemory, available_bytes
 from kvss_agent.breach import Cause
 from kvss_agent.client.line import Address, Credentials
-from kvss_agent.desired import Desired, Invalid, ShardSpec
+from kvss_agent.desired import Desired, ShardSpec
 from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.http_api import Invalid
+from kvss_agent.keeping import keep
 from kvss_agent.pulling import Pull, Source
 from kvss_agent.serving import DataPlane
 from kvss_agent.settings import Settings
@@ -142,7 +143,7 @@ class Agent:
                 if told != self.desired:
                     raise Conflict(f"Generation {told.generation} is here with other contents.")
                 return told
-        await asyncio.to_thread(self._keep, msgspec.json.encode(told))
+        await asyncio.to_thread(keep, self._document, msgspec.json.encode(told))
         self._take(told)
         return told
 
@@ -154,21 +155,6 @@ class Agent:
     @property
     def _document(self) -> Path:
         return self.settings.state_dir / "desired.json"
-
-    def _keep(self, raw: bytes) -> None:
-        """It holds secrets: for this user only, and whole or not at all."""
-        fresh = self._document.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(descriptor)
-        fresh.replace(self._document)
-        directory = os.open(self.settings.state_dir, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     # Getting there
 

@@ -13,6 +13,7 @@ from kvss_agent.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
 from kvss_agent.core import SLOTS_MAX
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.hosting import Identity
+from kvss_agent.http_api import Invalid, decode
 from kvss_agent.tier2.settings import Tier2Settings
 
 SHARDS_MAX: Final = 4096
@@ -73,16 +74,9 @@ class Desired(Document, frozen=True):
 _DECODER: Final = msgspec.json.Decoder(Desired)
 
 
-class Invalid(Exception):
-    """One sentence for everything that is wrong."""
-
-
 def parse(raw: bytes) -> Desired:
     """The document, whole and consistent. Raises Invalid."""
-    try:
-        desired = _DECODER.decode(raw)
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise Invalid(str(error)) from error
+    desired = decode(raw, _DECODER)
     if problems := [*_unknown_in_tier2(raw), *_problems(desired)]:
         raise Invalid(" ".join(problems))
     return desired

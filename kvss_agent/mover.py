@@ -1,7 +1,8 @@
 """Moving bytes and checking them on the way: the inner loop of the store.
 
 One pass would be best, and only compiled code has it (`kvss_agent.native`). In Python, copying and
-hashing in pieces that stay in the cache comes close: the second pass finds the piece still there.
+hashing in pieces that stay in the cache comes close: the second pass finds the piece still there. On
+the way in it is hashed first, so that what was just written does not crowd it out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final, Protocol
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 PIECE_BYTES: Final = 256 * 1024
+_PIECE_IN_BYTES: Final = 512 * 1024
 Bytes = bytes | bytearray | memoryview
 Pair = tuple[memoryview, memoryview]
 _ZEROS: Final = memoryview(bytes(PIECE_BYTES))
@@ -49,13 +51,26 @@ class PythonMover:
 
     def copy_in(self, into: memoryview, source: memoryview) -> int:
         if len(source) > PIECE_BYTES:
-            return _copy_in_pieces(into, source, source)
+            _must_fit(into, source)
+            state = xxh3_64()
+            for start in range(0, len(source), _PIECE_IN_BYTES):
+                end = start + _PIECE_IN_BYTES
+                piece = source[start:end]
+                state.update(piece)
+                into[start:end] = piece
+            return state.intdigest()
         into[:] = source
         return xxh3_64_intdigest(source)
 
     def copy_out(self, into: memoryview, source: memoryview) -> int:
         if len(source) > PIECE_BYTES:
-            return _copy_in_pieces(into, source, into)
+            _must_fit(into, source)
+            state = xxh3_64()
+            for start in range(0, len(source), PIECE_BYTES):
+                end = start + PIECE_BYTES
+                into[start:end] = source[start:end]
+                state.update(into[start:end])
+            return state.intdigest()
         into[:] = source
         return xxh3_64_intdigest(into)
 
@@ -69,15 +84,9 @@ class PythonMover:
         return xxh3_64_intdigest(source)
 
 
-def _copy_in_pieces(into: memoryview, source: memoryview, checked: memoryview) -> int:
+def _must_fit(into: memoryview, source: memoryview) -> None:
     if len(into) != len(source):
         raise ValueError(f"into has {len(into)} bytes and source {len(source)}")
-    state = xxh3_64()
-    for start in range(0, len(source), PIECE_BYTES):
-        end = start + PIECE_BYTES
-        into[start:end] = source[start:end]
-        state.update(checked[start:end])
-    return state.intdigest()
 
 
 def zero(into: memoryview) -> None:

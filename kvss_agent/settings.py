@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
+
+from kvss_agent.options import Options, file, name, path, place, seconds, size
 
 PREFIX: Final = "KVSS_AGENT_"
-UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-TOKEN_CHARACTERS_MIN: Final = 20
+LOG_FORMATS: Final = {"text": "text", "json": "json"}
 SOCKET_PATH_BYTES_MAX: Final = 107
-
-T = TypeVar("T")
-
-
-class WrongSettings(Exception):
-    """A sentence for each setting that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,52 +82,30 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Flags and environment. Raises WrongSettings with all that is wrong at once."""
-    made = parser()
-    names = [action.dest for action in made._actions if action.dest != "help"]  # noqa: SLF001
-    given = {
-        name: value for name, value in vars(made.parse_args(arguments)).items() if value is not None
-    }
-    problems: list[str] = []
-    for variable, value in environment.items():
-        if variable.startswith(PREFIX):
-            name = variable.removeprefix(PREFIX).lower()
-            if name in names:
-                given.setdefault(name, value)
-            else:
-                problems.append(f"{variable} is no setting of an agent.")
-
-    def take(name: str, default: T, convert: Callable[[str], T], allowed: str) -> T:
-        if name not in given:
-            return default
-        try:
-            return convert(given[name])
-        except (ValueError, KeyError):
-            problems.append(f"--{name.replace('_', '-')} is {given[name]!r}: it should be {allowed}.")
-            return default
-
-    state_dir = take("state_dir", Path(".kvss"), _path, "a path").absolute()
-    place = "HOST:PORT"
+    given = Options(parser(), PREFIX, arguments, environment)
+    take = given.take
+    state_dir = take("state_dir", Path(".kvss"), path, "a path").absolute()
+    where = "HOST:PORT"
     settings = Settings(
-        name=take("name", socket.gethostname(), _name, "1 to 200 letters, digits and . _ -"),
+        name=take("name", socket.gethostname(), name, "1 to 200 letters, digits and . _ -"),
         state_dir=state_dir,
-        unix=take("unix", state_dir / "data.sock", _path, "a path").absolute(),
-        control=take("control", ("127.0.0.1", 8410), _place, place),
+        unix=take("unix", state_dir / "data.sock", path, "a path").absolute(),
+        control=take("control", ("127.0.0.1", 8410), place, where),
         token="",
-        tcp=take("tcp", None, _place, place),
-        tls_certificate=take("tls_certificate", None, _file, "a file that can be read"),
-        tls_key=take("tls_key", None, _file, "a file that can be read"),
-        tls_authorities=take("tls_authorities", None, _file, "a file that can be read"),
+        tcp=take("tcp", None, place, where),
+        tls_certificate=take("tls_certificate", None, file, "a file that can be read"),
+        tls_key=take("tls_key", None, file, "a file that can be read"),
+        tls_authorities=take("tls_authorities", None, file, "a file that can be read"),
         plain_tcp=take("plain_tcp", False, {"yes": True, "no": False}.__getitem__, "yes or no"),
-        memory_bytes=take("memory", None, _bytes, "a number of bytes, such as 24G"),
-        drain_seconds=take("drain_seconds", 10.0, _seconds, "0 to 3600"),
-        log_format=take(
-            "log_format", "text", {"text": "text", "json": "json"}.__getitem__, "text or json"
-        ),
+        memory_bytes=take("memory", None, size, "a number of bytes, such as 24G"),
+        drain_seconds=take("drain_seconds", 10.0, seconds, "0 to 3600"),
+        log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
     )
-    problems += _contradictions(settings)
-    token = "" if problems else _token(settings, take("token_file", None, _file, "a file"), problems)
-    if problems:
-        raise WrongSettings("\n".join(problems))
+    token_file = take("token_file", None, file, "a file")
+    given.problems += _contradictions(settings)
+    given.check()
+    token = given.token(token_file, state_dir)
+    given.check()
     return replace(settings, token=token)
 
 
@@ -150,64 +122,3 @@ def _contradictions(settings: Settings) -> list[str]:
             f"{SOCKET_PATH_BYTES_MAX} bytes."
         )
     return problems
-
-
-def _token(settings: Settings, path: Path | None, problems: list[str]) -> str:
-    """The token from its file; without one it is made, for this user only."""
-    try:
-        if path is None:
-            path = settings.state_dir / "token"
-            settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:
-                pass
-            else:
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(secrets.token_urlsafe(32) + "\n")
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"The token cannot be kept in {path}: {error}")
-        return ""
-    if len(token) < TOKEN_CHARACTERS_MIN or not token.isascii():
-        problems.append(
-            f"The token in {path} should have {TOKEN_CHARACTERS_MIN} ASCII characters or more."
-        )
-    return token
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise ValueError(text)
-    return Path(text)
-
-
-def _file(text: str) -> Path:
-    if not os.access(text, os.R_OK) or not Path(text).is_file():
-        raise ValueError(text)
-    return Path(text)
-
-
-def _name(text: str) -> str:
-    if not 0 < len(text) <= 200 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in text):
-        raise ValueError(text)
-    return text
-
-
-def _place(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise ValueError(text)
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _bytes(text: str) -> int:
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    return int(number) * UNITS[unit]
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= 3600:
-        raise ValueError(text)
-    return seconds

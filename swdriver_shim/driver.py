@@ -26,7 +26,7 @@ from swdriver_shim.keys import Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import ColumnState, Ledger, Match, Place, Removal
 from swdriver_shim.moving import In, Out, Shard
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Rules
+from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
 
@@ -72,6 +72,27 @@ class Stored:
     columns: int
     bytes: int
     failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    name: str
+    slots: int
+    used: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrgState:
+    """Tokens since the start, but for `bytes`, which is now. `hit_rate` is None without traffic."""
+
+    org: str
+    bytes: int
+    requests: int
+    requested_tokens: int
+    hit_tokens: Mapping[str, int]  # by tier
+    missed_tokens: Mapping[str, int]  # by reason
+    hit_rate: float | None
 
 
 class Driver:
@@ -235,6 +256,11 @@ class Driver:
             self.ledger.set_policies(policies, self._clock())
         self._wake.set()
 
+    def evict_policy(self, org: str, name: EvictionName) -> None:
+        """What goes first of this org's, also of what is stored; until its policies are set again."""
+        with self._lock:
+            self.ledger.evict_policy(org, name, self._clock())
+
     def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
         with self._lock:
             return self.ledger.explain(prompt, self._clock())
@@ -257,6 +283,12 @@ class Driver:
         every slot is empty, at most so long."""
         return self._removed(lambda: self.ledger.purge(org, namespace), seconds)
 
+    def start_purge(self, org: str) -> None:
+        """The same without waiting."""
+        with self._lock:
+            self.ledger.purge(org)
+        self._wake.set()
+
     def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
         began = self._clock()
         with self._lock:
@@ -267,6 +299,31 @@ class Driver:
         took = self._clock() - began
         confirmed = {shard.name: took for shard in self._all if removal.done}
         return Receipt(removal.columns, removal.bytes, removal.done, confirmed)
+
+    # How it stands
+
+    def groups(self) -> list[GroupState]:
+        with self._lock:
+            return [
+                GroupState(group.name, pool.line, pool.used, pool.free)
+                for group, pool in zip(self.layout.groups, self.ledger.pools, strict=True)
+            ]
+
+    def orgs(self) -> list[OrgState]:
+        """What each org has, asked for and got, so far."""
+        with self._lock:
+            return [
+                OrgState(
+                    org,
+                    account.bytes,
+                    account.tally.requests,
+                    account.tally.requested,
+                    dict(account.tally.hits),
+                    {reason.value: count for reason, count in (+account.tally.missed).items()},
+                    account.tally.hit_rate,
+                )
+                for org, account in self.ledger.accounts.items()
+            ]
 
     # Housekeeping
 
@@ -306,8 +363,8 @@ class Driver:
 
     def _follow_shards(self) -> None:
         """Agents come, go, come back empty, and give more slots or fewer."""
-        for shard in self._all:
-            shard.open()
+        lost = [shard for shard in self._all if shard.slots is None]
+        list(self._threads.map(Shard.open, lost))  # at the same time: each may take seconds
         with self._lock:
             for group, shards in enumerate(self._shards):
                 lives = [shard.lives for shard in shards]

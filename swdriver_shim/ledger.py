@@ -26,9 +26,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import AS_USUAL, NEVER, OrgPolicies, Rules, Tiers
+from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason
 from swdriver_shim.room import Account, Pool
@@ -176,7 +178,7 @@ class Ledger:
         self._policies = policies
         for account in self.accounts.values():
             before = account.policy
-            account.set_policies(policies.get(account.org, OrgPolicies()), now)
+            account.set_policy(policies.get(account.org, OrgPolicies()).of(self.model), now)
             if account.policy != before:
                 rescans = [list(account.columns(group)) for group in range(len(self.pools))]
                 self._rescans += filter(None, rescans)
@@ -193,8 +195,8 @@ class Ledger:
     def account(self, org: str) -> Account:
         found = self.accounts.get(org)
         if found is None:
-            found = self.accounts[org] = Account(org, self.model, len(self.pools))
-            found.set_policies(self._policies.get(org, OrgPolicies()), 0)
+            found = self.accounts[org] = Account(org, len(self.pools))
+            found.set_policy(self._policies.get(org, OrgPolicies()).of(self.model), 0)
         return found
 
     # Match
@@ -584,6 +586,11 @@ class Ledger:
             if column.state is State.READY:
                 self._schedule(column)
         return len(columns)
+
+    def evict_policy(self, org: str, name: EvictionName, now: float) -> None:
+        """Let another eviction policy decide, also on what is stored; until policies are set again."""
+        account = self.account(org)
+        account.set_policy(replace(account.policy, eviction=name), now)
 
     def purge(self, org: str, namespace: Namespace | None = None) -> Removal:
         """Nothing of this org, or of it in one namespace, is found from here on; `reclaim` does the

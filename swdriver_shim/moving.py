@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvss_agent.client import Column, Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
@@ -23,6 +24,9 @@ PULL_SLOTS: Final = 64  # that move at once: evicts to them wait meanwhile
 COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
 
 Connect = Callable[[], ShardClient]
+# Fetch these slots, all written once so many evicts are applied there. Returns when that is done, or is
+# not going to be.
+Pull = Callable[[Sequence[int], int], object]
 
 
 def _nobody() -> None:
@@ -68,7 +72,8 @@ class Shard:
         self._old: ShardClient | None = None  # where it moves away from
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
-        self._pulled = threading.Condition(self._lock)
+        self._readers: Counter[ShardClient] = Counter()  # refills that are under way
+        self._changed = threading.Condition(self._lock)
 
     @property
     def slots(self) -> int | None:
@@ -126,8 +131,7 @@ class Shard:
     def evict(self, columns: Sequence[Out]) -> bool:
         """Put these into their slots, in this order; False if the agent is lost."""
         with self._lock:
-            while self._pulling and any(column.slot in self._pulling for column in columns):
-                self._pulled.wait()
+            self._wait_for_pull(column.slot for column in columns)
             client = self._client
             if client is None:
                 return False
@@ -150,27 +154,41 @@ class Shard:
             wanted = [
                 Wanted(one.slot, Column(one.key, one.tag, self._sequences[one.slot])) for one in columns
             ]
+            clients = {home for home in homes if home}
+            self._readers.update(clients)
         found: list[Miss | None] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
-        for client in {id(home): home for home in homes if home}.values():
-            at = [
-                index for index, home in enumerate(homes) if home is client and wanted[index].column[2]
-            ]
-            if not at:
-                continue
-            try:
-                answers = client.refill([wanted[i] for i in at], [columns[i].into for i in at])
-            except Lost as error:
-                self._lose(client, error)
-                for index in at:
-                    found[index] = Miss.LOST
-                continue
-            for index, answer in zip(at, answers, strict=True):
-                found[index] = _checked(answer, columns[index])
+        try:
+            for client in clients:
+                at = [i for i, home in enumerate(homes) if home is client and wanted[i].column.sequence]
+                if at:
+                    self._refill_from(client, at, wanted, columns, found)
+        finally:
+            with self._lock:
+                self._readers.subtract(clients)
+                self._changed.notify_all()
         return found
+
+    def _refill_from(
+        self,
+        client: ShardClient,
+        at: Sequence[int],
+        wanted: Sequence[Wanted],
+        columns: Sequence[In],
+        found: list[Miss | None],
+    ) -> None:
+        answers: Sequence[Header | Miss]
+        try:
+            answers = client.refill([wanted[i] for i in at], [columns[i].into for i in at])
+        except Lost as error:
+            self._lose(client, error)
+            answers = [Miss.LOST] * len(at)
+        for index, answer in zip(at, answers, strict=True):
+            found[index] = _checked(answer, columns[index])
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         """Empty these slots wherever their bytes are; whether that is done."""
         with self._lock:
+            self._wait_for_pull(slots)
             client = self._client
             if client is None:
                 return False
@@ -219,11 +237,11 @@ class Shard:
     def left_to_move(self) -> int:
         return len(self._still_there)
 
-    def move(self, connect: Connect, pull: Callable[[Sequence[int]], None]) -> bool:
+    def move(self, connect: Connect, pull: Pull) -> bool:
         """Go on at another agent; False if it can't be reached, and nothing has changed.
 
-        The shard has to be there, with a count of `count_from`. Evicts go to the new home from here on. Refills go where the bytes are, while `pull` has them
-        moved, some slots at a time; it returns when they are there, or are not going to be.
+        The shard has to be there, with a count of `count_from`. Evicts go to the new home from here on.
+        Refills go where the bytes are, while `pull` has them moved, some slots at a time.
         """
         try:
             client = connect()
@@ -241,22 +259,31 @@ class Shard:
             self._pull(slots[at : at + PULL_SLOTS], pull)
         with self._lock:
             old, self._old = self._old, None
+            while old and self._readers[old]:
+                self._changed.wait()
+            self._readers = +self._readers
         if old:
             old.close()
         return True
 
-    def _pull(self, slots: Sequence[int], pull: Callable[[Sequence[int]], None]) -> None:
+    def _pull(self, slots: Sequence[int], pull: Pull) -> None:
         with self._lock:
             batch = [slot for slot in slots if slot in self._still_there]
             self._pulling = frozenset(batch)
+            after = max((self._sequences[slot] for slot in batch), default=0)
         try:
             if batch:
-                pull(batch)
+                pull(batch, after)
         finally:
             with self._lock:
                 self._still_there.difference_update(batch)
                 self._pulling = frozenset()
-                self._pulled.notify_all()
+                self._changed.notify_all()
+
+    def _wait_for_pull(self, slots: Iterable[int]) -> None:
+        """Under the lock. Nobody writes to slots while another agent fetches them."""
+        while self._pulling and not self._pulling.isdisjoint(slots):
+            self._changed.wait()
 
 
 def _checked(answer: Header | Miss, column: In) -> Miss | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from swdriver_shim.eviction import POLICIES, Eviction, move
 from swdriver_shim.keys import Keys, Namespace
-from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.policy import Policy
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import Tally
 
@@ -88,9 +88,8 @@ class Pool:
 class Account:
     """One org: its policy, its columns, what they take, what it asked for and got."""
 
-    def __init__(self, org: str, model: str, groups: int) -> None:
+    def __init__(self, org: str, groups: int) -> None:
         self.org = org
-        self.model = model
         self.policy = Policy()
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
@@ -100,9 +99,9 @@ class Account:
         self.tally = Tally()
         self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
 
-    def set_policies(self, policies: OrgPolicies, now: float) -> None:
+    def set_policy(self, policy: Policy, now: float) -> None:
         """From now on, for what is stored already, too."""
-        before, self.policy = self.policy, policies.of(self.model)
+        before, self.policy = self.policy, policy
         if self.policy.eviction == before.eviction:
             return
         for group, queues in enumerate(self._queues):

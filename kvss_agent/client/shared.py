@@ -17,6 +17,7 @@ from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient
+from kvss_agent.client.window import window
 from kvss_agent.core import LEASE_SECONDS_MAX
 from kvss_agent.hosting import reopen
 from kvss_agent.leases import FOREVER, Leases
@@ -31,7 +32,7 @@ class SharedClient(TieredClient):
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
         self._opening = threading.Lock()
-        self._seal, self._verify, self._copy_out = seal.sealed(mover)
+        self._verify = seal.sealed(mover).verify
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
         try:
@@ -44,10 +45,11 @@ class SharedClient(TieredClient):
         self.slot_bytes = welcome.slot_bytes
         self.payload_bytes_max = welcome.slot_bytes - HEADER_BYTES
         self.incarnation = welcome.incarnation
-        self._number = welcome.applied
         self._leases = Leases()
         self._leased = self._leases.uses
         self._lock = threading.Lock()
+        self._window = window(self._lock, self._leased, self._words, welcome.applied, mover)
+        self._window.follow(self._arena)
         self._freed = threading.Condition(self._lock)
         self._waiting = 0  # threads that want to be told when a lease ends
         self._lost: Lost | None = None
@@ -83,7 +85,7 @@ class SharedClient(TieredClient):
 
     @property
     def number(self) -> int:
-        return self._number
+        return self._window.number
 
     @property
     def slots(self) -> int:
@@ -91,42 +93,30 @@ class SharedClient(TieredClient):
 
     @property
     def applied(self) -> int:
-        return self._number
+        return self._window.number
 
     # Evicts
 
     def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
-        with self._lock:
-            if self._leased or self._lost:
-                self._make_sure_of(slot)
-            number = self._number + 1
-            arena = self._arena
-            if slot < arena.slots:
-                self._seal(arena.slot(slot), (key, tag, number), tokens, payload)
-            self._number = self._words[0] = number
-            return number
+        while (number := self._window.evict(slot, key, tag, tokens, payload)) is None:
+            self._make_sure_of(slot)
+        return number
 
     def evict_batch(self, columns: Sequence[Evict]) -> int:
-        with self._lock:
-            number = self._number
-            seal_ = self._seal
-            try:
-                for slot, key, tag, tokens, payload in columns:
-                    if self._leased or self._lost:
-                        self._make_sure_of(slot)
-                    arena = self._arena
-                    if slot < arena.slots:
-                        seal_(arena.slot(slot), (key, tag, number + 1), tokens, payload)
-                    number += 1
-            finally:
-                self._number = self._words[0] = number  # once, for those that are there
-            return number
+        number = self._window.evict_batch(columns)
+        if number is None:  # then one by one, each when its slot is free
+            self._must_be_here()
+            number = self.number
+            for column in columns:
+                number = self.evict(*column)
+        return number
 
     def _make_sure_of(self, slot: int) -> None:
         """Return when nobody reads this slot any more. Raises Lost if we are."""
-        while slot in self._leased and not self._lost:
-            self._wait_for_lease()
-        self._must_be_here()
+        with self._lock:
+            while slot in self._leased and not self._lost:
+                self._wait_for_lease()
+            self._must_be_here()
 
     def _wait_for_lease(self) -> None:
         """Until a lease ends, or its deadline passes."""
@@ -145,8 +135,8 @@ class SharedClient(TieredClient):
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:  # noqa: ARG002 - it has been
         """An evict is applied when it returns."""
-        if number > self._number:
-            raise NotApplied(f"there was no evict {number} yet, the last is {self._number}")
+        if number > self.number:
+            raise NotApplied(f"there was no evict {number} yet, the last is {self.number}")
 
     # Refills
 
@@ -159,18 +149,9 @@ class SharedClient(TieredClient):
     ) -> list[Header | Miss]:
         """Without a lease: what is evicted to a slot meanwhile makes the copy torn, and the copy is
         checked."""
-        if len(wanted) != len(into):
-            raise ValueError("there is one place for each column")
-        with self._lock:
-            if self._lost:
-                raise self._lost
-            arena = self._arena
-            line = arena.slots
-            slots = [arena.slot(slot) if slot < line else None for slot, _ in wanted]
-        copy_out = self._copy_out
-        found: list[Header | Miss] = []
-        for slot, (_, column), place in zip(slots, wanted, into, strict=True):
-            found.append(Miss.ABSENT if slot is None else copy_out(slot, column, place))
+        found = self._window.refill(wanted, into)
+        if found is None:
+            raise self._lost or AssertionError("it is shut once we are lost")
         return found
 
     def view(
@@ -222,7 +203,7 @@ class SharedClient(TieredClient):
                 self._leases.expire(time.monotonic())
             for slot in slots:
                 if slot < self._arena.slots:
-                    seal.clear(self._arena.slot(slot), self._number, self._number, scrub=scrub)
+                    seal.clear(self._arena.slot(slot), self.number, self.number, scrub=scrub)
         return None
 
     # What the agent says
@@ -242,6 +223,7 @@ class SharedClient(TieredClient):
     def _end(self, error: Lost) -> None:
         with self._lock:
             self._lost = self._lost or error
+            self._window.shut()
             self._freed.notify_all()
 
     def _follow(self, resized: wire.Resized) -> None:
@@ -250,9 +232,12 @@ class SharedClient(TieredClient):
         with self._lock:
             shrinks = resized.slots < self._arena.slots
             self._arena.slots = min(self._arena.slots, resized.slots)
+            self._window.follow(self._arena)
             while self._leases.any_from(resized.slots):
                 self._wait_for_lease()
         reopen(resized.extents, descriptors, self.slot_bytes, resized.slots, self._arena)
+        with self._lock:
+            self._window.follow(self._arena)
         if shrinks:
             self._line.send(wire.Shrunk(resized.slots))
         if self.on_line:

@@ -1,8 +1,8 @@
-"""A column as a file: the slot's own layout, so that the kernel moves the bytes between both.
+"""A column as a file: the slot's own layout, so that the kernel can move the bytes between both.
 
 The first page of a file and of a slot differ in the header, and the last one where the slot holds
-leftovers beyond its payload, which may be another org's. These two go through a scratch buffer; all
-pages between them go from slot to disk and back without a copy in between.
+leftovers beyond its payload, which may be another org's. These two go through a scratch buffer; the
+pages between them are left as they are, for a backend to move as it likes.
 """
 
 from __future__ import annotations

@@ -721,7 +721,7 @@ class Tier2:
             await self._change.wait()
 
     def _is_purging(self, address: Address) -> bool:
-        return any(scope.covers(address) for scope in self._purging)
+        return bool(self._purging) and any(scope.covers(address) for scope in self._purging)
 
     def _scratch(self) -> Scratch:
         """Of this thread."""
@@ -749,7 +749,7 @@ def _seal(slot: memoryview, found: Header, sequence: int) -> Header:
     """Seal a slot whose payload has been found good, as the evict of this number."""
     column = Column(found.key, found.tag, sequence)
     slot[:HEADER_BYTES] = seal.pack(column, found.tokens, found.length, found.checksum)
-    return found._replace(sequence=sequence)
+    return Header(found.tokens, sequence, found.key, found.tag, found.checksum, found.length)
 
 
 def _check_slot(slot: memoryview) -> None:

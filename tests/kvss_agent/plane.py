@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from kvss_agent import native
 from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
 from kvss_agent.connection import Tiering
 from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.seal import Column
 from kvss_agent.serving import DataPlane
 
@@ -51,9 +55,10 @@ class Plane:
         tls: ssl.SSLContext | None = None,
     ) -> Iterator[ShardClient]:
         address = f"tcp:127.0.0.1:{self.tcp}" if kind == "tcp" else f"unix:{self.unix}"
-        transport: Transport = "shm" if kind == "shm" else "stream"
+        transport: Transport = "shm" if kind.startswith("shm") else "stream"
         credentials = Credentials(driver, self.secrets[driver], tls, versions=versions)
-        client = connect(address, shard, credentials, transport=transport, write=write)
+        mover = compiled() if kind == "shm native" else PYTHON if kind == "shm" else None
+        client = connect(address, shard, credentials, transport=transport, mover=mover, write=write)
         try:
             yield client
         finally:
@@ -85,6 +90,14 @@ def running(
         for shard in shards.values():
             shard.check_integrity()
             shard.end(Cause.GONE, "the test is over")
+
+
+def compiled() -> Mover:
+    """The native mover; skips the test where there can be none."""
+    try:
+        return native.require(build=True)
+    except native.Unavailable as reason:
+        pytest.skip(f"the native mover cannot be built here: {reason}")
 
 
 def column(name: str, sequence: int = 0, tag: bytes = TAG) -> Column:

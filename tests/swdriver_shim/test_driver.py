@@ -240,10 +240,10 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
 
 
 def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
-    def pull_with(name: str, new: str) -> Callable[[Sequence[int]], None]:
+    def pull_with(name: str, new: str) -> Callable[[Sequence[int], int], None]:
         """What the new agent's control does, slot by slot."""
 
-        def pull(slots: Sequence[int]) -> None:
+        def pull(slots: Sequence[int], _after: int) -> None:
             old, target = fleet.plane.shards[name], fleet.plane.shards[new]
             for slot in slots:
                 if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
@@ -284,7 +284,7 @@ def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
         asked = prompt(tokens(1))
         engine.store(asked)
         shard = engine.driver._shards[0][0]
-        assert not shard.move(fleet.connect("nowhere", "unix"), lambda _: None)
+        assert not shard.move(fleet.connect("nowhere", "unix"), lambda *_: None)
         assert engine.load(asked) == C
 
 

@@ -6,9 +6,13 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import itertools
+import mmap
 import os
+import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +23,9 @@ from console.environment import PROJECT
 from kvss_agent.tier2 import posix
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.posix import ABANDONED_SECONDS, TEMPORARY, Posix
+from kvss_agent.tier2.posix import ABANDONED_SECONDS, BOUNCE_BYTES, BOUNCE_FROM, TEMPORARY, Posix
 from kvss_agent.tier2.store import Outcome
 from tests.kvss_agent.tier2.columns import (
     ACME,
@@ -205,14 +210,77 @@ async def test_a_file_of_which_the_disk_does_not_say_that_it_lasts_is_removed(
         assert store.stats().bytes == 0
 
 
-async def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [10_000, 50_000])
+async def test_short_writes_and_reads_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
     """The kernel may do less than it is asked to, and it is asked again."""
     write, read = os.pwritev, os.preadv
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: write(fd, [parts[0][:4096]], at))
     monkeypatch.setattr(os, "preadv", lambda fd, parts, at: read(fd, [parts[0][:4096]], at))
     async with opened(tmp_path) as store:
-        assert await put(store, address_of(1), 50_000) == "stored"
-        assert await get(store, address_of(1), 50_000) == "hit"
+        assert await put(store, address_of(1), length) == "stored"
+        assert await get(store, address_of(1), length) == "hit"
+
+
+# The huge page
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(
+    "size", [PAGE, BOUNCE_FROM - PAGE, BOUNCE_FROM, BOUNCE_BYTES, BOUNCE_BYTES + PAGE, 3 * BOUNCE_BYTES]
+)
+def test_a_file_is_what_its_parts_were_however_it_went(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    direct: bool,  # noqa: FBT001 - pytest passes it by name
+) -> None:
+    if not direct:
+        monkeypatch.setattr(posix, "_can_be_direct", lambda _: False)
+    store = Posix(tmp_path)
+    store.open()
+    memory = [memoryview(mmap.mmap(-1, size)) for _ in range(2)]
+    memory[0][:] = random.Random(size).randbytes(size)
+    cuts = [0, PAGE, max(PAGE, size - PAGE), size]
+    out, back = ([m[a:b] for a, b in itertools.pairwise(cuts) if a < b] for m in memory)
+    assert store.write("a" * 32, out, lambda: True)
+    assert (tmp_path / ("a" * 32)).read_bytes() == memory[0]
+    assert store.read("a" * 32, back) == size
+    assert memory[1] == memory[0]
+    larger = memoryview(mmap.mmap(-1, size + 5 * BOUNCE_FROM))
+    assert store.read("a" * 32, [larger]) == size
+    assert larger[:size] == memory[0]
+    assert not any(larger[size:])
+
+
+def test_each_thread_has_one_huge_page_once_it_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[memoryview] = []
+    make = posix._huge_page
+
+    def remember() -> memoryview:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(posix, "_huge_page", remember)
+    store = Posix(tmp_path)
+    store.open()
+    if not store.properties()["direct_io"]:
+        pytest.skip("no direct I/O here")
+    small, large = (memoryview(mmap.mmap(-1, size)) for size in (PAGE, BOUNCE_FROM))
+    store.write("a", [small], lambda: True)
+    assert made == []
+    for _ in range(2):
+        store.write("a", [large], lambda: True)
+        store.read("a", [large])
+    assert len(made) == 1
+    thread = threading.Thread(target=store.read, args=("a", [large]))
+    thread.start()
+    thread.join()
+    assert [len(page) for page in made] == [BOUNCE_BYTES] * 2
+    assert all(ctypes.addressof(ctypes.c_char.from_buffer(page)) % BOUNCE_BYTES == 0 for page in made)
 
 
 async def test_files_are_for_the_agent_alone(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Settings of a process: flags, or environment variables of the same names. Parsed strictly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+TOKEN_CHARACTERS_MIN: Final = 20
+
+T = TypeVar("T")
+
+
+class WrongSettings(Exception):
+    """A sentence for each setting that is wrong."""
+
+
+class Options:
+    """What was given, and what is wrong with it. A flag wins over the environment."""
+
+    def __init__(
+        self,
+        parser: argparse.ArgumentParser,
+        prefix: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        names = [action.dest for action in parser._actions if action.dest != "help"]  # noqa: SLF001
+        values = vars(parser.parse_args(arguments))
+        self._given = {name: value for name, value in values.items() if value is not None}
+        self.problems: list[str] = []
+        for variable, value in environment.items():
+            if variable.startswith(prefix):
+                name = variable.removeprefix(prefix).lower()
+                if name in names:
+                    self._given.setdefault(name, value)
+                else:
+                    self.problems.append(f"{variable} is no setting.")
+
+    def take(self, name: str, default: T, convert: Callable[[str], T], allowed: str) -> T:
+        if name not in self._given:
+            return default
+        try:
+            return convert(self._given[name])
+        except (ValueError, KeyError):
+            flag = name.replace("_", "-")
+            self.problems.append(f"--{flag} is {self._given[name]!r}: it should be {allowed}.")
+            return default
+
+    def token(self, path: Path | None, state_dir: Path) -> str:
+        """The token in this file; without one it is made in the state directory, for this user only."""
+        try:
+            if path is None:
+                path = state_dir / "token"
+                state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+                try:
+                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                except FileExistsError:
+                    pass
+                else:
+                    with os.fdopen(descriptor, "w") as kept:
+                        kept.write(secrets.token_urlsafe(32) + "\n")
+            token = path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            self.problems.append(f"The token cannot be kept in {path}: {error}")
+            return ""
+        if len(token) < TOKEN_CHARACTERS_MIN or not token.isascii():
+            self.problems.append(
+                f"The token in {path} should have {TOKEN_CHARACTERS_MIN} ASCII characters or more."
+            )
+        return token
+
+    def check(self) -> None:
+        """Raises WrongSettings with all that is wrong at once."""
+        if self.problems:
+            raise WrongSettings("\n".join(self.problems))
+
+
+def path(text: str) -> Path:
+    if not text:
+        raise ValueError(text)
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    if not os.access(text, os.R_OK) or not Path(text).is_file():
+        raise ValueError(text)
+    return Path(text)
+
+
+def name(text: str) -> str:
+    if not 0 < len(text) <= 200 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in text):
+        raise ValueError(text)
+    return text
+
+
+def place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
+        raise ValueError(text)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def size(text: str) -> int:
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    return int(number) * UNITS[unit]
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 3600:
+        raise ValueError(text)
+    return value

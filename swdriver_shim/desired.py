@@ -1,0 +1,140 @@
+"""What a driver is told to be: the desired document. Checked as a whole before any of it is done.
+
+Orgs, policies and tokens change while it runs, and a shard that gets another home moves there. The model
+and its layout do not: another model is another driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, field
+
+from kvss_agent.client import Address
+from kvss_agent.desired import Document, Name
+from kvss_agent.handshake import SECRET_BYTES_MIN
+from kvss_agent.http_api import Invalid, decode
+from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
+from swdriver_shim.keys import Namespace
+from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
+from swdriver_shim.policy import OrgPolicies
+
+ORGS_MAX: Final = 100_000
+SHA256: Final = r"^[0-9a-f]{64}$"
+
+Text = Annotated[str, Meta(max_length=500)]
+
+
+class GroupSpec(Document, frozen=True):
+    name: Name
+    bytes_per_token: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
+    window: Annotated[int, Meta(ge=1)] | None = None
+
+
+class ModelSpec(Document, frozen=True):
+    """What makes KV of the same tokens different, and its shape."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=500)]
+    groups: Annotated[tuple[GroupSpec, ...], Meta(min_length=1, max_length=GROUPS_MAX)]
+    revision: Text = ""
+    kv_dtype: Text = ""
+    layout: Text = ""
+
+    def shape(self) -> Layout:
+        return Layout(tuple(Group(one.name, one.bytes_per_token, one.window) for one in self.groups))
+
+    def namespace(self, adapter: str = "") -> Namespace:
+        return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)
+
+
+class ControlSpec(Document, frozen=True):
+    """The control API of an agent: it is asked to pull when a shard moves there."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)]
+
+
+class HomeSpec(Document, frozen=True):
+    """Where a shard of a group is: which agent, and what it is called there.
+
+    Without `control` a shard that moves here starts empty.
+    """
+
+    group: Name
+    index: Annotated[int, Meta(ge=0, lt=SHARDS_MAX)]
+    address: Annotated[str, Meta(max_length=500)]
+    shard: Name
+    control: ControlSpec | None = None
+
+
+class OrgSpec(Document, frozen=True):
+    """An org: what its keys are made with, what it wants, and whose requests are its own."""
+
+    name: Name
+    secret: Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)]
+    policies: OrgPolicies = OrgPolicies()
+    tokens: tuple[Annotated[str, Meta(pattern=SHA256)], ...] = ()  # SHA-256 of each, in hex
+
+
+class Desired(Document, frozen=True):
+    """Everything about one driver. A higher generation replaces a lower one."""
+
+    generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    driver: Name  # as which it connects to agents
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
+    model: ModelSpec
+    homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)]
+    orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
+
+    def callers(self) -> dict[str, OrgSpec]:
+        """Whose requests come with which token, by its hash."""
+        return {token: org for org in self.orgs for token in org.tokens}
+
+
+_DECODER: Final = msgspec.json.Decoder(Desired)
+
+
+def parse(raw: bytes) -> Desired:
+    """The document, whole and consistent. Raises Invalid."""
+    desired = decode(raw, _DECODER)
+    try:
+        desired.model.shape()
+    except ValueError as error:
+        raise Invalid(f"The layout: {error}.") from error
+    if problems := list(_problems(desired)):
+        raise Invalid(" ".join(problems))
+    return desired
+
+
+def token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _problems(desired: Desired) -> Iterator[str]:
+    for name, count in Counter(org.name for org in desired.orgs).items():
+        if count > 1:
+            yield f"There are two entries for org {name}."
+    tokens = [token for org in desired.orgs for token in org.tokens]
+    if len(set(tokens)) != len(tokens):
+        yield "A token belongs to one org only."
+    wanted = {
+        (group.name, index)
+        for group in desired.model.groups
+        for index in range(len(group.bytes_per_token))
+    }
+    given = [(home.group, home.index) for home in desired.homes]
+    for group, index in sorted(wanted - set(given)):
+        yield f"Shard {index} of group {group} has no home."
+    for group, index in sorted(set(given) - wanted):
+        yield f"There is no shard {index} of a group {group}."
+    if len(set(given)) != len(given):
+        yield "A shard has one home."
+    for home in desired.homes:
+        try:
+            Address.parse(home.address)
+        except ValueError as error:
+            yield f"The home of shard {home.index} of {home.group}: {error}."

@@ -1,0 +1,49 @@
+"""`python -m swdriver_shim serve`: one driver, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from kvss_agent import daemon
+from kvss_agent.logs import set_up
+from kvss_agent.options import WrongSettings
+from swdriver_shim.service import Service
+from swdriver_shim.settings import Settings, parse
+from swdriver_shim.shim import Shim
+from telemetry.notify import notify
+
+log = logging.getLogger("swdriver_shim")
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        settings = parse(arguments, os.environ)
+    except WrongSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return daemon.EX_CONFIG
+    set_up(settings.log_format, settings.name)
+    daemon.use_all_descriptors()
+    try:
+        return asyncio.run(_serve(settings))
+    except (OSError, ValueError) as error:  # a port that is taken
+        sys.stderr.write(f"The driver cannot start: {error}\n")
+        return 1
+
+
+async def _serve(settings: Settings) -> int:
+    stop = daemon.stop_signal()
+    listener = daemon.listen(settings.control)
+    shim = Shim(settings.name, settings.state_dir, daemon.software())
+    await asyncio.to_thread(shim.start)
+    application = Service(shim, settings.token).application()
+    async with daemon.serving(application, listener), daemon.watched():
+        log.info("Listening on %s:%s", *listener.getsockname()[:2])
+        await stop.wait()
+        notify("STOPPING=1")
+    await asyncio.to_thread(shim.stop)
+    log.info("Stopped")
+    return 0

@@ -1,0 +1,58 @@
+"""The settings of a driver's daemon: flags, or environment variables of the same names."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from kvss_agent.options import Options, file, name, path, place
+from kvss_agent.settings import LOG_FORMATS
+
+PREFIX: Final = "SWDRIVER_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    name: str
+    state_dir: Path
+    control: tuple[str, int]
+    token: str = field(repr=False)
+    log_format: str = "text"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m swdriver_shim serve",
+        description="Run a driver for the model, agents and orgs that a desired document names. "
+        "Runs as any user.",
+        epilog=f"Every option may be set in the environment instead: {PREFIX}STATE_DIR for "
+        "--state-dir. A flag wins over the environment.",
+    )
+    add = made.add_argument
+    add("--name", help="what this driver is called (default: the host's name)")
+    add("--state-dir", help="for the token and the document (default: .swdriver)")
+    add("--control", help="HOST:PORT of the API (default: 127.0.0.1:8420)")
+    add("--token-file", help="the token of the controller (default: made in the state directory)")
+    add("--log-format", help="text or json (default: text)")
+    return made
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Flags and environment. Raises WrongSettings with all that is wrong at once."""
+    given = Options(parser(), PREFIX, arguments, environment)
+    settings = Settings(
+        name=given.take("name", socket.gethostname(), name, "1 to 200 letters, digits and . _ -"),
+        state_dir=given.take("state_dir", Path(".swdriver"), path, "a path").absolute(),
+        control=given.take("control", ("127.0.0.1", 8420), place, "HOST:PORT"),
+        token="",
+        log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+    )
+    token_file = given.take("token_file", None, file, "a file")
+    given.check()
+    token = given.token(token_file, settings.state_dir)
+    given.check()
+    return replace(settings, token=token)

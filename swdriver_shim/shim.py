@@ -1,0 +1,219 @@
+"""A driver that is told what to be, and says how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvss_agent.client import Credentials, ShardClient, connect
+from kvss_agent.http_api import Invalid
+from kvss_agent.keeping import keep
+from swdriver_shim import desired as documents
+from swdriver_shim.agents import Control
+from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import Keys, Namespace
+from swdriver_shim.moving import Connect, Shard
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 5.0  # between attempts to move a shard
+KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
+
+
+class Conflict(Exception):
+    """The request does not fit what is there now."""
+
+
+class Unknown(Exception):
+    """There is no such thing."""
+
+
+class Shim:
+    """Follows its desired document. All methods may be called from any thread."""
+
+    def __init__(self, name: str, state_dir: Path, software: str = "") -> None:
+        self.name = name
+        self.software = software
+        self.started_at = time.time()
+        self.desired: Desired | None = None
+        self.observed_generation = 0
+        self._document = state_dir / "desired.json"
+        self._lock = threading.Lock()
+        self._driver: Driver | None = None
+        self._shards: dict[tuple[str, int], Shard] = {}
+        self._homes: dict[tuple[str, int], HomeSpec] = {}
+        self._callers: Mapping[str, OrgSpec] = {}
+        self._keys: dict[tuple[str, Namespace], Keys] = {}
+        self._moving: dict[tuple[str, int], threading.Thread] = {}
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Be again what we were told last."""
+        self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._follow(documents.parse(self._document.read_bytes()))
+            except Invalid as problem:
+                log.warning("The kept document is not valid, and is ignored: %s", problem)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        with self._lock:
+            driver, self._driver = self._driver, None
+        if driver:
+            driver.close()
+
+    # What it is told
+
+    def set_desired(self, raw: bytes) -> Desired:
+        """Take a document and follow it. The same one again changes nothing.
+
+        Raises Invalid; Conflict for a generation that is older, or the same with other contents, or for
+        another model.
+        """
+        told = documents.parse(raw)
+        with self._lock:
+            if self.desired:
+                if told.generation < self.desired.generation:
+                    raise Conflict(f"Generation {self.desired.generation} is here already.")
+                if told.generation == self.desired.generation:
+                    if told != self.desired:
+                        raise Conflict(f"Generation {told.generation} is here with other contents.")
+                    return told
+                if (told.model, told.driver) != (self.desired.model, self.desired.driver):
+                    raise Conflict("Another model or driver is another process: start one for it.")
+            keep(self._document, msgspec.json.encode(told))
+            self._follow(told)
+        return told
+
+    def _follow(self, told: Desired) -> None:
+        before, self.desired = self.desired, told
+        homes = {(home.group, home.index): home for home in told.homes}
+        if self._driver is None:
+            self._shards = {
+                at: Shard(f"{at[0]}.{at[1]}", self._connect(home)) for at, home in homes.items()
+            }
+            shape = told.model.shape()
+            self._driver = Driver(
+                shape,
+                told.model.name,
+                [
+                    [self._shards[group.name, index] for index in range(len(group.bytes_per_token))]
+                    for group in shape.groups
+                ],
+            )
+        earlier, self._homes = self._homes, homes
+        for at, home in homes.items():
+            if at in earlier and _place(home) != _place(earlier[at]):
+                self._move(at, earlier[at], home)
+        self._driver.set_policies({org.name: org.policies for org in told.orgs})
+        self._callers = told.callers()
+        self._keys.clear()
+        secrets = {org.name: org.secret for org in told.orgs}
+        for org in before.orgs if before else ():
+            if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
+                self._driver.start_purge(org.name)
+        self.observed_generation = told.generation
+
+    def _connect(self, home: HomeSpec) -> Connect:
+        def open_it() -> ShardClient:
+            told = self.desired
+            if told is None:
+                raise RuntimeError("nothing is connected before there is a document")
+            credentials = Credentials(told.driver, told.secret, software=self.software)
+            return connect(home.address, home.shard, credentials)
+
+        return open_it
+
+    def _move(self, at: tuple[str, int], old: HomeSpec, new: HomeSpec) -> None:
+        """In a thread of its own: requests go on meanwhile."""
+        control = Control(new.control.url, new.control.token) if new.control else None
+        driver = self.desired.driver if self.desired else ""
+
+        def pull(slots: Any, after: int) -> None:
+            if control:
+                control.pull(new.shard, old.address, old.shard, driver, after, slots)
+
+        earlier = self._moving.get(at)
+
+        def run() -> None:
+            if earlier:
+                earlier.join()
+            while self._homes[at] is new and not self._shards[at].move(self._connect(new), pull):
+                if self._stopped.wait(RETRY_SECONDS):
+                    return
+
+        self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
+        self._moving[at].start()
+
+    # Who asks
+
+    def caller(self, token: str) -> OrgSpec | None:
+        """The org whose token this is. It is never taken from what a request says."""
+        return self._callers.get(token_hash(token)) if token else None
+
+    def keys(self, org: OrgSpec, adapter: str = "") -> Keys:
+        if self.desired is None:
+            raise Conflict("The driver has not been told what to be yet.")
+        namespace = self.desired.model.namespace(adapter)
+        found = self._keys.get((org.name, namespace))
+        if found is None:
+            if len(self._keys) >= KEYS_MAX:
+                self._keys.clear()
+            found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace)
+        return found
+
+    @property
+    def driver(self) -> Driver:
+        """Raises Conflict before there is a document."""
+        if self._driver is None:
+            raise Conflict("The driver has not been told what to be yet.")
+        return self._driver
+
+    # What it is
+
+    @property
+    def is_ready(self) -> bool:
+        """All shards are there, and where they should be."""
+        shards = self._shards.values()
+        return bool(shards) and all(one.slots is not None and not one.left_to_move for one in shards)
+
+    def observed(self) -> dict[str, Any]:
+        """What is there, against what was asked for, and why not."""
+        told = self.desired
+        return {
+            "generation": told.generation if told else 0,
+            "observed_generation": self.observed_generation,
+            "name": self.name,
+            "software": self.software,
+            "started_at": self.started_at,
+            "ready": self.is_ready,
+            "model": told.model.name if told else None,
+            "orgs": len(told.orgs) if told else 0,
+            "shards": [
+                {
+                    "group": group,
+                    "index": index,
+                    "address": self._homes[group, index].address,
+                    "shard": self._homes[group, index].shard,
+                    "slots": shard.slots,
+                    "reason": shard.lost_because,
+                    "left_to_move": shard.left_to_move,
+                }
+                for (group, index), shard in sorted(self._shards.items())
+            ],
+            "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
+        }
+
+
+def _place(home: HomeSpec) -> tuple[str, str]:
+    return home.address, home.shard

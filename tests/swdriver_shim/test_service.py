@@ -1,0 +1,269 @@
+"""The daemon over HTTP, on real agents: who may ask what, and what comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from swdriver_shim.desired import token_hash
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.service import Service
+from swdriver_shim.shim import Shim
+from tests.kvss_agent.plane import DRIVER, SECRET
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.live import wait_until
+
+C = COLUMN_TOKENS
+CONTROL = "c" * 40
+ACME, GLOBEX = "a" * 40, "g" * 40
+EACH = 64  # bytes per token
+
+
+def told(agents: list[AgentProcess], generation: int = 1, **more: Any) -> dict[str, Any]:
+    where = more.pop("where", agents[0])
+    home = {"group": "full", "index": 0, "address": f"unix:{where.directory}/data.sock", "shard": "s"}
+    home["control"] = {"url": str(where.http.base_url), "token": where.token}
+    return {
+        "generation": generation,
+        "driver": DRIVER,
+        "secret": base64.b64encode(SECRET).decode(),
+        "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]},
+        "homes": [home],
+        "orgs": [org("acme", ACME), org("globex", GLOBEX)],
+        **more,
+    }
+
+
+def org(name: str, token: str, **policy: Any) -> dict[str, Any]:
+    secret = base64.b64encode(name.encode().ljust(32, b"!")).decode()
+    return {
+        "name": name,
+        "secret": secret,
+        "tokens": [token_hash(token)],
+        "policies": {"policy": policy},
+    }
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
+    with agent(tmp_path / "one") as one, agent(tmp_path / "two") as two:
+        one.tell(document(1, spec("s", 20, EACH * C)))
+        yield [one, two]
+
+
+class Daemon:
+    def __init__(self, directory: Path) -> None:
+        self.shim = Shim("d", directory)
+        self.shim.start()
+        self.http = TestClient(Service(self.shim, CONTROL).application())
+
+    def ask(self, token: str, path: str, **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"}
+        return self.http.post(f"/v1/{path}", json=body, headers=headers)
+
+    def control(self, path: str, document: dict[str, Any] | None = None) -> httpx.Response:
+        headers = {"authorization": f"Bearer {CONTROL}"}
+        if document is None:
+            return self.http.get(f"/v1/{path}", headers=headers)
+        return self.http.put(f"/v1/{path}", json=document, headers=headers)
+
+    def store(self, token: str, tokens: list[int], kv: bytes, **more: Any) -> httpx.Response:
+        header = json.dumps({"tokens": tokens, **more}).encode()
+        body = struct.pack("<I", len(header)) + header + kv
+        return self.http.post("/v1/store", content=body, headers={"authorization": f"Bearer {token}"})
+
+    def load(self, token: str, tokens: list[int]) -> tuple[int, bytes]:
+        answer = self.ask(token, "load", tokens=tokens)
+        assert answer.status_code == 200, answer.text
+        (length,) = struct.unpack_from("<I", answer.content)
+        header = json.loads(answer.content[4 : 4 + length])
+        return header["tokens"], answer.content[4 + length :]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, agents: list[AgentProcess]) -> Iterator[Daemon]:
+    made = Daemon(tmp_path / "driver")
+    assert made.control("desired", told(agents)).status_code == 202
+    wait_until("it is ready", lambda: made.http.get("/-/health").status_code == 200)
+    yield made
+    made.shim.stop()
+
+
+def kv(tokens: int, seed: int = 0) -> bytes:
+    return bytes((seed + n) % 251 for n in range(tokens * EACH))
+
+
+def test_kv_goes_in_and_comes_out_and_only_for_its_org(daemon: Daemon) -> None:
+    tokens = list(range(2 * C + 10))
+    stored = daemon.store(ACME, tokens, kv(len(tokens))).json()
+    assert (stored["columns"], stored["failed"]) == (3, 0)
+    assert daemon.load(ACME, tokens) == (len(tokens), kv(len(tokens)))
+    assert daemon.load(ACME, [*tokens, 1, 2]) == (len(tokens), kv(len(tokens)))
+    assert daemon.load(GLOBEX, tokens) == (0, b"")
+    assert daemon.ask(ACME, "query", tokens=tokens, adapter="lora").json()["tokens"] == 0
+    assert daemon.ask(ACME, "query", tokens=tokens).json() == {"tokens": 138, "asked": 138}
+
+
+def test_only_verified_tokens_are_taken(daemon: Daemon) -> None:
+    tokens = list(range(2 * C))
+    daemon.store(ACME, tokens, kv(C + 5), verified=C + 5)
+    assert daemon.load(ACME, tokens) == (C + 5, kv(C + 5))
+    assert daemon.store(ACME, tokens, kv(3 * C), verified=3 * C).status_code == 422
+
+
+def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:
+    tokens = list(range(2 * C))
+    daemon.store(ACME, tokens, kv(2 * C), rules={"priority": 80})
+    [first, _] = daemon.ask(ACME, "explain", tokens=tokens).json()["full"]
+    assert (first["state"], first["priority"]) == ("ready", 80)
+    assert daemon.ask(ACME, "set_priority", tokens=tokens, priority=7).json() == {"columns": 2}
+    assert daemon.ask(ACME, "set_ttl", tokens=tokens, seconds=60).json() == {"columns": 2}
+    assert daemon.ask(ACME, "evict_policy", eviction="slru").status_code == 200
+    [first, _] = daemon.ask(ACME, "explain", tokens=tokens).json()["full"]
+    assert first["priority"] == 7
+    assert first["expires_in_seconds"] <= 60
+    receipt = daemon.ask(ACME, "delete", tokens=tokens).json()
+    assert (receipt["columns"], receipt["done"]) == (2, True)
+    daemon.store(ACME, tokens, kv(2 * C))
+    receipt = daemon.ask(ACME, "purge").json()
+    assert (receipt["columns"], receipt["done"], list(receipt["confirmed"])) == (2, True, ["full.0"])
+    assert daemon.load(ACME, tokens) == (0, b"")
+
+
+def test_whoever_has_no_token_learns_and_changes_nothing(daemon: Daemon) -> None:
+    for token in ("", "x" * 40, CONTROL):
+        assert daemon.ask(token, "query", tokens=[1]).status_code == 401
+        assert daemon.store(token, [1], kv(1)).status_code == 401
+    for path in ("observed", "stats"):
+        assert daemon.http.get(f"/v1/{path}").status_code == 401
+        answer = daemon.http.get(f"/v1/{path}", headers={"authorization": f"Bearer {ACME}"})
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert daemon.http.get("/v1/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("query", {}),
+        ("query", {"tokens": [-1]}),
+        ("query", {"tokens": [2**32]}),
+        ("query", {"tokens": [1], "org": "globex"}),
+        ("set_ttl", {"tokens": [1], "seconds": 0}),
+        ("set_priority", {"tokens": [1], "priority": 101}),
+        ("evict_policy", {"eviction": "best"}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_sentence(
+    daemon: Daemon, path: str, body: dict[str, Any]
+) -> None:
+    answer = daemon.ask(ACME, path, **body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", struct.pack("<I", 14) + b'{"tokens":[1]}x']
+)
+def test_kv_of_another_shape_is_refused(daemon: Daemon, body: bytes) -> None:
+    headers = {"authorization": f"Bearer {ACME}"}
+    answer = daemon.http.post("/v1/store", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(
+    daemon: Daemon, agents: list[AgentProcess]
+) -> None:
+    good = told(agents)
+    assert daemon.control("desired", good).status_code == 202, "the same again"
+    for wrong, part in [
+        ({**good, "generation": 0}, "generation"),
+        ({**good, "generation": 2, "homes": []}, "no home"),
+        ({**good, "generation": 2, "homes": good["homes"] * 2}, "one home"),
+        ({**good, "generation": 2, "orgs": [*good["orgs"], good["orgs"][0]]}, "two entries"),
+        ({**good, "generation": 2, "extra": 1}, "extra"),
+        ({**good, "generation": 2, "homes": [{**good["homes"][0], "address": "x"}]}, "address"),
+    ]:
+        answer = daemon.control("desired", wrong)
+        assert answer.status_code == 422
+        assert part in answer.json()["detail"]
+    other = {**good, "generation": 2, "model": {**good["model"], "name": "mixtral"}}
+    assert daemon.control("desired", other).status_code == 409
+    assert daemon.control("desired", {**good, "orgs": []}).status_code == 409
+    newer = {**good, "generation": 3, "orgs": [org("acme", ACME, tiers="none"), good["orgs"][1]]}
+    daemon.store(ACME, [1] * C, kv(C))
+    assert daemon.control("desired", newer).status_code == 202
+    assert daemon.control("desired", good).status_code == 409
+    assert daemon.load(ACME, [1] * C) == (0, b""), "the policy holds for what is stored"
+    assert daemon.control("observed").json()["observed_generation"] == 3
+
+
+def test_who_is_taken_out_of_the_document_is_purged(daemon: Daemon, agents: list[AgentProcess]) -> None:
+    daemon.store(ACME, [1] * C, kv(C))
+    occupied = lambda: agents[0].http.get("/v1/shards/s").json()["occupied_slots"]
+    assert occupied() == 1
+    daemon.control("desired", told(agents, 2, orgs=[org("globex", GLOBEX)]))
+    assert daemon.ask(ACME, "query", tokens=[1]).status_code == 401
+    wait_until("it is gone", lambda: occupied() == 0)
+
+
+def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
+    daemon: Daemon, agents: list[AgentProcess]
+) -> None:
+    tokens = list(range(5 * C))
+    daemon.store(ACME, tokens, kv(5 * C))
+    count = daemon.shim._shards["full", 0].count_from
+    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=count)))
+    assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+    assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C)), "meanwhile"
+
+    def is_there() -> bool:
+        [shard] = daemon.control("observed").json()["shards"]
+        return bool(shard["address"].endswith("two/data.sock") and not shard["left_to_move"])
+
+    wait_until("it has moved", lambda: is_there() and not daemon.shim._moving["full", 0].is_alive())
+    agents[0].kill()
+    assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
+
+
+def test_after_a_restart_it_is_again_what_it_was_told(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    first = Daemon(tmp_path / "driver")
+    first.control("desired", told(agents))
+    first.shim.stop()
+    assert (tmp_path / "driver" / "desired.json").stat().st_mode & 0o777 == 0o600
+    second = Daemon(tmp_path / "driver")
+    wait_until("it is ready", lambda: second.shim.is_ready)
+    assert second.store(ACME, [1] * C, kv(C)).json()["columns"] == 1
+    second.shim.stop()
+
+
+def test_before_it_is_told_anything_it_says_so(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    assert daemon.http.get("/-/health").status_code == 503
+    assert daemon.control("stats").status_code == 409
+    assert daemon.ask(ACME, "query", tokens=[1]).status_code == 401
+    daemon.shim.stop()
+
+
+def test_numbers_and_the_description_of_the_api(daemon: Daemon) -> None:
+    daemon.store(ACME, [1] * C, kv(C))
+    daemon.load(ACME, [1] * C + [2] * C)
+    [acme] = [one for one in daemon.control("stats").json() if one["org"] == "acme"]
+    assert (acme["requested_tokens"], acme["hit_tokens"], acme["hit_rate"]) == (2 * C, {"dram": C}, 0.5)
+    assert acme["missed_tokens"] == {"never_stored": C}
+    text = daemon.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
+    assert 'swdriver_hit_tokens_total{org="acme",tier="dram"} 64' in text
+    described = daemon.http.get("/v1/openapi.json").json()
+    assert {"/v1/load", "/v1/store", "/v1/query", "/v1/purge"} <= set(described["paths"])
+    assert "PromptBody" in described["components"]["schemas"]
