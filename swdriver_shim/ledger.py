@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Rules, Tiers
+from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason
 from swdriver_shim.room import Account, Pool
@@ -286,9 +286,7 @@ class Ledger:
         policy = account.policy
         if policy.tiers is Tiers.NONE or not self.reachable:
             return 0
-        first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
-        born = _ALWAYS if first is None else now - first
-        seen = _ALWAYS if last is None else now - last
+        born, seen = _over(policy, now)
         ready = State.READY
         fresh = 0
         for column in columns:
@@ -412,6 +410,7 @@ class Ledger:
         """The columns are in their slots on every agent, but for those that failed."""
         if not self._end(store):
             return
+        seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
         for column, slot in store.places:
             if column.state is not State.WRITING or column.slot != slot:
                 continue  # purged or taken away meanwhile
@@ -422,7 +421,9 @@ class Ledger:
             column.stored_at = column.used_at = now
             self.ghosts.forget(column.key)
             column.home.account.queue(column).stored(column, now)
-            self._schedule(column)
+            if column.ttl not in seconds:
+                seconds[column.ttl] = self._second(column)
+            self._have_looked_at(column, seconds[column.ttl])
 
     def _store_in(
         self,
@@ -437,12 +438,18 @@ class Ledger:
         """Places for one group. Up to how many tokens its columns are here, or on their way."""
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = home.account.policy
+        born, seen = _over(policy, now)
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
             key = prompt.tail(whole, rest) if depth == whole else prompt.keys[depth]
             column = home.columns.get(key)
-            if column is not None and column.state is State.READY and self._expires_at(column) <= now:
+            if (
+                column is not None
+                and column.state is State.READY
+                and not (column.stored_at > born and column.used_at > seen and column.ttl is None)
+                and self._expires_at(column) <= now
+            ):
                 self._remove(column, Reason.EXPIRED)
                 column = home.columns.get(key)
             if column is None or column.state is State.EMPTY:
@@ -485,13 +492,16 @@ class Ledger:
             slot = self._take_over(home, prompt, depth, tokens)
             if slot is not None:
                 return slot
+        if limit is None and (slot := self.pools[home.group].take()) is not None:
+            return slot
         held = [column for column in (parent, place) if column]  # these must not pay for it
         for column in held:
             column.holds += 1
         slot = self._make_room(home, now)
         for column in held:
             column.holds -= 1
-            self._prune(column)
+            if slot is None or not home.linked:  # else it is about to have another behind it, or bytes
+                self._prune(column)
         return slot
 
     def _take_over(self, home: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
@@ -813,18 +823,23 @@ class Ledger:
 
     def _schedule(self, column: Column) -> None:
         """Have the sweeper look at it when it may have expired."""
+        self._have_looked_at(column, self._second(column))
+
+    def _second(self, column: Column) -> int:
+        """The first in which it may have expired; 0 for never."""
         expires_at = self._expires_at(column)
-        if expires_at == NEVER:
-            column.due = 0
+        return 0 if expires_at == NEVER else max(1, math.ceil(expires_at))
+
+    def _have_looked_at(self, column: Column, second: int) -> None:
+        if column.due == second:
             return
-        second = max(1, math.ceil(expires_at))
-        if column.due and column.due == second:
+        column.due = second
+        if not second:
             return
         due = self._due.get(second)
         if due is None:
             due = self._due[second] = []
             heapq.heappush(self._seconds, second)
-        column.due = second
         due.append(column)
 
     def _look_at(self, column: Column, second: int, now: float) -> None:
@@ -882,6 +897,12 @@ def _use(account: Account, hit: Sequence[Column], now: float) -> None:
     for column in hit:
         column.used_at = now
         column.uses += 1
+
+
+def _over(policy: Policy, now: float) -> tuple[float, float]:
+    """What was stored at the first moment or before, or used last at the second or before, is over."""
+    first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+    return _ALWAYS if first is None else now - first, _ALWAYS if last is None else now - last
 
 
 def _present(columns: Iterable[Column | None]) -> list[Column]:

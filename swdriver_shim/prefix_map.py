@@ -132,7 +132,8 @@ class PrefixMap:
 
     def tails(self, before: bytes) -> Sequence[Tail]:
         """The tails right behind the column of this key, the longest first."""
-        return sorted(self._tails.get(before, ()), key=lambda tail: -tail.tokens)
+        found = self._tails.get(before)
+        return sorted(found, key=lambda tail: -tail.tokens) if found else ()
 
     def prune(self, column: Column) -> Column | None:
         """Take this column out if it is empty and holds nothing, and then those before it likewise.
