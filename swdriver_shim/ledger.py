@@ -33,7 +33,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason
-from swdriver_shim.room import Account, Pool
+from swdriver_shim.room import Account, Payers, Pool
 
 DRAM: Final = "dram"
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
@@ -439,6 +439,7 @@ class Ledger:
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = home.account.policy
         born, seen = _over(policy, now)
+        payers = Payers(self.accounts, home)
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
@@ -453,7 +454,7 @@ class Ledger:
                 self._remove(column, Reason.EXPIRED)
                 column = home.columns.get(key)
             if column is None or column.state is State.EMPTY:
-                slot = self._slot_for(home, prompt, depth, tokens, parent, column, now)
+                slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
                 if slot is None:
                     return depth * COLUMN_TOKENS
                 column = column or self._add(home, prompt, key, parent, depth, tokens)
@@ -484,6 +485,7 @@ class Ledger:
         tokens: int,
         parent: Column | None,
         place: Column | None,
+        payers: Payers,
         now: float,
     ) -> int | None:
         """A slot for a column: that of the tail which it goes on from, a free one, or room is made."""
@@ -497,7 +499,7 @@ class Ledger:
         held = [column for column in (parent, place) if column]  # these must not pay for it
         for column in held:
             column.holds += 1
-        slot = self._make_room(home, now)
+        slot = self._make_room(home, payers, now)
         for column in held:
             column.holds -= 1
             if slot is None or not home.linked:  # else it is about to have another behind it, or bytes
@@ -519,7 +521,7 @@ class Ledger:
                 return slot
         return None
 
-    def _make_room(self, home: PrefixMap, now: float) -> int | None:
+    def _make_room(self, home: PrefixMap, payers: Payers, now: float) -> int | None:
         account, group, pool = home.account, home.group, self.pools[home.group]
         limit = account.policy.dram_bytes_max
         if limit is not None and account.bytes > limit + SLICE * home.column_bytes:
@@ -530,26 +532,11 @@ class Ledger:
                 return None
             self._remove(victim, Reason.QUOTA, idle=True)
         while (slot := pool.take()) is None:
-            victim = self._victim(home, now)
+            victim = payers.victim(now)
             if victim is None:
                 return None
             self._remove(victim, Reason.EVICTED, idle=True)
         return slot
-
-    def _victim(self, home: PrefixMap, now: float) -> Column | None:
-        """Of the org that would be furthest above its share; of the next if that has nothing to give."""
-
-        def over_share(account: Account) -> float:
-            more = home.column_bytes if account is home.account else 0
-            return (account.group_bytes[home.group] + more) / account.policy.share
-
-        payers = [account for account in self.accounts.values() if account.group_bytes[home.group]]
-        while payers:
-            payer = max(payers, key=over_share)
-            if victim := payer.victim(home.group, now):
-                return victim
-            payers.remove(payer)
-        return None
 
     # Verbs
 

@@ -7,7 +7,8 @@ own. Columns that are in use, or have others behind them, are never taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Any
 
@@ -148,3 +149,53 @@ class Account:
                 raise RuntimeError(f"{self.org} has {held} bytes, not {self.group_bytes[group]}")
         if sum(self.group_bytes) != self.bytes:
             raise RuntimeError("the bytes of the groups are those of the org")
+
+
+class Payers:
+    """Who gives room up while an org stores: whoever would be furthest above its share, then the next.
+
+    Only what the storing org has grows meanwhile. So the others are put in order once, when room is
+    needed, and looked at again as they come to the front.
+    """
+
+    __slots__ = ("_accounts", "_group", "_home", "_others", "_storing")
+
+    def __init__(self, accounts: Mapping[str, Account], home: PrefixMap) -> None:
+        self._accounts = accounts
+        self._home = home
+        self._group = home.group
+        self._storing: Account | None = home.account
+        self._others: list[tuple[float, int, Account]] | None = None
+
+    def victim(self, now: float) -> Column | None:
+        """What goes next; None if nobody has anything to give."""
+        if self._others is None:
+            self._others = self._in_order()
+        others = self._others
+        while others or self._storing:
+            if self._storing and (not others or -self._excess(self._storing) <= others[0][0]):
+                if victim := self._storing.victim(self._group, now):
+                    return victim
+                self._storing = None
+                continue
+            rank, number, account = others[0]
+            if rank != -self._excess(account):
+                heapreplace(others, (-self._excess(account), number, account))
+            elif victim := account.victim(self._group, now):
+                return victim
+            else:
+                heappop(others)
+        return None
+
+    def _in_order(self) -> list[tuple[float, int, Account]]:
+        others = [
+            (-self._excess(account), number, account)
+            for number, account in enumerate(self._accounts.values())
+            if account is not self._storing and account.group_bytes[self._group]
+        ]
+        heapify(others)
+        return others
+
+    def _excess(self, account: Account) -> float:
+        more = self._home.column_bytes if account is self._home.account else 0
+        return (account.group_bytes[self._group] + more) / account.policy.share
