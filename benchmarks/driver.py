@@ -7,6 +7,7 @@ Python does it by itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -23,6 +24,7 @@ import psutil
 
 from benchmarks.dataplane import Memory
 from benchmarks.harness import Row, percentile, show
+from kvss_agent import native
 from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
 from swdriver_shim.driver import CLEARS_AT_ONCE, Driver
@@ -209,7 +211,7 @@ def alone(big: Million, begin: Callable[[], None]) -> tuple[list[float], list[fl
 
 
 def in_threads(big: Million, begin: Callable[[], None]) -> tuple[list[float], float]:
-    """Seconds of each match of a thread beside the work, under one lock as in `Driver`; then all of it."""
+    """Seconds of each match of a thread beside the work, under one lock as in `Driver`; of the work."""
     lock, done = threading.Lock(), threading.Event()
     prompt = keys("globex").prompt(tokens(0, PROMPT_COLUMNS))
     matches: list[float] = []
@@ -285,6 +287,8 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
 def bytes_rows(requests: Sequence[Request]) -> list[Row]:
     wafer = Wafer(wafer_layout(1, REPLAY_SCALE))
     part_bytes = COLUMN_TOKENS * REPLAY_SCALE // 4
+    with contextlib.suppress(native.Unavailable):
+        native.require(build=True)  # used from here on
     memory = Memory(part_bytes)
     copies = [memory.memcpy(index % memory.count) for index in range(4 * memory.count)]
     memcpy = part_bytes / statistics.median(copies) / 1e9

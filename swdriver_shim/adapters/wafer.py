@@ -144,6 +144,14 @@ class Kv:
     def extend(self, more: Tokens) -> None:
         self._prompt.extend(more)
 
+    def compute(self, after: int) -> None:
+        """Make what follows so many tokens, so that nobody waits for it later."""
+        whole, rest = divmod(self._prompt.tokens, COLUMN_TOKENS)
+        for depth in range(after // COLUMN_TOKENS, whole):
+            self._column(depth, COLUMN_TOKENS)
+        if rest:
+            self._column(whole, rest)
+
     def __call__(self, group: int, shard: int, depth: int, tokens: int) -> memoryview:
         """One column's part in one shard."""
         size = self._layout.groups[group].bytes_per_token[shard] * tokens
@@ -215,6 +223,7 @@ class InBytes:
         self._driver = driver
         self._wafer = wafer
         self._kv = wafer.kv(())
+        self._loaded = 0  # tokens of the request that is served
         self._memory: dict[tuple[int, int, int], bytearray] = {}  # by group, shard and depth
 
     def load(self, prompt: Prompt, tokens: Tokens) -> Moved:
@@ -227,7 +236,7 @@ class InBytes:
             return self._place(part)
 
         began = time.perf_counter()
-        loaded = self._driver.load(prompt, place).tokens
+        loaded = self._loaded = self._driver.load(prompt, place).tokens
         seconds = time.perf_counter() - began
         moved = wrong = 0
         for part in self._wafer.parts(loaded):
@@ -239,6 +248,7 @@ class InBytes:
     def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Moved:
         kv, sizes = self._kv, list[int]()
         kv.extend(output)
+        kv.compute(self._loaded)
 
         def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
             part = kv(group, shard, depth, tokens)
