@@ -18,8 +18,8 @@ from swdriver_shim.adapters.wafer import (
     Wafer,
     wafer_layout,
 )
-from swdriver_shim.driver import Driver
-from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.driver import Driver, Loaded, Part
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.moving import Shard
 from swdriver_shim.policy import Rules
@@ -188,9 +188,9 @@ def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) ->
     class Careless(Driver):
         """Says that all is there and leaves one byte out."""
 
-        def load(self, prompt, into):  # type: ignore[no-untyped-def]
-            def spoilt(*part: int) -> memoryview:
-                place = into(*part)
+        def load(self, prompt: Prompt, into: Part) -> Loaded:
+            def spoilt(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+                place = into(group, shard, depth, tokens)
                 spoil.append(place)
                 return place
 
