@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
-from swdriver_shim import fleet
+from swdriver_shim import fleet, serve
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
@@ -41,6 +41,9 @@ class Unusable(Exception):
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["serve"]:  # a daemon reads its environment, too
+        return serve.main(arguments[1:])
     given = _parser().parse_args(arguments)
     try:
         _replay(given)
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m swdriver_shim", description="The driver of a KV prompt cache."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs.add_parser("serve", help="run a driver as a daemon, told what to be over HTTP")
     verb = verbs.add_parser(
         "replay",
         help="serve the requests of a trace through an emulated engine, and say what the cache did",

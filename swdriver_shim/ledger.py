@@ -545,8 +545,8 @@ class Ledger:
         maps = self._maps(self.account(prompt.org), prompt.maker)
         return {
             group.name: [
-                self._describe(one.columns.get(key), key, depth, now)
-                for depth, key in enumerate(_keys(prompt))
+                self._describe(one.columns.get(key), key, depth, tokens, now)
+                for depth, (key, tokens) in enumerate(_keys(prompt))
             ]
             for group, one in zip(self.layout.groups, maps, strict=True)
         }
@@ -621,14 +621,16 @@ class Ledger:
         there = [column for one in maps for column in _columns(one, prompt)]
         return [column for column in there if column.state is not State.EMPTY]
 
-    def _describe(self, column: Column | None, key: bytes, depth: int, now: float) -> ColumnState:
+    def _describe(
+        self, column: Column | None, key: bytes, depth: int, tokens: int, now: float
+    ) -> ColumnState:
         reason = self._reason(column, key, now) or "ready"
         if column is None or column.state is not State.READY:
-            return ColumnState(depth, column.tokens if column else COLUMN_TOKENS, reason)
+            return ColumnState(depth, tokens, reason)
         expires_at = self._expires_at(column)
         return ColumnState(
             depth,
-            column.tokens,
+            tokens,
             reason,
             now - column.stored_at,
             now - column.used_at,
@@ -901,10 +903,11 @@ def _before(prompt: Prompt, depth: int) -> bytes:
     return prompt.keys[depth - 1] if depth else b""
 
 
-def _keys(prompt: Prompt) -> list[bytes]:
-    """Of all its columns, the tail included."""
+def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
+    """Of all its columns, the tail included, with the tokens of each."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
-    return [*prompt.keys, prompt.tail(whole, rest)] if rest else prompt.keys
+    keys = [(key, COLUMN_TOKENS) for key in prompt.keys]
+    return [*keys, (prompt.tail(whole, rest), rest)] if rest else keys
 
 
 def _columns(home: PrefixMap, prompt: Prompt) -> list[Column]:

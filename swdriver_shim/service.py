@@ -3,8 +3,8 @@
 `Authorization: Bearer` says who asks. The controller's token may set the desired document and read how
 all stands. A caller's token belongs to one org, and all that it asks for is asked in that org's name.
 
-KV travels as `application/octet-stream`: four bytes, little-endian, with the length of a JSON header; the
-header; then the bytes, group by group and shard by shard, each from its first token to its last.
+KV travels as `application/octet-stream`: four bytes, little-endian, with the length of a JSON header;
+the header; then the bytes, group by group and shard by shard, each from its first token to its last.
 """
 
 from __future__ import annotations

@@ -181,11 +181,17 @@ class Shim:
 
     # What it is
 
+    def _state(self, at: tuple[str, int]) -> str:
+        """Of a shard: "here", "moving" or "lost"."""
+        moving = self._moving.get(at)
+        if moving and moving.is_alive():
+            return "moving"
+        return "lost" if self._shards[at].slots is None else "here"
+
     @property
     def is_ready(self) -> bool:
         """All shards are there, and where they should be."""
-        shards = self._shards.values()
-        return bool(shards) and all(one.slots is not None and not one.left_to_move for one in shards)
+        return bool(self._shards) and all(self._state(at) == "here" for at in self._shards)
 
     def observed(self) -> dict[str, Any]:
         """What is there, against what was asked for, and why not."""
@@ -206,8 +212,10 @@ class Shim:
                     "address": self._homes[group, index].address,
                     "shard": self._homes[group, index].shard,
                     "slots": shard.slots,
+                    "state": self._state((group, index)),
                     "reason": shard.lost_because,
                     "left_to_move": shard.left_to_move,
+                    "count_from": shard.count_from,
                 }
                 for (group, index), shard in sorted(self._shards.items())
             ],

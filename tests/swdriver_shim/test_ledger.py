@@ -366,6 +366,7 @@ def test_a_prompt_is_explained_column_by_column() -> None:
     made.release(made.match(prompt(conversation(1)), 4))
     told = made.explain(prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
     assert [column.state for column in told] == ["ready", "ready", "never_stored", "never_stored"]
+    assert [column.tokens for column in told] == [C, C, C, 3]
     first = told[0]
     assert (first.age_seconds, first.idle_seconds, first.expires_in_seconds) == (5, 1, 9)
     assert (first.uses, first.priority, first.slot) == (1, 50, 0)

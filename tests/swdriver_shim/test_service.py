@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
+from console.environment import PROJECT
 from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.service import Service
-from swdriver_shim.shim import Shim
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -30,7 +32,8 @@ EACH = 64  # bytes per token
 def told(agents: list[AgentProcess], generation: int = 1, **more: Any) -> dict[str, Any]:
     where = more.pop("where", agents[0])
     home = {"group": "full", "index": 0, "address": f"unix:{where.directory}/data.sock", "shard": "s"}
-    home["control"] = {"url": str(where.http.base_url), "token": where.token}
+    token = (where.directory / "token").read_text().strip()
+    home["control"] = {"url": str(where.http.base_url), "token": token}
     return {
         "generation": generation,
         "driver": DRIVER,
@@ -60,10 +63,30 @@ def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
 
 
 class Daemon:
+    """A driver's daemon, as a process of its own."""
+
     def __init__(self, directory: Path) -> None:
-        self.shim = Shim("d", directory)
-        self.shim.start()
-        self.http = TestClient(Service(self.shim, CONTROL).application())
+        directory.mkdir(exist_ok=True)
+        self.log = directory / "log"
+        token = directory / "token"
+        token.write_text(CONTROL)
+        command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--control", "127.0.0.1:0"], cwd=PROJECT, stderr=log
+            )
+        wait_until("it listens", lambda: "Listening" in self.log.read_text())
+        found = re.search(r"Listening on 127.0.0.1:(\d+)", self.log.read_text())
+        assert found
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=60)
+
+    def stop(self) -> int:
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def is_ready(self) -> bool:
+        return self.http.get("/-/health").status_code == 200
 
     def ask(self, token: str, path: str, **body: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
@@ -74,6 +97,11 @@ class Daemon:
         if document is None:
             return self.http.get(f"/v1/{path}", headers=headers)
         return self.http.put(f"/v1/{path}", json=document, headers=headers)
+
+    def shard(self) -> dict[str, Any]:
+        [shard] = self.control("observed").json()["shards"]
+        assert isinstance(shard, dict)
+        return shard
 
     def store(self, token: str, tokens: list[int], kv: bytes, **more: Any) -> httpx.Response:
         header = json.dumps({"tokens": tokens, **more}).encode()
@@ -92,9 +120,9 @@ class Daemon:
 def daemon(tmp_path: Path, agents: list[AgentProcess]) -> Iterator[Daemon]:
     made = Daemon(tmp_path / "driver")
     assert made.control("desired", told(agents)).status_code == 202
-    wait_until("it is ready", lambda: made.http.get("/-/health").status_code == 200)
+    wait_until("it is ready", made.is_ready)
     yield made
-    made.shim.stop()
+    assert made.stop() == 0
 
 
 def kv(tokens: int, seed: int = 0) -> bytes:
@@ -139,7 +167,7 @@ def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:
 
 
 def test_whoever_has_no_token_learns_and_changes_nothing(daemon: Daemon) -> None:
-    for token in ("", "x" * 40, CONTROL):
+    for token in ("x", "x" * 40, CONTROL):
         assert daemon.ask(token, "query", tokens=[1]).status_code == 401
         assert daemon.store(token, [1], kv(1)).status_code == 401
     for path in ("observed", "stats"):
@@ -209,7 +237,10 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(
 
 def test_who_is_taken_out_of_the_document_is_purged(daemon: Daemon, agents: list[AgentProcess]) -> None:
     daemon.store(ACME, [1] * C, kv(C))
-    occupied = lambda: agents[0].http.get("/v1/shards/s").json()["occupied_slots"]
+
+    def occupied() -> int:
+        return int(agents[0].http.get("/v1/shards/s").json()["occupied_slots"])
+
     assert occupied() == 1
     daemon.control("desired", told(agents, 2, orgs=[org("globex", GLOBEX)]))
     assert daemon.ask(ACME, "query", tokens=[1]).status_code == 401
@@ -221,16 +252,12 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
 ) -> None:
     tokens = list(range(5 * C))
     daemon.store(ACME, tokens, kv(5 * C))
-    count = daemon.shim._shards["full", 0].count_from
-    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=count)))
+    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
     assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C)), "meanwhile"
 
-    def is_there() -> bool:
-        [shard] = daemon.control("observed").json()["shards"]
-        return bool(shard["address"].endswith("two/data.sock") and not shard["left_to_move"])
-
-    wait_until("it has moved", lambda: is_there() and not daemon.shim._moving["full", 0].is_alive())
+    wait_until("it has moved", lambda: daemon.shard()["state"] == "here")
+    assert daemon.shard()["address"].endswith("two/data.sock")
     agents[0].kill()
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
 
@@ -240,12 +267,20 @@ def test_after_a_restart_it_is_again_what_it_was_told(
 ) -> None:
     first = Daemon(tmp_path / "driver")
     first.control("desired", told(agents))
-    first.shim.stop()
+    assert first.stop() == 0
     assert (tmp_path / "driver" / "desired.json").stat().st_mode & 0o777 == 0o600
     second = Daemon(tmp_path / "driver")
-    wait_until("it is ready", lambda: second.shim.is_ready)
+    wait_until("it is ready", second.is_ready)
     assert second.store(ACME, [1] * C, kv(C)).json()["columns"] == 1
-    second.shim.stop()
+    second.http.close()
+    second.process.kill()
+    second.process.wait()
+    third = Daemon(tmp_path / "driver")
+    wait_until("it is ready", third.is_ready)
+    assert third.load(ACME, [1] * C) == (0, b""), (
+        "it has forgotten what it knew, and serves nothing else"
+    )
+    third.stop()
 
 
 def test_before_it_is_told_anything_it_says_so(tmp_path: Path) -> None:
@@ -253,7 +288,7 @@ def test_before_it_is_told_anything_it_says_so(tmp_path: Path) -> None:
     assert daemon.http.get("/-/health").status_code == 503
     assert daemon.control("stats").status_code == 409
     assert daemon.ask(ACME, "query", tokens=[1]).status_code == 401
-    daemon.shim.stop()
+    daemon.stop()
 
 
 def test_numbers_and_the_description_of_the_api(daemon: Daemon) -> None:
@@ -267,3 +302,19 @@ def test_numbers_and_the_description_of_the_api(daemon: Daemon) -> None:
     described = daemon.http.get("/v1/openapi.json").json()
     assert {"/v1/load", "/v1/store", "/v1/query", "/v1/purge"} <= set(described["paths"])
     assert "PromptBody" in described["components"]["schemas"]
+
+
+def test_help_tells_everything() -> None:
+    command = [sys.executable, "-m", "swdriver_shim", "serve", "--help"]
+    told = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert "--state-dir" in told
+    assert "SWDRIVER_STATE_DIR" in told
+
+
+def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(tmp_path)]
+    run = subprocess.run(
+        [*command, "--control", "x"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 78
+    assert "--control is 'x': it should be HOST:PORT." in run.stderr
