@@ -242,6 +242,21 @@ def test_who_is_over_its_share_pays_first() -> None:
     assert made.account("globex").bytes == 4 * COLUMN_BYTES
 
 
+def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_passed_over() -> None:
+    made = ledger(9)
+    for at in range(4):
+        store(made, prompt(conversation(at), "acme"), at)
+        store(made, prompt(conversation(at), "globex"), at)
+    store(made, prompt(conversation(0), "initech"))
+    pinned = made.match(prompt(conversation(0), "initech"), 4)
+    asked = prompt(conversation(1, 2, 3, 4, 5), "initech")
+    assert len(store(made, asked, 5)) == 5
+    assert made.query(asked, 5) == 5 * C
+    assert {made.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
+    made.release(pinned)
+    made.check_integrity()
+
+
 def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
     made = ledger(20, HYBRID)
     asked = prompt(conversation(1, 2, 3, 4, 5))
