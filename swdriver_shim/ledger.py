@@ -411,13 +411,14 @@ class Ledger:
         if not self._end(store):
             return
         seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
+        writing, ready = State.WRITING, State.READY
         for column, slot in store.places:
-            if column.state is not State.WRITING or column.slot != slot:
+            if column.state is not writing or column.slot != slot:
                 continue  # purged or taken away meanwhile
             if failed and column in failed:
                 self._remove(column, failed[column])
                 continue
-            column.state = State.READY
+            column.state = ready
             column.stored_at = column.used_at = now
             self.ghosts.forget(column.key)
             column.home.account.queue(column).stored(column, now)
@@ -440,6 +441,7 @@ class Ledger:
         policy = home.account.policy
         born, seen = _over(policy, now)
         payers = Payers(self.accounts, home)
+        empty, writing, ready = State.EMPTY, State.WRITING, State.READY
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
@@ -447,18 +449,18 @@ class Ledger:
             column = home.columns.get(key)
             if (
                 column is not None
-                and column.state is State.READY
+                and column.state is ready
                 and not (column.stored_at > born and column.used_at > seen and column.ttl is None)
                 and self._expires_at(column) <= now
             ):
                 self._remove(column, Reason.EXPIRED)
                 column = home.columns.get(key)
-            if column is None or column.state is State.EMPTY:
+            if column is None or column.state is empty:
                 slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
                 if slot is None:
                     return depth * COLUMN_TOKENS
                 column = column or self._add(home, prompt, key, parent, depth, tokens)
-                column.state, column.slot, column.uses = State.WRITING, slot, 0
+                column.state, column.slot, column.uses = writing, slot, 0
                 column.ttl = rules.ttl_seconds
                 column.priority = policy.priority if rules.priority is None else rules.priority
                 self._charge(home, home.column_bytes)
@@ -490,7 +492,8 @@ class Ledger:
     ) -> int | None:
         """A slot for a column: that of the tail which it goes on from, a free one, or room is made."""
         limit = home.account.policy.dram_bytes_max
-        if limit is None or home.account.bytes <= limit:  # it may have been lowered
+        may_have_tails = not (home.linked and parent and not parent.holds)  # which are behind it
+        if may_have_tails and (limit is None or home.account.bytes <= limit):  # it may have been lowered
             slot = self._take_over(home, prompt, depth, tokens)
             if slot is not None:
                 return slot

@@ -27,6 +27,9 @@ class State(IntEnum):
     READY = 2
 
 
+_EMPTY: Final = State.EMPTY
+
+
 class Column:
     """One column. There may be a million: nothing is here that is not needed for each."""
 
@@ -57,7 +60,7 @@ class Column:
         self.depth = depth  # how many columns are before it
         self.tokens = tokens
         self.slot = NO_SLOT
-        self.state = State.EMPTY
+        self.state: State = _EMPTY
         self.stored_at = self.used_at = 0.0
         self.uses = 0
         self.priority = 0
