@@ -27,6 +27,11 @@ from swdriver_shim.traces import Malformed, Request, read
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
 WIDTH: Final = 100  # of tables that nobody looks at in a terminal
+DESCRIPTION: Final = """\
+Serve the requests of a trace through an emulated engine, and say what the cache did: hit rates, reasons
+of misses, bytes, latencies, and how much sooner first tokens come. Without --metadata or --agent, agents
+are started for it. Ctrl-C ends it early and shows what there is.
+"""
 EXAMPLES: Final = """\
 examples:
   python -m swdriver_shim replay conversation.jsonl --metadata
@@ -62,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser(
         "replay",
         help="serve the requests of a trace through an emulated engine, and say what the cache did",
-        description="Serve the requests of a trace through an emulated engine, and say what the cache "
-        "did: hit rates, reasons of misses, bytes, latencies, and how much sooner first tokens come. "
-        "Without --metadata or --agent, agents are started for it.",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -238,7 +241,7 @@ def _show(made: dict[str, Any]) -> None:
 def _table_of_orgs(made: dict[str, Any]) -> Table:
     tiers = sorted({tier for org in made["orgs"].values() for tier in org["hit_tokens"]})
     headings = ["requests", "tokens asked", *(f"hit in {tier}" for tier in tiers), "hit rate"]
-    table = _table("hits", *headings)
+    table = _table("org", *headings)
     for name, org in [*made["orgs"].items(), ("all", made["all"])]:
         asked = org["requested_tokens"]
         rates = [_share(org["hit_tokens"].get(tier, 0), asked) for tier in tiers]

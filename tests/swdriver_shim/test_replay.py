@@ -18,9 +18,9 @@ from swdriver_shim.replay import output_tokens, prompt_tokens
 from swdriver_shim.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
+from tests.plugin import TRACES
 
 BLOCK = 512
-TRACES = Path(os.environ.get("TIDEGATE_TRACES", "traces"))
 
 
 def asked(at: int, blocks: Sequence[int], *, tokens: int | None = None, out: int = 10) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def test_the_table_says_what_a_person_looks_for(trace: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(("slots", "share"), [(240_000, 0.326), (10_000_000, 0.366)])
 def test_hits_are_those_that_others_computed(tmp_path: Path, slots: int, share: float) -> None:
     """Least recently used, whole blocks of the public trace, of one org; of all blocks."""
-    path = TRACES / "conversation.jsonl"
+    path = Path(os.environ[TRACES], "conversation.jsonl")
     if not path.exists():
-        pytest.skip(f"there is no {path}")
+        pytest.skip(f"there is no {path}: TIDEGATE_TRACES says where the public traces are")
     requests = list(conversations(path))
     whole = [
         asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests
