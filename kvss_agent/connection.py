@@ -36,11 +36,12 @@ TIERING_MAX: Final = 256  # requests of one connection for tier 2 that are not a
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
 AnyChannel = PlainChannel | TlsChannel
-TierDone = Callable[[tuple[TierAnswer | Miss, ...]], None]
+TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
 
 
 class Tiering(Protocol):
-    """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread."""
+    """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread, with
+    the answers, and for a recall the notes."""
 
     def start(
         self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
@@ -444,11 +445,11 @@ class Connection:
                 raise TypeError(f"a reader got {effect}")
 
     def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
-        def then(answers: tuple[TierAnswer | Miss, ...]) -> None:
+        def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
             if lease is not None:
                 for more in self._shard.done(lease, self):
                     self.post(more)
-            self.post(wire.Tiered(asked.request, answers))
+            self.post(wire.Tiered(asked.request, answers, notes))
             del self._tiering[_apart(asked.request)]
 
         assert self.plane.tiering  # noqa: S101 - it was there when the request was accepted

@@ -21,6 +21,7 @@ _OUTCOMES = {
     Outcome.FAILED: TierAnswer.FAILED,
 }
 Answer = TierAnswer | Miss
+Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where columns are recalled
 
 
 class LoopTiering:
@@ -39,27 +40,27 @@ class LoopTiering:
         self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
     ) -> None:
         answers: tuple[Answer, ...] = tuple(TierAnswer.FAILED for _ in asked.columns)
+        notes: tuple[int, ...] = ()
         try:
-            answers = await self._answers(shard, asked, slots)
+            answers, notes = await self._answers(shard, asked, slots)
         except Failed:
             pass  # counted by the store, and told as FAILED
         finally:
-            then(answers)  # also when something unforeseen is on its way up: slots must not stay claimed
+            # Also when something unforeseen is on its way up: slots must not stay claimed.
+            then(answers, notes)
 
-    async def _answers(
-        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]
-    ) -> tuple[Answer, ...]:
+    async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
         store = self.store
         if store is None:
-            return tuple(Miss.REFUSED for _ in asked.columns)
+            return tuple(Miss.REFUSED for _ in asked.columns), ()
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
-            return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there)
+            return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
         if asked.verb is TierVerb.DELETE:
             await store.delete(addresses)
-            return tuple(TierAnswer.DONE for _ in addresses)
+            return tuple(TierAnswer.DONE for _ in addresses), ()
         carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
         return await carry_out(store, shard, asked, addresses, slots)
 
@@ -70,14 +71,14 @@ async def _spill(
     asked: Tier,
     addresses: Sequence[Address],
     slots: Sequence[int | Miss],
-) -> tuple[Answer, ...]:
+) -> Answers:
     items = [
-        (address, shard.arena.slot(slot), Column(column.key, column.tag, column.sequence))
+        (address, shard.arena.slot(slot), Column(column.key, column.tag, column.sequence), column.note)
         for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
         if not isinstance(slot, Miss)
     ]
     outcomes = iter(await store.spill_many(items))
-    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots)
+    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots), ()
 
 
 def _answer(outcome: Outcome | Miss) -> Answer:
@@ -90,8 +91,9 @@ async def _recall(
     asked: Tier,
     addresses: Sequence[Address],
     slots: Sequence[int | Miss],
-) -> tuple[Answer, ...]:
+) -> Answers:
     answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
+    notes = [0] * len(slots)
     items, places = [], []
     for place, (address, slot) in enumerate(zip(addresses, slots, strict=True)):
         if isinstance(slot, Miss):
@@ -102,5 +104,8 @@ async def _recall(
             items.append((address, memory, asked.after))
             places.append(place)
     for place, found in zip(places, await store.recall_many(items), strict=True):
-        answers[place] = found if isinstance(found, Miss) else TierAnswer.DONE
-    return tuple(answers)
+        if isinstance(found, Miss):
+            answers[place] = found
+        else:
+            answers[place], notes[place] = TierAnswer.DONE, found.sequence
+    return tuple(answers), tuple(notes)

@@ -65,7 +65,8 @@ _WELCOME = struct.Struct("<16sQQ")
 _ASK = struct.Struct("<QI")
 _SLOT = struct.Struct("<I")
 _EVICT_BYTES: Final = 4 + HEADER_BYTES
-_TIER = struct.Struct("<I16s16sQ")
+_TIER = struct.Struct("<I16s16sQQ")
+_NOTE = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
@@ -326,12 +327,14 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class TierColumn:
-    """A column and its slot. `sequence` is the evict that wrote the slot, for a spill."""
+    """A column and its slot. For a spill: `sequence` is the evict that wrote the slot, `note` whatever
+    the driver wants to be told when it recalls the column."""
 
     slot: int
     key: bytes
     tag: bytes
     sequence: int = 0
+    note: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +348,8 @@ class Tier:
 
     def encode(self) -> bytes:
         body = _ASK.pack(self.after, self.wait_ms) + b"".join(
-            _TIER.pack(column.slot, column.key, column.tag, column.sequence) for column in self.columns
+            _TIER.pack(column.slot, column.key, column.tag, column.sequence, column.note)
+            for column in self.columns
         )
         return _frame(self.kind, body, self.request, flags=self.verb, count=len(self.columns))
 
@@ -365,19 +369,22 @@ class Tiered:
     kind: ClassVar = Kind.TIERED
     request: int
     answers: tuple[TierAnswer | Miss, ...]
+    notes: tuple[int, ...] = ()  # of columns that were recalled; 0 for the others
 
     def encode(self) -> bytes:
         body = bytes(
             TierAnswer.MISS + _MISSES.index(answer) if isinstance(answer, Miss) else answer
             for answer in self.answers
         )
+        body += b"".join(map(_NOTE.pack, self.notes))
         return _frame(self.kind, body, self.request, count=len(self.answers))
 
     @classmethod
     def decode(cls, body: bytes, request: int, count: int) -> Tiered:
-        if count > BATCH_MAX or len(body) != count:
+        if count > BATCH_MAX or len(body) not in (count, count * (1 + _NOTE.size)):
             raise _malformed("an answer of another length")
-        return cls(request, tuple(_read_answer(code) for code in body))
+        notes = tuple(note for (note,) in _NOTE.iter_unpack(body[count:]))
+        return cls(request, tuple(_read_answer(code) for code in body[:count]), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +489,7 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     Kind.REFILLED: BATCH_MAX * HEADER_BYTES,
     Kind.DELETE: _ASK.size + 4 * BATCH_MAX,
     Kind.TIER: _ASK.size + BATCH_MAX * _TIER.size,
-    Kind.TIERED: BATCH_MAX,
+    Kind.TIERED: BATCH_MAX * (1 + _NOTE.size),
     Kind.RESIZED: 8 * EXTENTS_MAX,
     Kind.ERROR: 2 * (1 + TEXT_BYTES_MAX),
 }

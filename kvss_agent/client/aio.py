@@ -21,6 +21,7 @@ from kvss_agent.client import (
     Evict,
     Header,
     Miss,
+    Recalled,
     ShardClient,
     TierAnswer,
     Transport,
@@ -106,12 +107,13 @@ class AsyncShardClient:
         self,
         columns: Sequence[Wanted],
         *,
+        notes: Sequence[int] = (),
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         return await self._run(
             self._requests,
-            lambda: self.client.spill(columns, wait_seconds=wait_seconds, seconds=seconds),
+            lambda: self.client.spill(columns, notes=notes, wait_seconds=wait_seconds, seconds=seconds),
         )
 
     async def recall(
@@ -120,7 +122,7 @@ class AsyncShardClient:
         *,
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
-    ) -> list[int | Miss]:
+    ) -> list[Recalled | Miss]:
         return await self._run(
             self._requests,
             lambda: self.client.recall(columns, wait_seconds=wait_seconds, seconds=seconds),

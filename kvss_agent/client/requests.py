@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from xxhash import xxh3_64
 
@@ -79,18 +80,19 @@ class Requests:
         after: int,
         wait_seconds: float,
         seconds: float,
-    ) -> list[wire.TierAnswer | Miss]:
-        """`seconds` is for what comes after the wait: a disk takes its time."""
+    ) -> list[tuple[wire.TierAnswer | Miss, int]]:
+        """Answers, each with its note, 0 where there is none. `seconds` is for what comes after the
+        wait: a disk takes its time."""
         if not self.line.features & wire.Feature.TIER:
-            return [Miss.REFUSED for _ in columns]
+            return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
             _Pending(),
             lambda number: wire.Tier(number, verb, after, _milliseconds(wait_seconds), tuple(columns)),
             wait_seconds + seconds,
         )
         if isinstance(answer, wire.Tiered):
-            return list(answer.answers)
-        return [answer.reason if isinstance(answer, wire.Turned) else Miss.LOST for _ in columns]
+            return list(zip(answer.answers, answer.notes or repeat(0), strict=False))
+        return [(answer.reason if isinstance(answer, wire.Turned) else Miss.LOST, 0) for _ in columns]
 
     def close(self) -> None:
         with self._changed:

@@ -31,6 +31,13 @@ class Wanted(NamedTuple):
     column: Column
 
 
+class Recalled(NamedTuple):
+    """A column is back from tier 2: the number to refill it by, and the note of its spill."""
+
+    number: int
+    note: int
+
+
 class Views(ABC):
     """Columns to read in place. Valid until released, at most for LEASE_SECONDS_MAX."""
 
@@ -127,10 +134,15 @@ class ShardClient(ABC):
         self,
         columns: Sequence[Wanted],
         *,
+        notes: Sequence[int] = (),
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
-        """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now."""
+        """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now.
+
+        `notes`, a number of 64 bits for each, come back when the columns are recalled. What is there
+        ALREADY keeps the note that it has.
+        """
 
     @abstractmethod
     def recall(
@@ -139,8 +151,8 @@ class ShardClient(ABC):
         *,
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
-    ) -> list[int | Miss]:
-        """Copy these columns from tier 2 into these slots: the number to refill them by, or why not.
+    ) -> list[Recalled | Miss]:
+        """Copy these columns from tier 2 into these slots: how to refill them, or why not.
 
         The slots are the caller's: nothing is evicted to them until this returns.
         """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import TypeVar
 
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, ShardClient, Wanted
+from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, Recalled, ShardClient, Wanted
 from kvss_agent.core import BATCH_MAX
 from kvss_agent.seal import Column, Miss
 from kvss_agent.wire import TierAnswer, TierColumn, TierVerb
@@ -31,20 +31,23 @@ class TieredClient(ShardClient):
 
     def exists(self, columns: Sequence[Column]) -> list[bool]:
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
-        return [answer is TierAnswer.DONE for answer in self._tier(TierVerb.EXISTS, asked, 0)]
+        return [answer is TierAnswer.DONE for answer, _ in self._tier(TierVerb.EXISTS, asked, 0)]
 
     def spill(
         self,
         columns: Sequence[Wanted],
         *,
+        notes: Sequence[int] = (),
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         asked = [
-            TierColumn(one.slot, one.column.key, one.column.tag, one.column.sequence) for one in columns
+            TierColumn(slot, *column, note)
+            for (slot, column), note in zip(columns, notes or repeat(0, len(columns)), strict=True)
         ]
         after = max((one.column.sequence for one in columns), default=0)
-        return self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds)
+        answers = self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds)
+        return [answer for answer, _ in answers]
 
     def recall(
         self,
@@ -52,16 +55,15 @@ class TieredClient(ShardClient):
         *,
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
-    ) -> list[int | Miss]:
+    ) -> list[Recalled | Miss]:
         after = self.number
         asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
         answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds)
-        return [_recalled(answer, after) for answer in answers]
+        return [_recalled(answer, after, note) for answer, note in answers]
 
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
-        return self._tier(
-            TierVerb.DELETE, [TierColumn(0, column.key, column.tag) for column in columns], 0
-        )
+        asked = [TierColumn(0, column.key, column.tag) for column in columns]
+        return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0)]
 
     def _tier(
         self,
@@ -70,8 +72,9 @@ class TieredClient(ShardClient):
         after: int,
         wait_seconds: float = 0,
         seconds: float = TIER_SECONDS,
-    ) -> list[TierAnswer | Miss]:
-        answers: list[TierAnswer | Miss] = []
+    ) -> list[tuple[TierAnswer | Miss, int]]:
+        """Each with its note, 0 where there is none."""
+        answers: list[tuple[TierAnswer | Miss, int]] = []
         for batch in batches(columns):
             answers += self.requests.tier(verb, batch, after, wait_seconds, seconds)
         return answers
@@ -84,7 +87,7 @@ def batches(items: Iterable[T]) -> Iterable[list[T]]:
         yield batch
 
 
-def _recalled(answer: TierAnswer | Miss, after: int) -> int | Miss:
+def _recalled(answer: TierAnswer | Miss, after: int, note: int) -> Recalled | Miss:
     if answer is TierAnswer.DONE:
-        return after
+        return Recalled(after, note)
     return answer if isinstance(answer, Miss) else Miss.LOST

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_128_intdigest
 
 from kvss_agent.seal import KEY_BYTES, TAG_BYTES, Column
 
@@ -47,14 +47,16 @@ class Address:
         key = self.key.hex()
         return f"{self.namespace.hex()}/{self.tag.hex()}/{key[:2]}/{key}.{self.shard}"
 
-    @property
-    def column(self) -> Column:
-        """What the header of the file must say.
+    def column(self, note: int) -> Column:
+        """What the header of the file says.
 
-        A file belongs to no evict, so the place of the sequence is free. It holds the rest of the
-        address: a file that has got to another shard's or namespace's name is found out by its seal.
+        The rest of the address is mixed into the key: a file that has got to another shard's or
+        namespace's name is found out by its seal. It belongs to no evict; where a slot has the evict's
+        number, it has what the driver wanted noted.
         """
-        return Column(self.key, self.tag, xxh3_64_intdigest(self.namespace + self.shard.encode()))
+        rest = xxh3_128_intdigest(self.namespace + self.shard.encode())
+        key = (int.from_bytes(self.key) ^ rest).to_bytes(KEY_BYTES)
+        return Column(key, self.tag, note)
 
 
 def parse(name: str) -> Address | None:

@@ -12,7 +12,8 @@ from typing import Final
 
 from kvss_agent.arena import SLOT_ALIGNMENT, slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover, zero
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss, identify, pack, payload_of
+from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss, identify, pack, payload_of, read
+from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT
 
@@ -57,15 +58,17 @@ def incoming(slot: memoryview, scratch: Scratch) -> tuple[memoryview, ...]:
 
 
 def accept(
-    slot: memoryview, scratch: Scratch, received: int, column: Column, mover: Mover = PYTHON
+    slot: memoryview, scratch: Scratch, received: int, address: Address, mover: Mover = PYTHON
 ) -> Header | Miss:
-    """What has been received: the column that was expected, its payload in its place, or why not.
+    """What has been received: the header of that column's file, its payload in its place, or why not.
 
     Nothing but the seal is trusted. On a miss the slot's payload may be anything.
     """
     if received < HEADER_BYTES:
         return Miss.TORN
-    found = identify(scratch.head[:HEADER_BYTES], column)
+    header = read(scratch.head[:HEADER_BYTES])
+    note = 0 if isinstance(header, Miss) else header.sequence
+    found = identify(scratch.head[:HEADER_BYTES], address.column(note))
     if isinstance(found, Miss):
         return Miss.TORN if found is Miss.ABSENT else found  # zeros: the file's blocks never came
     payload = payload_of(slot, found)

@@ -106,6 +106,7 @@ class _Spill:
     address: Address
     slot: memoryview
     expected: Column
+    note: int = 0
     outcome: Outcome | Miss | None = None
     failed: Failed | None = None
     ticket: Ticket | None = None
@@ -202,21 +203,25 @@ class Tier2:
                 there |= await self._whole(self._adopt(unknown))
             return [address in there for address in addresses]
 
-    async def spill(self, address: Address, slot: memoryview, expected: Column) -> Outcome | Miss:
+    async def spill(
+        self, address: Address, slot: memoryview, expected: Column, note: int = 0
+    ) -> Outcome | Miss:
         """`spill_many` of one."""
-        (outcome,) = await self.spill_many([(address, slot, expected)])
+        (outcome,) = await self.spill_many([(address, slot, expected, note)])
         return outcome
 
     async def spill_many(
-        self, items: Sequence[tuple[Address, memoryview, Column]]
+        self, items: Sequence[tuple[Address, memoryview, Column, int]]
     ) -> list[Outcome | Miss]:
         """Store what each slot holds, if it is what was expected, and tell what has become of it.
+
+        The number is a note of the driver's: whoever recalls the column gets it back.
 
         A slot lies at a page's boundary and is only read. It should not change meanwhile: if it does,
         nothing is stored. Each column has an outcome of its own; what is there twice is stored once.
         Cancelling waits until no slot is read any more.
         """
-        for address, slot, expected in items:
+        for address, slot, expected, _ in items:
             _check_slot(slot)
             if (expected.key, expected.tag) != (address.key, address.tag):
                 raise ValueError("a column is stored under its own key and tag")
@@ -237,6 +242,8 @@ class Tier2:
 
     async def recall_many(self, items: Sequence[tuple[Address, memoryview, int]]) -> list[Header | Miss]:
         """Bring columns back into these slots, sealed as the evicts of these numbers, or say why not.
+
+        The headers are those of the files: where a slot has the evict's number, they have the note.
 
         A slot lies at a page's boundary and is writable; nobody else writes to it. Readers find it
         torn meanwhile, and absent after a miss. A file that is not what its name says is removed.
@@ -404,7 +411,7 @@ class Tier2:
             return
         stored = self._backend.write(
             spill.address.name,
-            outgoing(slot, header, spill.address.column, self._scratch()),
+            outgoing(slot, header, spill.address.column(spill.note), self._scratch()),
             lambda: seal.identify(slot[:HEADER_BYTES], expected) == header,
         )
         spill.outcome = Outcome.STORED if stored else Miss.TORN
@@ -469,7 +476,7 @@ class Tier2:
         elif isinstance(found, Header):
             size = slot_bytes_for(found.length)
             self._index.adopt(address, size)
-            recall.found = _seal(recall.slot, found, recall.sequence)
+            _seal(recall.slot, found, Column(address.key, address.tag, recall.sequence))
             work.bytes += size
         elif found is Miss.ABSENT:
             self._index.forget(address)
@@ -482,7 +489,7 @@ class Tier2:
             received = self._backend.read(recall.address.name, incoming(slot, scratch))
             found = Miss.ABSENT
             if received is not None:
-                found = accept(slot, scratch, received, recall.address.column, self._mover)
+                found = accept(slot, scratch, received, recall.address, self._mover)
         finally:
             recall.found = found
             if isinstance(found, Miss):
@@ -745,11 +752,9 @@ def _ticket(spill: _Spill) -> Ticket:
     return spill.ticket
 
 
-def _seal(slot: memoryview, found: Header, sequence: int) -> Header:
-    """Seal a slot whose payload has been found good, as the evict of this number."""
-    column = Column(found.key, found.tag, sequence)
+def _seal(slot: memoryview, found: Header, column: Column) -> None:
+    """Seal a slot whose payload has been found good."""
     slot[:HEADER_BYTES] = seal.pack(column, found.tokens, found.length, found.checksum)
-    return Header(found.tokens, sequence, found.key, found.tag, found.checksum, found.length)
 
 
 def _check_slot(slot: memoryview) -> None:

@@ -112,7 +112,7 @@ class Tier:
         self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
     ) -> None:
         del shard, slots
-        self.held.append(lambda: then(tuple(Miss.ABSENT for _ in asked.columns)))
+        self.held.append(lambda: then(tuple(Miss.ABSENT for _ in asked.columns), ()))
         if self.answers:
             self.go_on()
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
-from kvss_agent.client import Header, Lost, Miss, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Header, Lost, Miss, Recalled, ShardClient, TierAnswer, Wanted
 from tests.kvss_agent.plane import PAYLOAD, READER, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -166,13 +166,13 @@ def test_killed_in_the_middle_of_evicts_refills_and_spills_it_never_gives_a_wron
             with running.client(kind) as shard:
                 wanted = [Wanted(index, column(f"c{index}")) for index in range(8)]
                 numbers = shard.recall(wanted)
-                assert any(isinstance(recalled, int) for recalled in numbers)
+                assert any(isinstance(recalled, Recalled) for recalled in numbers)
                 for index, recalled in enumerate(numbers):
                     into = place()
-                    if not isinstance(recalled, int):
+                    if not isinstance(recalled, Recalled):
                         assert recalled is Miss.ABSENT
                         continue
-                    [found] = shard.refill([Wanted(index, column(f"c{index}", recalled))], [into])
+                    [found] = shard.refill([Wanted(index, column(f"c{index}", recalled.number))], [into])
                     assert isinstance(found, Header)
                     assert into == payloads[f"c{index}"]
 
@@ -186,23 +186,22 @@ def test_columns_go_to_tier_2_and_come_back_into_any_slot(
     with running.client(kind) as shard:
         number = shard.evict(0, column("x").key, TAG, 64, payload)
         assert shard.exists([column("x")]) == [False]
-        assert shard.spill([Wanted(0, column("x", number)), Wanted(1, column("y", number))]) == [
-            TierAnswer.DONE,
-            Miss.ABSENT,
-        ]
-        assert shard.spill([Wanted(0, column("x", number))]) == [TierAnswer.ALREADY]
+        spilled = [Wanted(0, column("x", number)), Wanted(1, column("y", number))]
+        assert shard.spill(spilled, notes=[2**64 - 1, 5]) == [TierAnswer.DONE, Miss.ABSENT]
+        assert shard.spill(spilled[:1], notes=[7]) == [TierAnswer.ALREADY]
         assert shard.exists([column("x"), column("y")]) == [True, False]
         shard.delete([0])
         [recalled, missing] = shard.recall([Wanted(5, column("x")), Wanted(6, column("y"))])
         assert missing is Miss.ABSENT
-        assert isinstance(recalled, int)
-        [found] = shard.refill([Wanted(5, column("x", recalled))], [into])
+        assert isinstance(recalled, Recalled)
+        assert recalled.note == 2**64 - 1
+        [found] = shard.refill([Wanted(5, column("x", recalled.number))], [into])
         assert isinstance(found, Header)
         assert into == payload
         assert shard.recall([Wanted(4, column("x", tag=b"o" * 16))]) == [Miss.ABSENT]
         assert shard.forget([column("x")]) == [TierAnswer.DONE]
         assert shard.exists([column("x")]) == [False]
-        shard.spill([Wanted(5, column("x", recalled))])
+        shard.spill([Wanted(5, column("x", recalled.number))])
     receipt = running.http.post("/v1/purge", json={"tag": TAG.hex()}).json()
     assert (receipt["columns"], receipt["bytes"] > PAYLOAD) == (1, True)
     with running.client(kind) as shard:

@@ -55,7 +55,7 @@ def test_the_header_of_a_file_tells_shards_and_namespaces_apart() -> None:
         address_of(1, shard="full-1"),
         address_of(1, namespace=b"another-model..."),
     ]
-    assert len({address.column for address in addresses}) == 3
+    assert len({address.column(0) for address in addresses}) == 3
 
 
 def test_a_scope_covers_what_it_says_and_is_never_everything() -> None:

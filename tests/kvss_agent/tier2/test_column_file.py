@@ -21,7 +21,7 @@ def file_of(address: Address, length: int = 10_000, tokens: int = 64) -> bytearr
     assert isinstance(header, Header)
     scratch = Scratch()
     scratch.head[:] = scratch.tail[:] = b"\xdd" * PAGE  # another column went through it before
-    return bytearray(b"".join(outgoing(slot, header, address.column, scratch)))
+    return bytearray(b"".join(outgoing(slot, header, address.column(7), scratch)))
 
 
 def read(
@@ -33,7 +33,7 @@ def read(
         piece = file[received : received + len(part)]
         part[: len(piece)] = piece
         received += len(piece)
-    return accept(slot, scratch, received, address.column), slot
+    return accept(slot, scratch, received, address), slot
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -49,7 +49,7 @@ def test_a_column_comes_back_whole_with_its_token_count(length: int) -> None:
 def test_nothing_that_lay_in_the_slot_before_gets_into_the_file(length: int) -> None:
     file = file_of(ADDRESS, length)
     assert not any(file[HEADER_BYTES + length :])
-    assert isinstance(seal.verify(memoryview(file), ADDRESS.column), Header)
+    assert isinstance(seal.verify(memoryview(file), ADDRESS.column(7)), Header)
 
 
 @pytest.mark.parametrize("slot_pages", [3, 4, 7])
@@ -58,7 +58,7 @@ def test_a_slot_may_be_larger_than_the_column(slot_pages: int) -> None:
     file = file_of(ADDRESS)
     head, rest = incoming(slot, scratch)
     head[:], rest[: len(file) - PAGE] = file[:PAGE], file[PAGE:]
-    assert isinstance(accept(slot, scratch, len(file), ADDRESS.column), Header)
+    assert isinstance(accept(slot, scratch, len(file), ADDRESS), Header)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 5, 6, 16, 40, 48, 56, 60, 64, 4095, 4096, 10_063])
@@ -108,4 +108,4 @@ def test_scratch_that_held_a_good_header_is_not_taken_for_one() -> None:
     slot, scratch = new_slot(), Scratch()
     scratch.head[:] = file_of(ADDRESS)[:PAGE]
     incoming(slot, scratch)
-    assert accept(slot, scratch, 12_288, ADDRESS.column) is Miss.TORN
+    assert accept(slot, scratch, 12_288, ADDRESS) is Miss.TORN
