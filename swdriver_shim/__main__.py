@@ -223,7 +223,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _show(made: dict[str, Any]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     rate = made["requests_per_second"] or 0
     console.print(f"{made['requests']:,} requests in {made['seconds']:.1f} s, {rate:,.0f} a second\n")
     for table in (_table_of_orgs(made), _table_of_misses(made), _table_of_moves(made)):
