@@ -2,8 +2,9 @@
 
 Two formats. *Conversations*: a file of JSON lines, in order of arrival, with `timestamp` (ms),
 `input_length`, `output_length` and `hash_ids`, one for each block of 512 tokens; the last block may be
-cut short. *Sessions*: a JSON file for each session, or a folder of them, with `block_size` and `requests`
-of `t` (s), `in`, `out` and `hash_ids`; requests of sub-agents lie nested under `requests` of their own.
+cut short. *Sessions*: a JSON file for each session, or a folder of them, with `block_size` and
+`requests` of `t` (s), `in`, `out` and `hash_ids`; requests of sub-agents lie nested under `requests` of
+their own.
 Equal ids are equal prefixes, within one file.
 """
 

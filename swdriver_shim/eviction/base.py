@@ -75,7 +75,7 @@ class Eviction(ABC, Generic[C]):
         """A prefix was hit: its columns in order.
 
         Called before the driver stamps them (`used_at`, `uses`), so that what has passed between two
-        uses can be seen.
+        uses can be seen. `leaf` follows for the last one: when its pin goes, or at once.
         """
 
     @abstractmethod

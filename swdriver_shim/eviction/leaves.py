@@ -16,8 +16,8 @@ class Leaves(Generic[C]):
     """A heap of candidates, lowest rank first, deeper ones first among equals.
 
     `rank` tells a column's rank now, or None if it belongs elsewhere by now. While a column is queued
-    its rank only rises: so a stale entry comes to the front too early, never too late. Entries that count
-    no more, because their columns are gone or held, are thrown away when they may be half of all.
+    its rank only rises: so a stale entry comes to the front too early, never too late. Entries that
+    count no more, because their columns are gone or held, are thrown away when they may be half of all.
     """
 
     __slots__ = ("_entries", "_heap", "_limit", "_pushed", "_rank")
