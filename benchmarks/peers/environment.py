@@ -40,6 +40,7 @@ NEEDS = {
     "lmcache_mp": Needs(),
     "redis": Needs(),
     "memcached": Needs(server="memcached", package="memcached"),
+    "libcachesim": Needs(),
 }
 
 

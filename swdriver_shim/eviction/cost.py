@@ -159,7 +159,7 @@ class _Ends(Generic[C]):
         self._compact()
 
     def ends(self) -> list[C]:
-        """None, or the oldest and the youngest, deeper ones before others; it may be one and the same."""
+        """None, or the oldest and the youngest, the deeper of equals; it may be one and the same."""
         found = []
         for heap in self._heaps:
             while heap and self._places.get(heap[0][3]) != heap[0][2]:
@@ -171,11 +171,9 @@ class _Ends(Generic[C]):
     def check_integrity(self, columns: set[C]) -> None:
         assert self._places.keys() == columns
         for heap in self._heaps:
-            here = [
-                (abs(at), column) for at, _, place, column in heap if self._places.get(column) == place
-            ]
-            assert {column for _, column in here} == columns
-            assert all(at == abs(column.used_at) for at, column in here), "used without leaving"
+            here = {entry[3]: abs(entry[0]) for entry in heap if self._places.get(entry[3]) == entry[2]}
+            assert here.keys() == columns
+            assert all(at == abs(column.used_at) for column, at in here.items()), "used, and still here"
             assert len(heap) <= 2 * len(columns) + _SLACK
 
     def _compact(self) -> None:
