@@ -119,8 +119,8 @@ def optimum(requests: Sequence[Blocks], size: int) -> int:
 
     That is leaf-first by itself: whoever wants a block wants those before it, so these are not wanted
     later; among equals the deeper one goes. So what is present is always whole prefixes, and that each
-    block counts only as part of a prefix takes nothing from the optimum of single blocks. A block that is
-    not worth its room goes at once, which no policy of ours may do.
+    block counts only as part of a prefix takes nothing from the optimum of single blocks. A block that
+    is not worth its room goes at once, which no policy of ours may do.
     """
     following = _next_uses(requests)
     present: dict[int, int] = {}

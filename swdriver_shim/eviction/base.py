@@ -72,7 +72,7 @@ class Eviction(ABC, Generic[C]):
 
     @abstractmethod
     def used(self, path: Sequence[C], now: float) -> None:
-        """A prefix was hit: its columns in order.
+        """A prefix was hit: its columns in order, one at least.
 
         Called before the driver stamps them (`used_at`, `uses`), so that what has passed between two
         uses can be seen. `leaf` follows for the last one: when its pin goes, or at once.

@@ -11,9 +11,16 @@ from swdriver_shim.eviction.base import C, Evictable, Eviction
 from swdriver_shim.eviction.returns import Returns, age_of
 
 USES_TOLD_APART: Final = 5
-KINDS: Final = 2 * (USES_TOLD_APART + 1)
+TAILS_EXPECTED: Final = 0.1
+SAME_AGE_S: Final = 1.0  # who was used in the same second is equally old; deeper ones go first then
 OFFER_S: Final = 0.25  # how long what a kind offers stands; a leaf's worth changes slowly
 _SLACK: Final = 64
+
+# Who came back comes back more likely: as good a guess as any, until there is evidence.
+_EXPECTED: Final = [
+    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
+]
+_KINDS: Final = range(len(_EXPECTED))
 
 
 class Cost(Eviction[C]):
@@ -44,10 +51,10 @@ class Cost(Eviction[C]):
     def __init__(self, attention_columns: float = inf) -> None:
         super().__init__()
         self._attention_columns = attention_columns
-        self._returns = Returns(KINDS)
-        self._kinds = [_Ends[C]() for _ in range(KINDS)]
+        self._returns = Returns(_EXPECTED)
+        self._kinds = [_Ends[C]() for _ in _KINDS]
         self._kind_of: dict[C, int] = {}  # of those that wait
-        self._offers: list[tuple[float, C] | None] = [None] * KINDS
+        self._offers: list[tuple[float, C] | None] = [None for _ in _KINDS]
         self._offers_until = 0.0
         self._changed: set[int] = set()
 
@@ -81,7 +88,7 @@ class Cost(Eviction[C]):
     def victim(self, now: float) -> C | None:
         if not 0 <= self._offers_until - now <= OFFER_S:
             self._offers_until = now + OFFER_S
-            self._changed.update(range(KINDS))
+            self._changed.update(_KINDS)
         while True:
             for kind in self._changed:
                 self._offers[kind] = self._offer(kind, now)
@@ -150,8 +157,9 @@ class _Ends(Generic[C]):
         self._put += 1
         self._places[column] = self._put
         oldest, youngest = self._heaps
-        heappush(oldest, (column.used_at, -column.depth, self._put, column))
-        heappush(youngest, (-column.used_at, -column.depth, self._put, column))
+        at = column.used_at // SAME_AGE_S
+        heappush(oldest, (at, -column.depth, self._put, column))
+        heappush(youngest, (-at, -column.depth, self._put, column))
         self._compact()
 
     def drop(self, column: C) -> None:
@@ -171,9 +179,10 @@ class _Ends(Generic[C]):
     def check_integrity(self, columns: set[C]) -> None:
         assert self._places.keys() == columns
         for heap in self._heaps:
-            here = {entry[3]: abs(entry[0]) for entry in heap if self._places.get(entry[3]) == entry[2]}
+            here = {entry[3]: entry for entry in heap if self._places.get(entry[3]) == entry[2]}
             assert here.keys() == columns
-            assert all(at == abs(column.used_at) for column, at in here.items()), "used, and still here"
+            ages = [(abs(entry[0]), column.used_at // SAME_AGE_S) for column, entry in here.items()]
+            assert all(queued == abs(now) for queued, now in ages), "used, and still here"
             assert len(heap) <= 2 * len(columns) + _SLACK
 
     def _compact(self) -> None:

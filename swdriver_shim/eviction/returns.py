@@ -13,9 +13,10 @@ SPANS: Final = 4  # the sample should reach back so many times the age of victim
 
 STEPS: Final = 4  # ages are told apart by so many steps an octave,
 AGES: Final = 20 * STEPS  # from a quarter of a second to three days
-GUESS: Final = 0.05  # how likely a use is within a step, before anything is known
-GUESS_PROMPTS: Final = 8.0  # how many prompts a guess weighs as much as,
-SHAPE_PROMPTS: Final = 64.0  # and the common course of a kind's chances
+GUESS: Final = 0.05  # how likely a use is within a step, before anything is known;
+GUESS_STEP_S: Final = 0.5  # in proportion in a step that is shorter
+GUESS_PROMPTS: Final = 32.0  # how many prompts a guess weighs as much as,
+SHAPE_PROMPTS: Final = 256.0  # and the common course of a kind's chances
 
 _EVENTS_MAX: Final = 16384.0
 _REFRESH_SHARE: Final = 16
@@ -24,6 +25,8 @@ _SMOOTH: Final = 64
 _CHANCE_MAX: Final = 0.9
 
 _SECONDS: Final = [(2 ** ((age + 1) / STEPS) - 2 ** (age / STEPS)) / 4 for age in range(AGES)]
+
+_GUESSES: Final = [1 - (1 - GUESS) ** min(1.0, seconds / GUESS_STEP_S) for seconds in _SECONDS]
 
 
 def age_of(seconds: float) -> int:
@@ -40,13 +43,14 @@ class Returns:
 
     Columns of one prompt come back together and witness the same thing, so evidence is weighed in
     prompts. A kind of which little is known takes the course that the chances of all kinds have, scaled
-    by how much more or less often it came back at all. Where nothing is known, chances per step of age
-    are equal: the longer ago, the lower the rate.
+    by how much more or less often it came back at all; at first, by what the caller expects. Where
+    nothing is known, chances per step of age are equal: the longer ago, the lower the rate.
     """
 
     __slots__ = (
         "_ended",
         "_events",
+        "_expected",
         "_followed",
         "_lost",
         "_mask",
@@ -56,7 +60,10 @@ class Returns:
         "rate",
     )
 
-    def __init__(self, kinds: int) -> None:
+    def __init__(self, expected: Sequence[float]) -> None:
+        """`expected`: how much more or less often columns of each kind are thought to come back."""
+        kinds = len(expected)
+        self._expected = list(expected)
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
         self._mask = SHARE_AT_FIRST - 1
         self._ended = [[0.0] * AGES for _ in range(kinds)]  # by a use at this age
@@ -114,13 +121,12 @@ class Returns:
         pending = [list(row) for row in self._lost]
         for since, kind in self._followed.values():
             pending[kind][age_of(now - since)] += 1
-        kinds = list(zip(self._ended, map(_at_risk, self._ended, pending), strict=True))
-        ended, at_risk = (_sums([kind[part] for kind in kinds]) for part in (0, 1))
+        at_risk = [_at_risk(ended, rest) for ended, rest in zip(self._ended, pending, strict=True)]
         guess, shape = GUESS_PROMPTS * self._together, SHAPE_PROMPTS * self._together
-        common = _chances(ended, at_risk, [GUESS] * AGES, guess)
+        common = _chances(_sums(self._ended), _sums(at_risk), _GUESSES, guess)
         self.rate = [
-            _rates(_chances(ended, at_risk, _scaled(ended, at_risk, common, guess), shape))
-            for ended, at_risk in kinds
+            _rates(_chances(ended, risk, _scaled(common, ended, risk, guess, expected), shape))
+            for ended, risk, expected in zip(self._ended, at_risk, self._expected, strict=True)
         ]
         if self._events > _EVENTS_MAX:
             self._events /= 2
@@ -151,11 +157,15 @@ def _chances(
 
 
 def _scaled(
-    ended: Sequence[float], at_risk: Sequence[float], common: Sequence[float], weight: float
+    common: Sequence[float],
+    ended: Sequence[float],
+    at_risk: Sequence[float],
+    weight: float,
+    expected: float,
 ) -> list[float]:
-    """The common chances, times what this kind has of uses to what it would have by them."""
-    expected = sum(count * chance for count, chance in zip(at_risk, common, strict=True))
-    factor = (sum(ended) + weight) / (expected + weight)
+    """The common chances, times what a kind had of uses to what it would have had by them."""
+    ordinary = sum(count * chance for count, chance in zip(at_risk, common, strict=True))
+    factor = (sum(ended) + weight * expected) / (ordinary + weight)
     return [min(_CHANCE_MAX, factor * chance) for chance in common]
 
 
