@@ -29,6 +29,7 @@ from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction
 from swdriver_shim.traces import Malformed, Request, read
 
+TRACES = Path(os.environ.get("TIDEGATE_TRACES", "traces"))
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
 SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
 QUICK = ("1k", "10k", "10%")
@@ -320,7 +321,7 @@ def options() -> argparse.Namespace:
         "--traces",
         type=Path,
         metavar="DIR",
-        default=Path(os.environ.get("TIDEGATE_TRACES", "traces")),
+        default=TRACES,
         help="the folder with conversation.jsonl and agent-sessions/",
     )
     parser.add_argument(
