@@ -51,6 +51,7 @@ C = TypeVar("C", bound=Evictable)
 
 class Eviction(ABC, Generic[C]):
     """Which leaf goes next. One instance for each org and priority; no clock, no I/O, deterministic.
+    `now` never goes back.
 
     Calls cost little each, whatever the number of columns: leaves wait in queues by what was known when
     they were queued, and are looked at again when they come to the front.

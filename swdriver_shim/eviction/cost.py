@@ -144,7 +144,7 @@ def _worth(offer: tuple[float, object]) -> float:
 
 
 class _Ends(Generic[C]):
-    """Leaves by their last use, to ask for the first and the last. Nobody is used while here."""
+    """Leaves by their last use, to ask for the first and the last. Whoever is used is put again."""
 
     __slots__ = ("_heaps", "_places", "_put")
 
@@ -181,8 +181,8 @@ class _Ends(Generic[C]):
         for heap in self._heaps:
             here = {entry[3]: entry for entry in heap if self._places.get(entry[3]) == entry[2]}
             assert here.keys() == columns
-            ages = [(abs(entry[0]), column.used_at // SAME_AGE_S) for column, entry in here.items()]
-            assert all(queued == abs(now) for queued, now in ages), "used, and still here"
+            for column, entry in here.items():
+                assert column.holds or abs(entry[0]) == abs(column.used_at // SAME_AGE_S), "used since"
             assert len(heap) <= 2 * len(columns) + _SLACK
 
     def _compact(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 SAMPLE_MAX: Final = 4096
 SHARE_AT_FIRST: Final = 16  # one column in so many is followed
 SHARE_MAX: Final = 1 << 14
-SPANS: Final = 4  # the sample should reach back so many times the age of victims
+SPANS: Final = 2  # the sample should reach back so many times the age of victims
 
 STEPS: Final = 4  # ages are told apart by so many steps an octave,
 AGES: Final = 20 * STEPS  # from a quarter of a second to three days
