@@ -1,6 +1,6 @@
 """How fast the driver decides: keys, matches, a million columns, long work beside requests, replays.
 
-Traces come from --traces or TIDEGATE_TRACES; without them replays are left out. Garbage is collected as
+Traces come from --traces or TRACES_DIR; without them replays are left out. Garbage is collected as
 Python does it by itself.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.dataplane import Memory
-from benchmarks.harness import Row, percentile, show
+from benchmarks.harness import Row, percentile, show, traces_folder
 from kvss_agent import native
 from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
@@ -319,8 +319,8 @@ def main() -> None:
         "--traces",
         type=Path,
         metavar="DIRECTORY",
-        default=os.environ.get("TIDEGATE_TRACES"),  # parsed as if it had been given
-        help="where conversation.jsonl is (default: TIDEGATE_TRACES)",
+        default=traces_folder(),
+        help="where conversation.jsonl is (default: TRACES_DIR, or a folder `traces` near by)",
     )
     parser.add_argument("--only", nargs="+", metavar="WHAT", help="of keys million replays")
     given = parser.parse_args()
@@ -339,7 +339,7 @@ def main() -> None:
 def replay_rows(traces: Path | None, *, quick: bool) -> list[Row]:
     trace = traces and traces / "conversation.jsonl"
     if not trace or not trace.exists():
-        print("Replays are left out: there is no conversation.jsonl in --traces or TIDEGATE_TRACES")
+        print("Replays are left out: there is no conversation.jsonl in --traces or TRACES_DIR")
         return []
     requests = list(islice(conversations(trace), 4000 if quick else None))
     return [

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from console.environment import PROJECT
+
 _TAIL = "against | ratio | goal | holds |"
 
 
@@ -30,6 +32,15 @@ class Row:
         if self.goal is None or self.ratio is None:
             return None
         return self.ratio >= self.goal
+
+
+def traces_folder() -> Path:
+    """Where public request traces are: `TRACES_DIR`, or a folder `traces` in the project or near it."""
+    if given := os.environ.get("TRACES_DIR"):
+        return Path(given)
+    beside = PROJECT.parent
+    places = [PROJECT / "traces", beside / "traces", *sorted(beside.glob("*/traces"))]
+    return next((one for one in places if (one / "conversation.jsonl").exists()), places[0])
 
 
 def options(description: str) -> argparse.Namespace:

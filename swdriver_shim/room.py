@@ -12,17 +12,15 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Any
 
-from swdriver_shim.eviction import POLICIES, Eviction, move
+from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction, move
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.policy import Policy
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import Tally
 
-DEFAULT_EVICTION = "lru"
-
 
 def eviction(name: str) -> Callable[[], Eviction[Any]]:
-    return POLICIES[DEFAULT_EVICTION if name == "default" else name]
+    return POLICIES[DEFAULT if name == "default" else name]
 
 
 class Pool:

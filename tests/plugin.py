@@ -17,7 +17,6 @@ import pytest
 from console.stack.embedded import embedded_servers
 
 STARTED = "SERVERS_OF_THE_TESTS"
-TRACES = "TRACES_FOR_TESTS"  # where the public traces are; under a name that no setting has
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
 
@@ -32,7 +31,6 @@ def pytest_load_initial_conftests() -> None:
 
 
 def _start_servers() -> None:
-    os.environ.setdefault(TRACES, os.environ.get("TIDEGATE_TRACES", "traces"))
     for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
         del os.environ[name]  # what a developer has set is not what is tested
     directory = _servers.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))

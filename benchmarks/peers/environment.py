@@ -60,7 +60,7 @@ def prepare(name: str) -> Environment:
     """Install the peer unless it is; Unavailable if that can't be."""
     home = HOME / name
     python = _packages(name, home / "venv")
-    needs, variables = NEEDS[name], {}
+    needs, variables = NEEDS.get(name, Needs()), {}
     if name == "redis":
         variables["PEER_SERVER"] = _redis()
     if needs.server:

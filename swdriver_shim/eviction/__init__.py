@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from swdriver_shim.eviction.base import C, Evictable, Eviction
+from swdriver_shim.eviction.cost import Cost
 from swdriver_shim.eviction.lfu import Lfu
 from swdriver_shim.eviction.lru import Lru
 from swdriver_shim.eviction.s3fifo import S3Fifo
 from swdriver_shim.eviction.slru import Slru
 
 POLICIES: Final[dict[str, Callable[[], Eviction[Any]]]] = {
-    policy.name: policy for policy in (Lru, Lfu, Slru, S3Fifo)
+    policy.name: policy for policy in (Lru, Lfu, Slru, S3Fifo, Cost)
 }
 
-__all__ = ["POLICIES", "Evictable", "Eviction", "move"]
+DEFAULT: Final = Cost.name
+
+__all__ = ["DEFAULT", "POLICIES", "Evictable", "Eviction", "move"]
 
 
 def move(columns: Iterable[C], to: Eviction[C], now: float) -> None:

@@ -51,6 +51,7 @@ C = TypeVar("C", bound=Evictable)
 
 class Eviction(ABC, Generic[C]):
     """Which leaf goes next. One instance for each org and priority; no clock, no I/O, deterministic.
+    `now` never goes back.
 
     Calls cost little each, whatever the number of columns: leaves wait in queues by what was known when
     they were queued, and are looked at again when they come to the front.
@@ -72,10 +73,10 @@ class Eviction(ABC, Generic[C]):
 
     @abstractmethod
     def used(self, path: Sequence[C], now: float) -> None:
-        """A prefix was hit: its columns in order.
+        """A prefix was hit: its columns in order, one at least.
 
         Called before the driver stamps them (`used_at`, `uses`), so that what has passed between two
-        uses can be seen.
+        uses can be seen. `leaf` follows for the last one: when its pin goes, or at once.
         """
 
     @abstractmethod

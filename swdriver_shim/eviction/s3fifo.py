@@ -9,9 +9,9 @@ from swdriver_shim.eviction.base import C, Eviction
 from swdriver_shim.eviction.leaves import Leaves
 
 SMALL_SHARE: Final = 0.1
-USES_TO_STAY: Final = 1
+USES_TO_STAY: Final = 2
 USES_MAX: Final = 3
-GHOST_SHARE: Final = 0.5
+GHOST_SHARE: Final = 0.9
 
 
 class S3Fifo(Eviction[C]):

@@ -43,8 +43,6 @@ class Slru(Eviction[C]):
         for column in path:
             if column.mark != _PROTECTED:
                 self._protect(column)
-        if not path[-1].holds:
-            self.leaf(path[-1])
 
     def leaf(self, column: C) -> None:
         (self._protected if column.mark == _PROTECTED else self._probation).put(column)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.harness import traces_folder
 from kvss_agent.client import Credentials
 from swdriver_shim import fleet
 from swdriver_shim.__main__ import main
@@ -18,7 +18,6 @@ from swdriver_shim.replay import output_tokens, prompt_tokens
 from swdriver_shim.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
-from tests.plugin import TRACES
 
 BLOCK = 512
 
@@ -161,9 +160,9 @@ def test_the_table_says_what_a_person_looks_for(trace: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(("slots", "share"), [(240_000, 0.326), (10_000_000, 0.366)])
 def test_hits_are_those_that_others_computed(tmp_path: Path, slots: int, share: float) -> None:
     """Least recently used, whole blocks of the public trace, of one org; of all blocks."""
-    path = Path(os.environ[TRACES], "conversation.jsonl")
+    path = traces_folder() / "conversation.jsonl"
     if not path.exists():
-        pytest.skip(f"there is no {path}: TIDEGATE_TRACES says where the public traces are")
+        pytest.skip(f"there is no {path}: TRACES_DIR says where the public traces are")
     requests = list(conversations(path))
     whole = [
         asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests

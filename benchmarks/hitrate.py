@@ -1,0 +1,363 @@
+"""What share of blocks the eviction policies hit on public traces, beside simple ones and the optimum.
+
+A request hits its longest prefix of blocks that are present; then all its blocks are stored, a last one
+that is not full included. Room is made by the policies as the driver uses them, leaf-first. Who asks for
+what is taken from the traces, so that nothing here depends on this machine but the costs at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from benchmarks import simulators
+from benchmarks.harness import Row, show, traces_folder
+from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
+from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction
+from swdriver_shim.traces import Malformed, Request, read
+
+TRACES = traces_folder()
+CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
+SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
+QUICK = ("1k", "10k", "10%")
+SIMPLE = ("lru", "lfu", "slru", "s3fifo", *simulators.PLAIN)
+CROSS_CHECKED = ("LRU", "S3FIFO", "ARC")
+ORDER_S = 1e-6  # many rows have the same time; their order is the order of arrival
+HIT_COLUMNS, HIT_US = 512, 100.0
+SAMPLES = 3  # of keys: what the default learns from is told by them
+COST_PROMPTS, COST_COLUMNS = 1_000, 32
+
+
+@dataclass(slots=True, eq=False)
+class Column:
+    """What the driver knows of a column, as far as policies ask."""
+
+    key: bytes
+    parent: Column | None
+    used_at: float
+    stored_at: float
+    depth: int
+    tail: bool
+    block: int
+    bytes: int = 1
+    uses: int = 0
+    holds: int = 0
+    mark: object = None
+
+
+AnyEviction: TypeAlias = Eviction[Column]
+
+
+class Store:
+    """So many blocks, and a policy that makes room: what the driver does, without bytes."""
+
+    def __init__(self, policy: AnyEviction, size: int, salt: int) -> None:
+        self.policy = policy
+        self.present: dict[int, Column] = {}
+        self._size = size
+        self._salt = salt
+
+    def ask(self, request: Request, now: float) -> int:
+        """How many blocks are hit. All are stored then, as far as there is room beside themselves."""
+        policy, present = self.policy, self.present
+        path = self._hit(request.blocks)
+        hits = len(path)
+        tip: Column | None = None
+        if path:
+            policy.used(path, now)
+            for column in path:
+                column.used_at = now
+                column.uses += 1
+            tip = path[-1]
+            tip.holds += 1  # a pin, which goes on to the child
+        for depth in range(hits, len(request.blocks)):
+            if len(present) >= self._size and not self._evict(now):
+                break
+            block, tail = request.blocks[depth], depth >= request.whole_blocks
+            column = Column(
+                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, holds=1
+            )
+            policy.stored(column, now)
+            tip = present[block] = column
+        if tip:
+            self._release(tip)
+        return hits
+
+    def _hit(self, blocks: Sequence[int]) -> list[Column]:
+        path = []
+        for block in blocks:
+            column = self.present.get(block)
+            if column is None:
+                break
+            path.append(column)
+        return path
+
+    def _evict(self, now: float) -> bool:
+        column = self.policy.victim(now)
+        if column is None:
+            return False
+        del self.present[column.block]
+        self.policy.removed(column)
+        if column.parent:
+            self._release(column.parent)
+        return True
+
+    def _release(self, column: Column) -> None:
+        column.holds -= 1
+        if not column.holds:
+            self.policy.leaf(column)
+
+
+@dataclass
+class Trace:
+    name: str
+    requests: list[Request]
+    sizes: dict[str, int]
+    blocks: list[tuple[int, ...]] = field(init=False)
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = [request.blocks for request in self.requests]
+        self.total = sum(map(len, self.blocks))
+
+    @property
+    def footprint(self) -> int:
+        return len(set().union(*self.blocks))
+
+    @property
+    def unbounded(self) -> float:
+        """The share of blocks that were asked for before."""
+        return 1 - self.footprint / self.total
+
+    def share(self, hits: int) -> float:
+        return hits / self.total
+
+
+def replay(policy: AnyEviction, size: int, requests: Sequence[Request], salt: int = 0) -> int:
+    """Blocks that are hit. Another salt makes other keys, by which policies may sample."""
+    store = Store(policy, size, salt)
+    return sum(
+        store.ask(request, request.at_s + number * ORDER_S) for number, request in enumerate(requests)
+    )
+
+
+def load(folder: Path, *, quick: bool) -> list[Trace]:
+    """Both traces. Raises FileNotFoundError with a sentence."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"There are no traces in {folder}. Say where they are: --traces DIR or TRACES_DIR."
+        )
+    conversation = Trace("conversation", list(read(folder / "conversation.jsonl")), CONVERSATION_SIZES)
+    sessions = Trace("sessions", list(read(folder / "agent-sessions")), {})
+    footprint = sessions.footprint
+    sessions.sizes = {name: int(share * footprint) for name, share in SESSION_SHARES.items()}
+    for trace in (conversation, sessions):
+        trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
+    return [conversation, sessions]
+
+
+def measure(trace: Trace, size: int) -> dict[str, float]:
+    """The share of blocks hit, by policy."""
+    shares = {name: trace.share(replay(make(), size, trace.requests)) for name, make in POLICIES.items()}
+    for name, cache in simulators.PLAIN.items():
+        shares[name] = trace.share(simulators.plain(trace.blocks, cache(size)))
+    for salt in range(1, SAMPLES):
+        hits = replay(POLICIES[DEFAULT](), size, trace.requests, salt)
+        shares[f"{DEFAULT}, other sample {salt}"] = trace.share(hits)
+    shares["optimum"] = trace.share(simulators.optimum(trace.blocks, size))
+    return shares
+
+
+def rows_of(trace: Trace, name: str, shares: dict[str, float]) -> Iterator[Row]:
+    prefix = f"hitrate.{trace.name}.{name}"
+    best = max(SIMPLE, key=lambda policy: shares[policy])
+    for policy in (*POLICIES, *simulators.PLAIN, "optimum"):
+        of_optimum = shares[policy] / shares["optimum"]
+        yield Row(
+            f"{prefix}.{policy.replace(' ', '_')}", 100 * shares[policy], "%", "optimum", of_optimum
+        )
+    samples = [share for name, share in shares.items() if name.startswith(DEFAULT)]
+    for suffix, share, goal in (
+        ("default", statistics.mean(samples), 1.0),
+        ("default.lowest", min(samples), None),
+    ):
+        yield Row(f"{prefix}.{suffix}", 100 * share, "%", best, share / shares[best], goal)
+
+
+def print_shares(trace: Trace, measured: dict[str, dict[str, float]]) -> None:
+    print(
+        f"\n{trace.name}: {len(trace.requests):,} requests, {trace.total:,} blocks, "
+        f"{trace.footprint:,} different ones; unbounded {100 * trace.unbounded:.2f} %\n"
+    )
+    policies = list(next(iter(measured.values())))
+    print(
+        "| % of blocks hit | "
+        + " | ".join(f"{name} ({trace.sizes[name]:,})" for name in measured)
+        + " |"
+    )
+    print("|---|" + "---:|" * len(measured))
+    for policy in policies:
+        cells = (f"{100 * shares[policy]:.2f}" for shares in measured.values())
+        print(f"| {policy} | " + " | ".join(cells) + " |")
+
+
+def cross_check(trace: Trace, measured: dict[str, dict[str, float]]) -> Iterator[Row]:
+    """The plain ones again, by libCacheSim in an environment of its own."""
+    environment = prepare("libcachesim")
+    sizes = [trace.sizes[name] for name in measured]
+    told = {"requests": trace.blocks, "sizes": sizes, "policies": CROSS_CHECKED}
+    answer = subprocess.run(
+        [environment.python, REQUIREMENTS / "simulate_libcachesim.py"],
+        input=json.dumps(told),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    ours = {"LRU": "plain lru", "S3FIFO": "s3fifo", "ARC": "arc"}
+    for policy, hits in json.loads(answer.stdout).items():
+        for name, count in zip(measured, hits, strict=True):
+            share = trace.share(count)
+            row = f"hitrate.{trace.name}.{name}.libcachesim.{policy.lower()}"
+            yield Row(row, 100 * share, "%", ours[policy], share / measured[name][ours[policy]])
+
+
+def costs(make: Callable[[], AnyEviction], name: str, rounds: int) -> list[Row]:
+    """What a policy takes of a driver's time: per column stored, evicted, and hit."""
+    stored, evicted, hit = zip(*(_cost_round(make()) for _ in range(rounds)), strict=True)
+    stored_s, evicted_s, hit_s = map(statistics.median, (stored, evicted, hit))
+    more = {
+        "stored ns": 1e9 * stored_s,
+        "evicted ns": 1e9 * evicted_s,
+        "hit column ns": 1e9 * hit_s / HIT_COLUMNS,
+    }
+    hit_us = 1e6 * hit_s
+    return [
+        Row(f"eviction.{name}.us", 1e6 * (stored_s + evicted_s), "µs/column", more=more),
+        Row(f"eviction.{name}.hit512.us", hit_us, "µs", f"{HIT_US:g} µs", HIT_US / hit_us, 1.0),
+    ]
+
+
+def _cost_round(policy: AnyEviction) -> tuple[float, float, float]:
+    """Seconds per column stored, per column evicted, and of a long hit."""
+    prompts = [_prompt(number, COST_COLUMNS) for number in range(COST_PROMPTS)]
+    path = _prompt(COST_PROMPTS, HIT_COLUMNS)
+    gc.collect()
+    gc.disable()
+    try:
+        stored = _timed(_store_all, policy, prompts)
+        _store_all(policy, [path])
+        hits = [_timed(_hit_all, policy, path, 5000.0 + number) for number in range(20)]
+        evicted = _timed(_evict_all, policy)
+    finally:
+        gc.enable()
+    columns = COST_PROMPTS * COST_COLUMNS
+    return stored / columns, evicted / columns, statistics.median(hits)
+
+
+def _prompt(number: int, length: int) -> list[Column]:
+    """A prompt of its own, without a shared beginning."""
+    now = 1000.0 + number
+    columns: list[Column] = []
+    for depth in range(length):
+        block = number << 16 | depth
+        parent = columns[-1] if columns else None
+        columns.append(Column(_key(block, 0), parent, now, now, depth, tail=False, block=block))
+    return columns
+
+
+def _store_all(policy: AnyEviction, prompts: Sequence[Sequence[Column]]) -> None:
+    for columns in prompts:
+        for column in columns:
+            column.holds = 1
+            policy.stored(column, column.stored_at)
+        columns[-1].holds = 0
+        policy.leaf(columns[-1])
+
+
+def _hit_all(policy: AnyEviction, path: Sequence[Column], now: float) -> None:
+    """Without the driver's stamps, which cost the same for each policy."""
+    policy.used(path, now)
+    policy.leaf(path[-1])
+
+
+def _evict_all(policy: AnyEviction) -> None:
+    for number in range(COST_PROMPTS * COST_COLUMNS):
+        column = policy.victim(6000.0 + number * 1e-3)
+        assert column is not None
+        policy.removed(column)
+        if column.parent is not None:
+            column.parent.holds -= 1
+            policy.leaf(column.parent)
+
+
+def _timed(work: Callable[..., None], *arguments: object) -> float:
+    began = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - began
+
+
+def _key(block: int, salt: int) -> bytes:
+    return hashlib.blake2b(struct.pack("<QQ", block, salt), digest_size=16).digest()
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="end within 50 s: fewer sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="DIR",
+        default=TRACES,
+        help="the folder with conversation.jsonl and agent-sessions/",
+    )
+    parser.add_argument(
+        "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = options()
+    try:
+        traces = load(asked.traces, quick=asked.quick)
+    except (OSError, Malformed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows: list[Row] = []
+    for trace in traces:
+        measured = {name: measure(trace, size) for name, size in trace.sizes.items()}
+        print_shares(trace, measured)
+        for name, shares in measured.items():
+            rows += rows_of(trace, name, shares)
+        if asked.cross_check:
+            with _absent_is_said():
+                rows += cross_check(trace, measured)
+    for name, make in POLICIES.items():
+        rows += costs(make, name, 3 if asked.quick else 9)
+    show("Hit rates", rows, asked.json)
+    return 0
+
+
+@contextlib.contextmanager
+def _absent_is_said() -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as reason:
+        print(f"libCacheSim is absent: {reason}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The benchmark of hit rates: its simulators agree with the policies; it says so when it lacks data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import hitrate, simulators
+from swdriver_shim.eviction import POLICIES
+from swdriver_shim.traces import Request
+
+PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
+
+
+def requests_of(prompts: list[list[int]]) -> list[Request]:
+    """A block is what it holds and all that precedes it."""
+    names: dict[tuple[int, ...], int] = {}
+    made = []
+    for second, prompt in enumerate(prompts):
+        prefixes = [tuple(prompt[: depth + 1]) for depth in range(len(prompt))]
+        blocks = tuple(names.setdefault(prefix, len(names)) for prefix in prefixes)
+        made.append(Request(float(second), "s", blocks, 64, 64 * len(blocks), 1, "made up"))
+    return made
+
+
+@given(PROMPTS, st.integers(6, 20))
+def test_lru_is_the_textbooks_lru(prompts: list[list[int]], size: int) -> None:
+    requests = requests_of(prompts)
+    blocks = [request.blocks for request in requests]
+    ours = hitrate.replay(POLICIES["lru"](), size, requests)
+    assert ours == simulators.plain(blocks, simulators.Lru(size))
+
+
+@given(PROMPTS, st.integers(1, 20), st.sampled_from(sorted(POLICIES)))
+def test_nobody_is_better_than_the_optimum(prompts: list[list[int]], size: int, name: str) -> None:
+    requests = requests_of(prompts)
+    blocks = [request.blocks for request in requests]
+    best = simulators.optimum(blocks, size)
+    assert hitrate.replay(POLICIES[name](), size, requests) <= best
+    assert simulators.plain(blocks, simulators.Arc(size)) <= best
+
+
+@given(PROMPTS, st.sampled_from(sorted(POLICIES)))
+def test_with_room_for_all_every_block_seen_before_is_hit(prompts: list[list[int]], name: str) -> None:
+    trace = hitrate.Trace("made up", requests_of(prompts), {})
+    hits = hitrate.replay(POLICIES[name](), 1000, trace.requests)
+    assert trace.share(hits) == pytest.approx(trace.unbounded)
+    assert hits == simulators.optimum(trace.blocks, 1000)
+
+
+@given(st.lists(st.integers(0, 9), max_size=200), st.integers(1, 6))
+def test_arc_never_holds_more_than_it_may(blocks: list[int], size: int) -> None:
+    cache = simulators.Arc(size)
+    for block in blocks:
+        cache.touch(block)
+        assert block in cache
+        assert sum(block in cache for block in range(10)) <= size
+
+
+def test_without_traces_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hitrate", "--traces", str(tmp_path / "nowhere")])
+    assert hitrate.main() == 1
+    assert "Say where they are: --traces DIR or TRACES_DIR" in capsys.readouterr().err
+
+
+def test_the_published_figures_of_lru_come_out() -> None:
+    folder = hitrate.TRACES
+    if not (folder / "conversation.jsonl").exists():
+        pytest.skip(f"no traces in {folder}; TRACES_DIR says where they are")
+    trace, _ = hitrate.load(folder, quick=True)
+    hits = hitrate.replay(POLICIES["lru"](), 10_000, trace.requests)
+    assert trace.share(hits) == pytest.approx(0.211, abs=0.001)
+    assert trace.unbounded == pytest.approx(0.366, abs=0.001)
