@@ -48,7 +48,7 @@ class Column:
     parent: Column | None
     used_at: float
     stored_at: float
-    depth: int
+    needs: int
     tail: bool
     block: int
     bytes: int = 1

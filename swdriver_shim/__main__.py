@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +21,7 @@ from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wa
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Ledger
+from swdriver_shim.policy import EvictionName, OrgPolicies, Policy
 from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay, report
 from swdriver_shim.traces import Malformed, Request, read
 
@@ -76,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=_count, metavar="N", help="only the first so many")
     add("--speed", type=_positive, metavar="X", help="1 is real time (default: as fast as it goes)")
     add("--orgs", type=_count, default=4, metavar="N", help="how many share the cache (default: 4)")
+    names = get_args(EvictionName)
+    add("--eviction", choices=names, default="default", help="what goes first when room is needed")
     add("--seed", type=int, default=0, help="another one deals sessions out to other orgs (default: 0)")
     add("--json", type=Path, metavar="FILE", help="also write the report there")
     where = verb.add_argument_group("where to").add_mutually_exclusive_group()
@@ -132,12 +135,14 @@ def _replay(given: argparse.Namespace) -> None:
         raise Unusable(f"{given.scale} bytes per token are too few for this layout: {error}.") from error
     wafer = Wafer(layout)
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
+    policies = OrgPolicies(policy=Policy(eviction=given.eviction))
     with _serving(given, wafer) as (emulator, ledger, before_each), _progress(len(requests)) as advance:
 
         def before(request: Request) -> None:
             before_each(request)
             advance()
 
+        ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
         totals = replay(requests, emulator, orgs, before, speed=given.speed)
         tallies = {org: ledger.account(org).tally for org in orgs.names}
     made = report(totals, tallies)

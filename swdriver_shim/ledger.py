@@ -395,12 +395,13 @@ class Ledger:
                     self.ghosts.add(key, Reason.NO_STORE)
         else:
             maps = self._maps(account, prompt.maker)
-            for one in sorted(
-                maps, key=lambda one: not one.linked
-            ):  # windows cover what the others have
-                first = self.layout.groups[one.group].first_needed(verified)
-                stored = self._store_in(one, prompt, first, verified, now, rules, store.places)
-                verified = min(verified, stored) if one.linked else verified
+            for one in maps:
+                if one.linked:
+                    stored = self._store_in(one, prompt, 0, verified, now, rules, store.places)
+                    verified = min(verified, stored)
+            for one in maps:
+                if not one.linked:
+                    self._store_window(one, prompt, verified, now, rules, store.places)
         self._begin(store, now)
         return store
 
@@ -425,6 +426,24 @@ class Ledger:
             if column.ttl not in seconds:
                 seconds[column.ttl] = self._second(column)
             self._have_looked_at(column, seconds[column.ttl])
+
+    def _store_window(
+        self,
+        home: PrefixMap,
+        prompt: Prompt,
+        verified: int,
+        now: float,
+        rules: Rules,
+        places: list[Place],
+    ) -> None:
+        """Places for a group with a window: first for its end, and with the room that is left for what
+        is before it, since other prompts may go on from there. That goes out first, and is evicted
+        first."""
+        first = self.layout.groups[home.group].first_needed(verified)
+        window: list[Place] = []
+        self._store_in(home, prompt, first, verified, now, rules, window)
+        self._store_in(home, prompt, 0, first * COLUMN_TOKENS, now, rules, places)
+        places += window
 
     def _store_in(
         self,

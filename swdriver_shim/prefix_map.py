@@ -77,6 +77,11 @@ class Column:
         return self.home.column_bytes
 
     @property
+    def needs(self) -> int:
+        """Columns before it that it is worth nothing without: all, or none in a group with a window."""
+        return self.depth if self.home.linked else 0
+
+    @property
     def tail(self) -> bool:
         return self.tokens < COLUMN_TOKENS
 

@@ -36,8 +36,8 @@ class Evictable(Protocol):
         """Hits since it was stored."""
 
     @property
-    def depth(self) -> int:
-        """How many columns precede it in its prompt."""
+    def needs(self) -> int:
+        """How many columns before it, in its prompt, it is worth nothing without."""
 
     @property
     def bytes(self) -> int: ...

@@ -132,7 +132,7 @@ class Cost(Eviction[C]):
 
     def _price(self, column: C) -> float:
         """To compute it again, per byte."""
-        return (1 + column.depth / self._attention_columns) / column.bytes
+        return (1 + column.needs / self._attention_columns) / column.bytes
 
 
 def _kind(column: Evictable, uses: int) -> int:
@@ -158,8 +158,8 @@ class _Ends(Generic[C]):
         self._places[column] = self._put
         oldest, youngest = self._heaps
         at = column.used_at // SAME_AGE_S
-        heappush(oldest, (at, -column.depth, self._put, column))
-        heappush(youngest, (-at, -column.depth, self._put, column))
+        heappush(oldest, (at, -column.needs, self._put, column))
+        heappush(youngest, (-at, -column.needs, self._put, column))
         self._compact()
 
     def drop(self, column: C) -> None:

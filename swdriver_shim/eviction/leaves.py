@@ -72,7 +72,7 @@ class Leaves(Generic[C]):
 
     def _entry(self, column: C, rank: Rank) -> tuple[Rank, int, int, C]:
         self._pushed += 1
-        made = self._entries[column] = (rank, -column.depth, self._pushed, column)
+        made = self._entries[column] = (rank, -column.needs, self._pushed, column)
         return made
 
     def _compact(self) -> None:

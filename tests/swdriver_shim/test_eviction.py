@@ -28,7 +28,7 @@ class Column:
     used_at: float = 0.0
     stored_at: float = 0.0
     uses: int = 0
-    depth: int = 0
+    needs: int = 0
     bytes: int = 4096
     tail: bool = False
     holds: int = 0
@@ -45,8 +45,8 @@ class Driver:
     def store(
         self, name: str, now: float, parent: Column | None = None, *, tail: bool = False
     ) -> Column:
-        depth = parent.depth + 1 if parent else 0
-        column = Column(key(name), parent, now, now, depth=depth, tail=tail)
+        needs = parent.needs + 1 if parent else 0
+        column = Column(key(name), parent, now, now, needs=needs, tail=tail)
         self.columns[column.key] = column
         if parent:
             parent.holds += 1
@@ -129,7 +129,7 @@ class Forest(RuleBasedStateMachine):
         parent = column.parent
         if column.key in self.driver.columns or (parent and not self.driver.has(parent)):
             return column
-        again = Column(column.key, parent, self.now, self.now, depth=column.depth, tail=column.tail)
+        again = Column(column.key, parent, self.now, self.now, needs=column.needs, tail=column.tail)
         self.driver.columns[again.key] = again
         if parent:
             parent.holds += 1
@@ -228,9 +228,9 @@ class Exactly(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        oldest = min(((column.used_at, -column.depth) for column in self.driver.leaves()), default=None)
+        oldest = min(((column.used_at, -column.needs) for column in self.driver.leaves()), default=None)
         column = self.driver.evict(self.now)
-        assert (column and (column.used_at, -column.depth)) == oldest
+        assert (column and (column.used_at, -column.needs)) == oldest
 
 
 TestForest = Forest.TestCase

@@ -167,7 +167,9 @@ def test_hits_are_those_that_others_computed(tmp_path: Path, slots: int, share: 
     whole = [
         asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests
     ]
-    made = replayed(written(tmp_path, whole), "--metadata", "--orgs", "1", "--slots", str(slots))
+    made = replayed(
+        written(tmp_path, whole), "--metadata", "--orgs", "1", "--eviction", "lru", "--slots", str(slots)
+    )
     blocks = sum(len(each.blocks) for each in requests)
     # Blocks of 512 are given up as a whole there, and column by column here.
     assert made["all"]["hit_tokens"]["dram"] / BLOCK / blocks == pytest.approx(share, abs=0.006)
