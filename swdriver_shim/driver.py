@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -56,8 +56,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was purged, and after how many seconds each shard had confirmed that its slots are empty.
-    Not `done` if one of them has not."""
+    """What was removed, and after how many seconds each shard that had a part of it had emptied the last
+    slot. `done` when all have."""
 
     columns: int
     bytes: int
@@ -246,6 +246,7 @@ class Driver:
         if len(which) == 1:
             return {which[0]: work(*which[0])}
         futures = {each: self._threads.submit(work, *each) for each in which}
+        wait(futures.values())  # though one fails: the others are at the same slots and memory
         return {each: future.result() for each, future in futures.items()}
 
     # Verbs
@@ -296,9 +297,9 @@ class Driver:
         self._wake.set()
         with self._housekept:
             self._housekept.wait_for(lambda: removal.done, seconds)
-        took = self._clock() - began
-        confirmed = {shard.name: took for shard in self._all if removal.done}
-        return Receipt(removal.columns, removal.bytes, removal.done, confirmed)
+        with self._lock:
+            confirmed = {name: at - began for name, at in removal.confirmed.items()}
+            return Receipt(removal.columns, removal.bytes, removal.done, confirmed)
 
     # How it stands
 
@@ -350,15 +351,20 @@ class Driver:
         if clears:
             group, scrub = clears[0].group, clears[0].scrub
             slots = [clear.slot for clear in clears]
-            done = self._on_each(
-                lambda of, index: self._shards[of][index].clear(slots, scrub=scrub), [group]
-            )
+
+            def clear_there(of: int, index: int) -> float | None:
+                is_done = self._shards[of][index].clear(slots, scrub=scrub)
+                return self._clock() if is_done else None
+
+            moments = self._on_each(clear_there, [group])
+            is_done = None not in moments.values()
             with self._lock:
-                if all(done.values()):
-                    self.ledger.cleared(clears)
-                else:
-                    self.ledger.not_cleared(clears)
-            more |= all(done.values())
+                for removal in {id(one.removal): one.removal for one in clears if one.removal}.values():
+                    for (of, index), at in moments.items():
+                        if at is not None:
+                            removal.confirmed[self._shards[of][index].name] = at
+                (self.ledger.cleared if is_done else self.ledger.not_cleared)(clears)
+            more |= is_done
         return more
 
     def _follow_shards(self) -> None:

@@ -92,6 +92,7 @@ class Removal:
     waiting: int = 0  # slots that are not empty yet, and maps that are not taken apart
     before: list[Removal] = field(default_factory=list)  # which it has to wait for
     earlier: set[tuple[int, int]] = field(default_factory=set)  # slots likewise
+    confirmed: dict[str, float] = field(default_factory=dict)  # by shard: when it last emptied a slot
 
     @property
     def done(self) -> bool:
@@ -267,12 +268,10 @@ class Ledger:
             if path.map.linked:
                 path.fresh = self._fresh(account, path.found, now)
                 continue
-            at = 0
-            while at < len(path.found):
-                run = self._fresh(account, path.found[at:], now)
-                path.reach += range(1, run + 1)
-                path.reach += [0] * (at + run < len(path.found))
-                at += run + 1
+            rest = iter(path.found)
+            while len(path.reach) < len(path.found):
+                path.reach += range(1, self._fresh(account, rest, now) + 1)
+                path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
         return paths
 
     def lose(self, group: int) -> None:
@@ -389,7 +388,9 @@ class Ledger:
             raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
         account = self.account(prompt.org)
         store = Store([])
-        if rules.no_store or account.policy.tiers is Tiers.NONE:
+        if not self.reachable:
+            pass  # it could not go everywhere
+        elif rules.no_store or account.policy.tiers is Tiers.NONE:
             for key in prompt.keys[: verified // COLUMN_TOKENS]:
                 if self.ghosts.why(key) is Reason.NEVER_STORED:
                     self.ghosts.add(key, Reason.NO_STORE)
@@ -576,10 +577,10 @@ class Ledger:
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Remove a prompt's columns from its end on, up to the first that others go on from; with
         `shared` all of them."""
-        removal = Removal(Reason.DELETED)
+        removal, pins = Removal(Reason.DELETED), self._pins()
         for one in self._maps(self.account(prompt.org), prompt.maker):
             for column in reversed(_columns(one, prompt)):
-                if not shared and column.holds > self._pins()[column]:
+                if not shared and column.holds > pins[column]:
                     break
                 if column.state is not State.EMPTY:
                     self._remove(column, Reason.DELETED, removal)

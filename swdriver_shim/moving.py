@@ -58,13 +58,13 @@ class Shard:
 
     def __init__(self, name: str, connect: Connect) -> None:
         self.name = name
-        self.on_line: Callable[[], None] = (
-            _nobody  # told, from any thread, when `slots` may have changed
-        )
+        # Told, from any thread, when `slots` may have changed.
+        self.on_line: Callable[[], None] = _nobody
         self.lost_because = "not connected yet"
         self.lives = 0  # how often its memory was new: what was there before is gone
         self._connect = connect
-        self._lock = threading.RLock()
+        self._writing = threading.Lock()  # one evict or clear at a time, and none while its home changes
+        self._lock = threading.RLock()  # never held while bytes move: refills wait for no evict
         self._client: ShardClient | None = None
         self._incarnation = b""
         self._tried_at = -RECONNECT_SECONDS
@@ -93,13 +93,18 @@ class Shard:
                 return True
             if time.monotonic() < self._tried_at + RECONNECT_SECONDS:
                 return False
-            self._tried_at = time.monotonic()
-            try:
-                client = self._connect()
-            except Lost as error:
-                self.lost_because = str(error)
-                return False
-            self._settle(client)
+            self._tried_at, connect = time.monotonic(), self._connect
+        try:
+            client = connect()
+        except Lost as error:
+            self.lost_because = str(error)
+            return False
+        with self._writing, self._lock:
+            is_wanted = self._client is None and self._connect is connect
+            if is_wanted:
+                self._settle(client)
+        if not is_wanted:  # it has moved meanwhile
+            client.close()
         self.on_line()
         return True
 
@@ -130,20 +135,22 @@ class Shard:
 
     def evict(self, columns: Sequence[Out]) -> bool:
         """Put these into their slots, in this order; False if the agent is lost."""
-        with self._lock:
-            self._wait_for_pull(column.slot for column in columns)
-            client = self._client
-            if client is None:
-                return False
-            self._reach(max(column.slot for column in columns))
+        with self._writing:
+            with self._lock:
+                self._wait_for_pull(column.slot for column in columns)
+                client = self._client
+                if client is None:
+                    return False
+                self._reach(max(column.slot for column in columns))
             try:
                 last = client.evict_batch([Evict(*column) for column in columns])
             except Lost as error:
                 self._lose(client, error)
                 return False
-            for sequence, column in enumerate(columns, last - len(columns) + 1):
-                self._sequences[column.slot] = sequence
-                self._still_there.discard(column.slot)
+            with self._lock:
+                for sequence, column in enumerate(columns, last - len(columns) + 1):
+                    self._sequences[column.slot] = sequence
+                    self._still_there.discard(column.slot)
         return True
 
     def refill(self, columns: Sequence[In]) -> list[Miss | None]:
@@ -187,6 +194,10 @@ class Shard:
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         """Empty these slots wherever their bytes are; whether that is done."""
+        with self._writing:
+            return self._clear(slots, scrub=scrub)
+
+    def _clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         with self._lock:
             self._wait_for_pull(slots)
             client = self._client
@@ -248,7 +259,7 @@ class Shard:
         except Lost as error:
             log.warning("Shard %s can't move: %s", self.name, error)
             return False
-        with self._lock:
+        with self._writing, self._lock:
             self._old, self._connect = self._client, connect
             slots = [slot for slot, number in enumerate(self._sequences) if number]
             self._still_there = set(slots)
@@ -267,7 +278,7 @@ class Shard:
         return True
 
     def _pull(self, slots: Sequence[int], pull: Pull) -> None:
-        with self._lock:
+        with self._writing, self._lock:
             batch = [slot for slot in slots if slot in self._still_there]
             self._pulling = frozenset(batch)
             after = max((self._sequences[slot] for slot in batch), default=0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
@@ -42,7 +42,7 @@ from swdriver_shim.driver import Receipt
 from swdriver_shim.keys import COLUMN_TOKENS, TOKEN_MAX, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
-from swdriver_shim.shim import Conflict, Shim, Unknown
+from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
 
 TOKENS_MAX: Final = 4 << 20
@@ -51,7 +51,7 @@ HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 _LENGTH: Final = struct.Struct("<I")
 _OCTETS: Final = "application/octet-stream"
-_REFUSALS: Final = {Conflict: HTTPStatus.CONFLICT, Unknown: HTTPStatus.NOT_FOUND}
+_REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 B = TypeVar("B", bound="PromptBody")
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]

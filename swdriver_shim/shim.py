@@ -33,10 +33,6 @@ class Conflict(Exception):
     """The request does not fit what is there now."""
 
 
-class Unknown(Exception):
-    """There is no such thing."""
-
-
 class Shim:
     """Follows its desired document. All methods may be called from any thread."""
 

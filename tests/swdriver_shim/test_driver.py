@@ -12,12 +12,12 @@ import pytest
 
 from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
-from kvss_agent.client import Credentials, ShardClient, Transport, connect
+from kvss_agent.client import Credentials, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import Shard
+from swdriver_shim.moving import In, Out, Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
@@ -215,6 +215,7 @@ def test_a_purge_leaves_no_byte_behind_and_says_when(fleet: Fleet) -> None:
         receipt = engine.driver.purge("acme")
         assert (receipt.done, receipt.columns) == (True, 6)
         assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
+        assert engine.driver.purge("acme").confirmed == {}, "nothing had to be emptied"
         assert engine.load(prompt(tokens(1, 2))) == 0
         assert engine.load(prompt(tokens(1), "globex")) == C
         left = [any(shard.arena.slot(n)) for shard in fleet.plane.shards.values() for n in range(20)]
@@ -303,6 +304,52 @@ def test_an_engine_that_fails_while_it_is_read_leaves_nothing_half_stored(fleet:
             engine.driver.store(asked, asked.tokens, read)
         assert engine.load(asked) == 0
         assert engine.store(asked) == 4
+
+
+def test_a_store_that_fails_ends_when_nobody_is_at_its_slots_any_more(fleet: Fleet) -> None:
+    failing, go_on, still_reading = threading.Event(), threading.Event(), []
+
+    def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+        if (group, shard) == (0, 0):
+            failing.set()
+            raise ZeroDivisionError
+        assert go_on.wait(10)
+        still_reading.append(depth)
+        return memoryview(bytes(LAYOUT.groups[group].bytes_per_token[shard] * tokens))
+
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1))
+
+        def store() -> None:
+            with pytest.raises(ZeroDivisionError):
+                engine.driver.store(asked, asked.tokens, read)
+            assert len(still_reading) == 2, "the other shards had finished"
+
+        thread = threading.Thread(target=store)
+        thread.start()
+        assert failing.wait(10)
+        assert engine.driver.ledger.pools[0].used == 1
+        go_on.set()
+        thread.join()
+        assert engine.driver.ledger.pools[0].used == 0
+
+
+def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet) -> None:
+    shard = fleet.shard("0.0", "unix")
+    assert shard.open()
+    payload = memoryview(bytes(64 * C))
+    assert shard.evict([Out(0, b"k" * 16, b"t" * 16, C, payload)])
+    client = shard._client
+    assert isinstance(client, StreamClient)
+    with client._evicting:  # an evict that takes its time
+        evict = threading.Thread(target=shard.evict, args=([Out(1, b"k" * 16, b"t" * 16, C, payload)],))
+        evict.start()
+        wait_until("it is under way", shard._writing.locked)
+        into = memoryview(bytearray(64 * C))
+        assert shard.refill([In(0, b"k" * 16, b"t" * 16, C, into)]) == [None]
+        assert evict.is_alive()
+    evict.join()
+    shard.close()
 
 
 def test_shards_that_do_not_fit_the_layout_are_refused(fleet: Fleet) -> None:

@@ -369,6 +369,17 @@ def test_who_never_comes_back_is_given_up() -> None:
     made.check_integrity()
 
 
+def test_while_an_agent_is_lost_nothing_is_served_or_stored_and_nothing_goes() -> None:
+    made = ledger()
+    asked = prompt(conversation(1))
+    store(made, asked)
+    made.reachable = False
+    assert missed(made, asked) == {Reason.AGENT_LOST: C}
+    assert store(made, prompt(conversation(2))) == []
+    made.reachable = True
+    assert made.query(asked, 0) == C
+
+
 def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     made = ledger()
     asked = prompt(conversation(1, 2))
