@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,8 @@ class Shim:
         self._lock = threading.Lock()
         self._driver: Driver | None = None
         self._shards: dict[tuple[str, int], Shard] = {}
-        self._homes: dict[tuple[str, int], HomeSpec] = {}
+        self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
+        self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
         self._keys: dict[tuple[str, Namespace], Keys] = {}
         self._moving: dict[tuple[str, int], threading.Thread] = {}
@@ -95,6 +96,7 @@ class Shim:
         before, self.desired = self.desired, told
         homes = {(home.group, home.index): home for home in told.homes}
         if self._driver is None:
+            self._here = dict(homes)
             self._shards = {
                 at: Shard(f"{at[0]}.{at[1]}", self._connect(home)) for at, home in homes.items()
             }
@@ -110,7 +112,7 @@ class Shim:
         earlier, self._homes = self._homes, homes
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
-                self._move(at, earlier[at], home)
+                self._move(at, home)
         self._driver.set_policies({org.name: org.policies for org in told.orgs})
         self._callers = told.callers()
         self._keys.clear()
@@ -130,21 +132,27 @@ class Shim:
 
         return open_it
 
-    def _move(self, at: tuple[str, int], old: HomeSpec, new: HomeSpec) -> None:
+    def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
         control = Control(new.control.url, new.control.token) if new.control else None
         driver = self.desired.driver if self.desired else ""
-
-        def pull(slots: Any, after: int) -> None:
-            if control:
-                control.pull(new.shard, old.address, old.shard, driver, after, slots)
 
         earlier = self._moving.get(at)
 
         def run() -> None:
             if earlier:
                 earlier.join()
-            while self._homes[at] is new and not self._shards[at].move(self._connect(new), pull):
+            old = self._here[at]
+
+            def pull(slots: Sequence[int], after: int) -> None:
+                if control:
+                    control.pull(new.shard, old.address, old.shard, driver, after, slots)
+
+            # Another document may have come meanwhile, also one that wants it to stay where it is.
+            while _place(self._homes[at]) == _place(new) != _place(old):
+                if self._shards[at].move(self._connect(new), pull):
+                    self._here[at] = new
+                    return
                 if self._stopped.wait(RETRY_SECONDS):
                     return
 
@@ -205,8 +213,8 @@ class Shim:
                 {
                     "group": group,
                     "index": index,
-                    "address": self._homes[group, index].address,
-                    "shard": self._homes[group, index].shard,
+                    "address": self._here[group, index].address,
+                    "shard": self._here[group, index].shard,
                     "slots": shard.slots,
                     "state": self._state((group, index)),
                     "reason": shard.lost_because,

@@ -262,6 +262,19 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
 
 
+def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
+    daemon: Daemon, agents: list[AgentProcess]
+) -> None:
+    daemon.store(ACME, [1] * C, kv(C))
+    assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+    assert daemon.shard()["state"] == "moving", "there is no such shard there, so it is tried again"
+    assert daemon.shard()["address"].endswith("one/data.sock")
+    assert daemon.control("desired", told(agents, 3)).status_code == 202
+    assert daemon.load(ACME, [1] * C) == (C, kv(C))
+    wait_until("it stays", lambda: daemon.shard()["state"] == "here")
+    assert daemon.load(ACME, [1] * C) == (C, kv(C))
+
+
 def test_after_a_restart_it_is_again_what_it_was_told(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:
