@@ -246,8 +246,8 @@ def pieces(big: Million) -> Iterator[Callable[[], None]]:
         more[0] = ledger.sweep(big.now) | ledger.reclaim()
 
     def empty() -> None:
-        clears = ledger.take_clears(CLEARS_AT_ONCE)
-        ledger.cleared(clears)
+        clears = ledger.slots.take_clears(CLEARS_AT_ONCE)
+        ledger.slots.cleared(clears)
         more[0] |= bool(clears)
 
     while more[0]:

@@ -251,7 +251,7 @@ class Connection:
         if self._may_share:
             features |= wire.Feature.SHARED
         if self.plane.tiering:
-            features |= wire.Feature.TIER
+            features |= wire.Feature.TIER | wire.Feature.PURGE
         return features & said.features
 
     def _serve(self, shard: HostedShard) -> None:
@@ -384,7 +384,7 @@ class Connection:
         if request in self._tiering:
             raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
         self._tiering[request] = asked
-        if asked.verb in (TierVerb.EXISTS, TierVerb.DELETE):
+        if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
             self._start_tiering(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
         slots = [column.slot for column in asked.columns]

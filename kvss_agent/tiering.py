@@ -21,7 +21,7 @@ _OUTCOMES = {
     Outcome.FAILED: TierAnswer.FAILED,
 }
 Answer = TierAnswer | Miss
-Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where columns are recalled
+Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
 
 
 class LoopTiering:
@@ -58,6 +58,9 @@ class LoopTiering:
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
             return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
+        if asked.verb is TierVerb.PURGE:
+            receipt = await store.purge(tag=asked.columns[0].tag, namespace=namespace)
+            return (TierAnswer.DONE, TierAnswer.DONE), (receipt.columns, receipt.bytes)
         if asked.verb is TierVerb.DELETE:
             await store.delete(addresses)
             return tuple(TierAnswer.DONE for _ in addresses), ()

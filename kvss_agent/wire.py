@@ -21,9 +21,9 @@ they belong and hands out exactly those places to be received into.
 | REFILLED   | agent  | request |        | columns  | header 64 of each; then the payloads             |
 | DELETE     | driver | request | SCRUB  | columns  | after 8, wait 4 ms, slot 4 of each               |
 | DELETED    | agent  | request |        |          |                                                  |
-| TIER       | driver | request | verb   | columns  | after 8, wait 4 ms; slot 4, key 16, tag 16 and   |
-|            |        |         |        |          | sequence 8 of each                               |
-| TIERED     | agent  | request |        | columns  | outcome 1 of each                                |
+| TIER       | driver | request | verb   | columns  | after 8, wait 4 ms; slot 4, key 16, tag 16,      |
+|            |        |         |        |          | sequence 8 and note 8 of each                    |
+| TIERED     | agent  | request |        | answers  | outcome 1 of each; then none, or a note 8 of each|
 | TURNED     | agent  | request |        | reason   |                                                  |
 | RESIZED    | agent  | slots   |        | extents  | slots of each extent 8                           |
 | SHRUNK     | driver | slots   |        |          |                                                  |
@@ -108,6 +108,7 @@ class Feature(IntFlag):
     SHARED = 1  # the agent can pass its arena
     SCRUB = 2  # a delete may ask for zeros
     TIER = 4  # the agent has a tier 2
+    PURGE = 8  # which can be emptied of a tag
 
 
 class Flag(IntFlag):
@@ -122,6 +123,7 @@ class TierVerb(IntEnum):
     SPILL = 2  # copy from the slot, which holds this evict of it
     RECALL = 3  # copy into the slot, sealed as `after`
     DELETE = 4
+    PURGE = 5  # of all that carries the tag; there are two answers: notes are how many files and bytes
 
 
 class TierAnswer(IntEnum):
@@ -134,7 +136,7 @@ class TierAnswer(IntEnum):
     MISS = 32
 
 
-FEATURES: Final = Feature.SHARED | Feature.SCRUB | Feature.TIER
+FEATURES: Final = Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +371,7 @@ class Tiered:
     kind: ClassVar = Kind.TIERED
     request: int
     answers: tuple[TierAnswer | Miss, ...]
-    notes: tuple[int, ...] = ()  # of columns that were recalled; 0 for the others
+    notes: tuple[int, ...] = ()  # of columns that were recalled, 0 for the others; of a purge
 
     def encode(self) -> bytes:
         body = bytes(

@@ -15,20 +15,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.keys import Namespace, Prompt
+from swdriver_shim.carrier import Carrier, Seeking
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import ColumnState, Ledger, Match, Place, Removal
+from swdriver_shim.ledger import ColumnState, Ledger, Match
 from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.pace import Pace
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
+from swdriver_shim.slots import Place, Removal
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ HOUSEKEEPING_SECONDS: Final = 0.2
 CLEARS_AT_ONCE: Final = 64
 RETRIES: Final = 3  # of a load whose columns were refused
 THREADS_MAX: Final = 32
+WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
 
 T = TypeVar("T")
 
@@ -48,19 +52,25 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """So many tokens from the start are there; why the others are not, in tokens by reason."""
+    """So many tokens from the start are there, of those that were asked for. `coming`: so many more may
+    be there soon."""
 
     tokens: int
     asked: int
+    coming: int
+    match: Match = field(repr=False)
+    seeking: Seeking | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was removed, and after how many seconds each shard that had a part of it had emptied the last
-    slot. `done` when all have."""
+    """What was removed from memory and from tier 2, where each shard's part of a column is a file; and
+    after how many seconds each shard had removed the last of it. `done` when all have."""
 
     columns: int
     bytes: int
+    tier2_files: int
+    tier2_bytes: int
     done: bool
     confirmed: Mapping[str, float]
 
@@ -120,6 +130,8 @@ class Driver:
         self._housekept = threading.Condition()
         count = min(THREADS_MAX, sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
+        self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
+        self._pace = Pace([self._carrier.refilling], self._carrier.computing)
         for shard in self._all:
             shard.on_line = self._wake.set
         self._follow_shards()
@@ -133,6 +145,7 @@ class Driver:
         self._threads.shutdown()
         for shard in self._all:
             shard.close()
+        self._carrier.close()
 
     @property
     def _all(self) -> list[Shard]:
@@ -145,25 +158,89 @@ class Driver:
         with self._lock:
             return self.ledger.query(prompt, self._clock())
 
-    def load(self, prompt: Prompt, into: Part) -> Loaded:
+    def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loaded:
         """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold
-        anything."""
+        anything.
+
+        What tier 2 has of the rest is brought into memory meanwhile. This waits for it at most so long;
+        `load_more` asks again, while the engine computes.
+        """
         with self._lock:
             match = self.ledger.match(prompt, self._clock())
+        seeking = None
+        if match.tokens < prompt.tokens:
+            seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
+        return self._load(match, into, seconds, seeking)
+
+    def load_more(self, loaded: Loaded, into: Part, *, seconds: float = 0.0) -> Loaded:
+        """What has come since, and only that: `into` is asked for columns behind `loaded.tokens`."""
+        with self._lock:
+            match = self.ledger.again(loaded.match, self._clock(), loaded.tokens)
+        return self._load(match, into, seconds, loaded.seeking)
+
+    def prefetch(self, org: str, continue_id: str) -> bool:
+        """A conversation is about to go on: bring what tier 2 has of it into memory. Whether there is
+        something to look for."""
+        trail = self.ledger.tier2.trail(org, continue_id)
+        return trail is not None and self._carrier.seek(trail, 0) is not None
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """So many tokens took the engine so long: what fetching is held against."""
+        with self._lock:
+            self._carrier.computing.add(tokens, seconds)
+
+    def _load(self, match: Match, into: Part, seconds: float, seeking: Seeking | None) -> Loaded:
         try:
+            if seconds > 0:
+                match = self._wait(match, seconds, seeking)
             for _ in range(RETRIES):
+                self._leave_if_slower(match)
+                began = time.perf_counter()
                 refused = self._bring(match, into)
                 if not refused:
-                    return Loaded(match.tokens, match.asked)
+                    self._note_refill(match, time.perf_counter() - began)
+                    break
                 with self._lock:
-                    reason = self._refuse(refused)
-                    match = self.ledger.retry(match, reason, self._clock())
-            with self._lock:
-                self.ledger.shorten(match, 0, Reason.SEAL_REFUSED)
-            return Loaded(0, match.asked)
+                    self._refuse(refused)
+                    match = self.ledger.again(match, self._clock(), match.had)
+            else:
+                with self._lock:
+                    self.ledger.shorten(match, 0, Reason.SEAL_REFUSED)
+            tokens = max(match.tokens, match.had)
+            coming = (
+                match.coming
+                if seeking is None or seeking.done.is_set()
+                else match.prompt.tokens - tokens
+            )
+            return Loaded(tokens, match.prompt.tokens, coming, match, seeking)
         finally:
             with self._lock:
                 self.ledger.release(match)
+
+    def _wait(self, match: Match, seconds: float, seeking: Seeking | None) -> Match:
+        """Until all that can come has, at most so long. The match takes the place of the other."""
+        until = time.monotonic() + seconds
+        while match.coming or (seeking and not seeking.done.is_set()):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            with self._carrier.arrived:
+                self._carrier.arrived.wait(min(left, WAIT_SECONDS_MAX))
+            with self._lock:
+                match = self.ledger.again(match, self._clock(), match.had)
+        return match
+
+    def _leave_if_slower(self, match: Match) -> None:
+        """A refill that takes longer than computing is not done."""
+        new, size = match.tokens - match.had, sum(column.bytes for column in _new(match))
+        with self._lock:
+            if new > 0 and not self._pace.is_worth_it(new, size, self._clock()):
+                self.ledger.shorten(match, match.had, Reason.NOT_WORTH_IT)
+
+    def _note_refill(self, match: Match, seconds: float) -> None:
+        if match.tokens > match.had:
+            with self._lock:
+                self._carrier.refilling.add(sum(column.bytes for column in _new(match)), seconds)
 
     def store(self, prompt: Prompt, verified: int, read: Part, rules: Rules = AS_USUAL) -> Stored:
         """Send out what is not stored yet of the first so many tokens, which are verified."""
@@ -175,6 +252,8 @@ class Driver:
         finally:
             with self._lock:
                 self.ledger.finish_store(begun, self._clock(), failed)
+                if self.ledger.tier2.is_short_of_room:
+                    self._wake.set()
         size = sum(place.column.bytes for place in begun.places if place.column not in failed)
         return Stored(len(begun.places) - len(failed), size, len(failed))
 
@@ -203,9 +282,10 @@ class Driver:
 
     def _bring(self, match: Match, into: Part) -> dict[Column, Miss]:
         """Columns that some shard does not have as they should be."""
+        new = [[column for column in hit if _is_new(column, match)] for hit in match.columns]
 
         def bring(group: int, index: int) -> list[tuple[Column, Miss]]:
-            shard, columns = self._shards[group][index], match.columns[group]
+            shard, columns = self._shards[group][index], new[group]
             refused: list[tuple[Column, Miss]] = []
             for at in range(0, len(columns), BATCH_MAX):
                 batch = columns[at : at + BATCH_MAX]
@@ -225,20 +305,19 @@ class Driver:
                     break
             return refused
 
-        groups = {group for group, columns in enumerate(match.columns) if columns}
+        groups = {group for group, columns in enumerate(new) if columns}
         found = self._on_each(bring, groups)
         return {column: miss for refused in found.values() for column, miss in refused}
 
-    def _refuse(self, refused: Mapping[Column, Miss]) -> Reason:
+    def _refuse(self, refused: Mapping[Column, Miss]) -> None:
         """Under the lock. What is not as it should be is not served again; an agent that is lost may
         come back with everything."""
         if Miss.LOST in refused.values():
             self.ledger.reachable = False
             self._wake.set()
-            return Reason.AGENT_LOST
+            return
         for column in refused:
             self.ledger.refuse(column, Reason.SEAL_REFUSED)
-        return Reason.SEAL_REFUSED
 
     def _on_each(self, work: Callable[[int, int], T], groups: Iterable[int]) -> dict[tuple[int, int], T]:
         """Do this for each shard of these groups, at the same time where there are several."""
@@ -279,15 +358,25 @@ class Driver:
         every slot is empty, at most so long."""
         return self._removed(lambda: self.ledger.delete(prompt, shared=shared), seconds)
 
-    def purge(self, org: str, namespace: Namespace | None = None, *, seconds: float = 30) -> Receipt:
-        """Remove all of an org, or all of it in one namespace. It is not found from here on; waits until
-        every slot is empty, at most so long."""
-        return self._removed(lambda: self.ledger.purge(org, namespace), seconds)
+    def purge(
+        self,
+        org: str,
+        namespace: Namespace | None = None,
+        *,
+        tag: bytes | None = None,
+        seconds: float = 30,
+    ) -> Receipt:
+        """Remove all of an org, or all of it in one namespace; from tier 2 always all of it. It is not
+        found from here on; waits until nothing is left, at most so long.
 
-    def start_purge(self, org: str) -> None:
+        `tag`: the org's, needed for tier 2 if none of its prompts may have been here since the start.
+        """
+        return self._removed(lambda: self.ledger.purge(org, namespace, tag), seconds)
+
+    def start_purge(self, org: str, tag: bytes) -> None:
         """The same without waiting."""
         with self._lock:
-            self.ledger.purge(org)
+            self.ledger.purge(org, tag=tag)
         self._wake.set()
 
     def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
@@ -299,7 +388,14 @@ class Driver:
             self._housekept.wait_for(lambda: removal.done, seconds)
         with self._lock:
             confirmed = {name: at - began for name, at in removal.confirmed.items()}
-            return Receipt(removal.columns, removal.bytes, removal.done, confirmed)
+            return Receipt(
+                removal.columns,
+                removal.bytes,
+                removal.files,
+                removal.file_bytes,
+                removal.done,
+                confirmed,
+            )
 
     # How it stands
 
@@ -307,7 +403,7 @@ class Driver:
         with self._lock:
             return [
                 GroupState(group.name, pool.line, pool.used, pool.free)
-                for group, pool in zip(self.layout.groups, self.ledger.pools, strict=True)
+                for group, pool in zip(self.layout.groups, self.ledger.slots.pools, strict=True)
             ]
 
     def orgs(self) -> list[OrgState]:
@@ -336,6 +432,7 @@ class Driver:
                 self._follow_shards()
                 while not self._stop.is_set() and self._a_little():
                     pass
+                self._carrier.keep_house()
             except Exception:
                 log.exception("Housekeeping has failed; it goes on")
             with self._housekept:
@@ -347,7 +444,7 @@ class Driver:
             more = self.ledger.sweep(self._clock())
         with self._lock:
             more |= self.ledger.reclaim()
-            clears = self.ledger.take_clears(CLEARS_AT_ONCE)
+            clears = self.ledger.slots.take_clears(CLEARS_AT_ONCE)
         if clears:
             group, scrub = clears[0].group, clears[0].scrub
             slots = [clear.slot for clear in clears]
@@ -363,7 +460,7 @@ class Driver:
                     for (of, index), at in moments.items():
                         if at is not None:
                             removal.confirmed[self._shards[of][index].name] = at
-                (self.ledger.cleared if is_done else self.ledger.not_cleared)(clears)
+                (self.ledger.slots.cleared if is_done else self.ledger.slots.not_cleared)(clears)
             more |= is_done
         return more
 
@@ -374,10 +471,20 @@ class Driver:
         with self._lock:
             for group, shards in enumerate(self._shards):
                 lives = [shard.lives for shard in shards]
-                if lives != self._lives[group]:
+                new = {at for at, life in enumerate(lives) if life != self._lives[group][at]}
+                if new:
                     self._lives[group] = lives
-                    self.ledger.lose(group)
+                    self.ledger.lose(group, frozenset(new))
                 lines = [shard.slots for shard in shards if shard.slots is not None]
-                if len(lines) == len(shards) and min(lines) != self.ledger.pools[group].line:
+                if len(lines) == len(shards) and min(lines) != self.ledger.slots.pools[group].line:
                     self.ledger.set_line(group, min(lines))
             self.ledger.reachable = all(shard.slots is not None for shard in self._all)
+
+
+def _is_new(column: Column, match: Match) -> bool:
+    """Not refilled before: that ends in the middle of a column where a tail was."""
+    return column.depth * COLUMN_TOKENS + column.tokens > match.had
+
+
+def _new(match: Match) -> Iterator[Column]:
+    return (column for hit in match.columns for column in hit if _is_new(column, match))

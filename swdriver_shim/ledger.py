@@ -8,12 +8,11 @@ and tells it how that went:
 - `begin_store` gives the columns of a prompt slots to be evicted to; `finish_store` follows.
 - `sweep` and `reclaim` do in small pieces what would take long: expiry, lower quotas, and taking apart
   what was purged.
-- `take_clears` says which slots agents have to empty before they are used again; `cleared` follows.
+- `slots.take_clears` says which slots agents have to empty before they are used again.
 
 All shards of a group keep a column under the same slot number, so a slot is a number here, no more.
 
-What keeps slots safe. A column that is evicted for room is a leaf that nobody is using. One that goes
-for another reason may be in use: its slot waits until every match and store under way has ended.
+`slots` keeps them safe while they are used, and `tier2` says what lies beyond memory.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Final, NamedTuple
+from itertools import chain, takewhile
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -32,26 +31,22 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
-from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason
-from swdriver_shim.room import Account, Payers, Pool
+from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason, Tally
+from swdriver_shim.room import Account, Payers
+from swdriver_shim.second_tier import Recall, SecondTier, Spill
+from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
 
 DRAM: Final = "dram"
+TIER2: Final = "tier2"
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
-USE_SECONDS_MAX: Final = 300.0  # for a match or store; who takes longer is taken for dead
 NAMESPACES_MAX: Final = 64  # of one org
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
+_ON_THEIR_WAY: Final = {State.WRITING: Reason.WRITING, State.COMING: Reason.TIER2_LATE}
 _ALWAYS: Final = -NEVER
 
 
-class Place(NamedTuple):
-    """Evict this column to this slot."""
-
-    column: Column
-    slot: int
-
-
 @dataclass(slots=True, eq=False)
-class Match:
+class Match(Use):
     """What of a prompt can be refilled: `columns` of each group, in order.
 
     All groups agree on `tokens`, counted from the start. A group with a window has only those columns
@@ -59,13 +54,16 @@ class Match:
     """
 
     prompt: Prompt
-    asked: int
     tokens: int
     columns: tuple[list[Column], ...]
-    number: int = 0
+    had: int = 0  # so many tokens have been refilled already
+    at_first: int = 0  # so many were in memory when they were asked for
+    missed: Counter[Reason] = field(default_factory=Counter)
+    coming: int = 0  # so many more are on their way from tier 2
+    is_counted: bool = False
 
     @property
-    def ends(self) -> list[Column]:
+    def held(self) -> list[Column]:
         """What holds all of it: the last column of a full group, every one of a window."""
         return [
             column
@@ -73,48 +71,21 @@ class Match:
             for column in (hit[-1:] if hit and hit[0].home.linked else hit)
         ]
 
+    def count(self, tally: Tally, by: int = 1) -> None:
+        """Enter its tokens; take them out again with -1."""
+        self.is_counted = by > 0
+        tally.hits[DRAM] += by * self.at_first
+        if more := max(self.tokens, self.had) - self.at_first:
+            tally.hits[TIER2] += by * more
+        for reason, tokens in self.missed.items():
+            tally.missed[reason] += by * tokens
+
 
 @dataclass(slots=True, eq=False)
-class Store:
+class Store(Use):
     """What of a prompt is to be evicted, in this order."""
 
     places: list[Place]
-    number: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Removal:
-    """Something that is being removed for good. Done when nothing of it is left anywhere."""
-
-    reason: Reason
-    columns: int = 0
-    bytes: int = 0
-    waiting: int = 0  # slots that are not empty yet, and maps that are not taken apart
-    before: list[Removal] = field(default_factory=list)  # which it has to wait for
-    earlier: set[tuple[int, int]] = field(default_factory=set)  # slots likewise
-    confirmed: dict[str, float] = field(default_factory=dict)  # by shard: when it last emptied a slot
-
-    @property
-    def done(self) -> bool:
-        return not self.waiting and not self.earlier and all(one.done for one in self.before)
-
-
-class Freed(NamedTuple):
-    """A slot whose column has gone, and what has to happen to it."""
-
-    home: PrefixMap
-    slot: int
-    removal: Removal | None
-    clear: bool
-
-
-class Clear(NamedTuple):
-    """Empty this slot on all agents, with zeros if `scrub`."""
-
-    group: int
-    slot: int
-    scrub: bool
-    removal: Removal | None
 
 
 @dataclass(slots=True)
@@ -155,22 +126,17 @@ class Ledger:
         self.layout = layout
         self.model = model
         self.accounts: dict[str, Account] = {}
-        self.pools = [Pool() for _ in layout.groups]
+        self.slots = Slots(len(layout.groups))
         self.ghosts = Ghosts(ghosts_max)
         self.overstay = Overstay()
         self.reachable = True  # while an agent is lost, nothing can be served, and nothing need go
+        self.tier2 = SecondTier(self)
         self._policies: Mapping[str, OrgPolicies] = {}
-        self._uses: dict[int, tuple[float, Match | Store]] = {}  # what is under way, oldest first
-        self._numbers = 0
-        self._limbo: deque[tuple[int, Freed]] = deque()  # until this use has ended
-        self._clears: deque[Clear] = deque()
-        self._clearing: dict[tuple[int, int], PrefixMap] = {}
-        self._removals: list[Removal] = []  # those that wait for what others had removed before
         self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
         self._seconds: list[int] = []  # a heap of those
         self._rescans: deque[list[Column]] = deque()
         self._purged: deque[tuple[PrefixMap, Removal]] = deque()
-        self._lost: deque[list[Column]] = deque()
+        self._lost: deque[tuple[deque[Column], frozenset[int]]] = deque()
 
     # Intent
 
@@ -180,23 +146,24 @@ class Ledger:
         for account in self.accounts.values():
             before = account.policy
             account.set_policy(policies.get(account.org, OrgPolicies()).of(self.model), now)
+            self.tier2.policy_changed(account, before)
             if account.policy != before:
-                rescans = [list(account.columns(group)) for group in range(len(self.pools))]
+                rescans = [list(account.columns(group)) for group in range(len(self.layout.groups))]
                 self._rescans += filter(None, rescans)
 
     def set_line(self, group: int, slots: int) -> None:
         """So many slots may be used. What lies above them is gone: agents have given the memory back."""
-        shrinks = slots < self.pools[group].line
-        self.pools[group].set_line(slots)
+        shrinks = slots < self.slots.pools[group].line
+        self.slots.pools[group].set_line(slots)
         if shrinks:
             for account in self.accounts.values():
                 for column in [one for one in account.columns(group) if one.slot >= slots]:
-                    self._remove(column, Reason.EVICTED)
+                    self.remove(column, Reason.EVICTED)
 
     def account(self, org: str) -> Account:
         found = self.accounts.get(org)
         if found is None:
-            found = self.accounts[org] = Account(org, len(self.pools))
+            found = self.accounts[org] = Account(org, len(self.layout.groups))
             found.set_policy(self._policies.get(org, OrgPolicies()).of(self.model), 0)
         return found
 
@@ -208,61 +175,81 @@ class Ledger:
         Its tokens are counted as asked for, and as hit or missed, each with its reason.
         """
         account = self.account(prompt.org)
-        paths = self._paths(account, prompt, now)
-        columns, tokens = self._agree(account, paths, prompt, now)
-        tally = account.tally
-        tally.requests += 1
-        tally.requested += prompt.tokens
-        tally.hits[DRAM] += tokens
-        if tokens < prompt.tokens:
-            tally.missed += self._why(account, paths, prompt, tokens, now)
-        for hit in columns:
+        match = self._find(account, prompt, 0, now)
+        match.at_first = match.tokens
+        account.tally.requests += 1
+        account.tally.requested += prompt.tokens
+        match.count(account.tally)
+        for hit in match.columns:
             _use(account, hit, now)
-        return self._hold(Match(prompt, prompt.tokens, tokens, columns), now)
-
-    def _hold(self, match: Match, now: float) -> Match:
-        for column in match.ends:
-            column.holds += 1
-        self._begin(match, now)
+            self.tier2.used(account, hit)
+        self.slots.begin(match, now)
         return match
+
+    def again(self, match: Match, now: float, had: int = 0) -> Match:
+        """What of the prompt can be refilled by now: some of it was refused, or tier 2 has brought more.
+        Takes the place of the first match, also where tokens are counted.
+
+        `had`: so many tokens have been refilled, whatever has become of their columns since.
+        """
+        self.release(match)
+        account = self.account(match.prompt.org)
+        match.count(account.tally, -1)
+        found = self._find(account, match.prompt, had, now)
+        found.at_first = min(match.at_first, max(found.tokens, had))
+        found.count(account.tally)
+        before = {id(column) for hit in match.columns for column in hit}
+        for hit in found.columns:
+            if more := [column for column in hit if id(column) not in before]:
+                _use(account, more, now)
+        self.slots.begin(found, now)
+        return found
+
+    def _find(self, account: Account, prompt: Prompt, had: int, now: float) -> Match:
+        paths = self.paths(account, prompt, now)
+        columns, tokens = self._agree(account, paths, prompt, now)
+        match = Match(prompt, tokens, columns, had)
+        if max(tokens, had) < prompt.tokens:
+            match.missed = self._why(account, paths, prompt, max(tokens, had), now)
+            match.coming = _coming(paths, tokens // COLUMN_TOKENS)
+        return match
+
+    def recount(self, match: Match, now: float) -> None:
+        """There is more to know about why its tokens were missed."""
+        if match.is_counted:
+            account, had = self.account(match.prompt.org), max(match.tokens, match.had)
+            match.count(account.tally, -1)
+            paths = self.paths(account, match.prompt, now)
+            match.missed = self._why(account, paths, match.prompt, had, now)
+            match.count(account.tally)
 
     def release(self, match: Match) -> None:
         """Nobody reads those slots any more."""
-        if self._end(match):
-            for column in match.ends:
-                column.holds -= 1
-                self._prune(column)
+        self.slots.end(match)
 
     def shorten(self, match: Match, tokens: int, reason: Reason) -> None:
         """Only so many tokens could be used after all: the others are missed, for this reason."""
         tally, lost = self.account(match.prompt.org).tally, match.tokens - tokens
         if lost > 0:
-            tally.hits[DRAM] -= lost
-            tally.missed[reason] += lost
+            match.count(tally, -1)
+            counted = max(match.tokens, match.had)
             match.tokens = tokens
+            match.missed[reason] += counted - max(tokens, match.had)
+            match.at_first = min(match.at_first, max(tokens, match.had))
+            match.count(tally)
 
     def refuse(self, column: Column, reason: Reason) -> None:
         """What lay in its slot was not it, or can't be had: it is not served again."""
         if column.state is State.READY:
-            self._remove(column, reason)
-
-    def retry(self, match: Match, reason: Reason, now: float) -> Match:
-        """Some of it was refused: what of the prompt is left. Takes the place of the first match, also
-        where tokens are counted."""
-        self.release(match)
-        account = self.account(match.prompt.org)
-        paths = self._paths(account, match.prompt, now)
-        columns, tokens = self._agree(account, paths, match.prompt, now)
-        self.shorten(match, min(tokens, match.tokens), reason)
-        return self._hold(Match(match.prompt, match.asked, tokens, columns), now)
+            self.remove(column, reason)
 
     def query(self, prompt: Prompt, now: float) -> int:
         """How many tokens `match` would give. Changes nothing, and counts nothing."""
         account = self.account(prompt.org)
-        return self._agree(account, self._paths(account, prompt, now), prompt, now)[1]
+        return self._agree(account, self.paths(account, prompt, now), prompt, now)[1]
 
-    def _paths(self, account: Account, prompt: Prompt, now: float) -> list[_Path]:
-        maps = self._maps(account, prompt.maker)
+    def paths(self, account: Account, prompt: Prompt, now: float) -> list[_Path]:
+        maps = self.maps_of(account, prompt.maker)
         paths = [_Path(one, one.find(prompt.keys)) for one in maps]
         for path in paths:
             if path.map.linked:
@@ -274,10 +261,11 @@ class Ledger:
                 path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
         return paths
 
-    def lose(self, group: int) -> None:
-        """The bytes of this group are gone, or a part of each of its columns is. `reclaim` takes them
-        out; refills that come first are refused."""
-        self._lost += [list(account.columns(group)) for account in self.accounts.values()]
+    def lose(self, group: int, shards: frozenset[int]) -> None:
+        """What these shards have of a group is gone. `reclaim` goes through it: what tier 2 has is
+        brought back from there, the others are taken out. Refills that come first are refused."""
+        for account in self.accounts.values():
+            self._lost.append((deque(account.columns(group)), shards))
 
     def _fresh(self, account: Account, columns: Iterable[Column | None], now: float) -> int:
         """How many of these, from the first on, may be served at this moment. This is where expiry is
@@ -294,7 +282,7 @@ class Ledger:
                 or column.state is not ready
                 or column.stored_at <= born
                 or column.used_at <= seen
-                or (column.ttl is not None and self._expires_at(column) <= now)
+                or (column.ttl is not None and self.expires_at(column) <= now)
             ):
                 break
             fresh += 1
@@ -360,11 +348,11 @@ class Ledger:
         """Why this column can't be served; None if it can."""
         if column is None or column.state is State.EMPTY:
             return self.ghosts.why(key)
-        if column.state is State.WRITING:
-            return Reason.WRITING
+        if column.state in _ON_THEIR_WAY:
+            return _ON_THEIR_WAY[column.state]
         if column.home.account.policy.tiers is Tiers.NONE:
             return Reason.NO_STORE
-        if self._expires_at(column) <= now:
+        if self.expires_at(column) <= now:
             return Reason.EXPIRED
         return None if self.reachable else Reason.AGENT_LOST
 
@@ -395,7 +383,8 @@ class Ledger:
                 if self.ghosts.why(key) is Reason.NEVER_STORED:
                     self.ghosts.add(key, Reason.NO_STORE)
         else:
-            maps = self._maps(account, prompt.maker)
+            self.tier2.remember(account, rules.continue_id, prompt)
+            maps = self.maps_of(account, prompt.maker)
             for one in maps:
                 if one.linked:
                     stored = self._store_in(one, prompt, 0, verified, now, rules, store.places)
@@ -403,27 +392,25 @@ class Ledger:
             for one in maps:
                 if not one.linked:
                     self._store_window(one, prompt, verified, now, rules, store.places)
-        self._begin(store, now)
+        self.slots.begin(store, now)
         return store
 
     def finish_store(
         self, store: Store, now: float, failed: Mapping[Column, Reason] | None = None
     ) -> None:
         """The columns are in their slots on every agent, but for those that failed."""
-        if not self._end(store):
+        if not self.slots.end(store):
             return
         seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
-        writing, ready = State.WRITING, State.READY
         for column, slot in store.places:
-            if column.state is not writing or column.slot != slot:
+            if column.state is not State.WRITING or column.slot != slot:
                 continue  # purged or taken away meanwhile
             if failed and column in failed:
-                self._remove(column, failed[column])
+                self.remove(column, failed[column])
                 continue
-            column.state = ready
             column.stored_at = column.used_at = now
-            self.ghosts.forget(column.key)
-            column.home.account.queue(column).stored(column, now)
+            column.kept_at = None
+            self.arrived(column, now)
             if column.ttl not in seconds:
                 seconds[column.ttl] = self._second(column)
             self._have_looked_at(column, seconds[column.ttl])
@@ -460,8 +447,8 @@ class Ledger:
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = home.account.policy
         born, seen = _over(policy, now)
-        payers = Payers(self.accounts, home)
-        empty, writing, ready = State.EMPTY, State.WRITING, State.READY
+        payers = Payers(self.accounts, home.group, home.account, home.column_bytes)
+        empty, ready = State.EMPTY, State.READY
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
@@ -471,19 +458,19 @@ class Ledger:
                 column is not None
                 and column.state is ready
                 and not (column.stored_at > born and column.used_at > seen and column.ttl is None)
-                and self._expires_at(column) <= now
+                and self.expires_at(column) <= now
             ):
-                self._remove(column, Reason.EXPIRED)
+                self.remove(column, Reason.EXPIRED)
                 column = home.columns.get(key)
             if column is None or column.state is empty:
                 slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
                 if slot is None:
                     return depth * COLUMN_TOKENS
-                column = column or self._add(home, prompt, key, parent, depth, tokens)
-                column.state, column.slot, column.uses = writing, slot, 0
+                column = column or self.add(home, prompt, key, parent, depth, tokens)
+                self.occupy(column, slot, State.WRITING)
                 column.ttl = rules.ttl_seconds
-                column.priority = policy.priority if rules.priority is None else rules.priority
-                self._charge(home, home.column_bytes)
+                if rules.priority is not None:
+                    column.priority = rules.priority
                 places.append(Place(column, slot))
             elif column.ttl is not None:  # somebody else has the same, and may keep it for longer
                 longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
@@ -492,7 +479,7 @@ class Ledger:
         return verified
 
     @staticmethod
-    def _add(
+    def add(
         home: PrefixMap, prompt: Prompt, key: bytes, parent: Column | None, depth: int, tokens: int
     ) -> Column:
         if tokens == COLUMN_TOKENS:
@@ -517,7 +504,14 @@ class Ledger:
             slot = self._take_over(home, prompt, depth, tokens)
             if slot is not None:
                 return slot
-        if limit is None and (slot := self.pools[home.group].take()) is not None:
+        return self.room_for(home, parent, place, payers, now)
+
+    def room_for(
+        self, home: PrefixMap, parent: Column | None, place: Column | None, payers: Payers, now: float
+    ) -> int | None:
+        """A free slot, or room is made."""
+        limit = home.account.policy.dram_bytes_max
+        if limit is None and (slot := self.slots.pools[home.group].take()) is not None:
             return slot
         held = [column for column in (parent, place) if column]  # these must not pay for it
         for column in held:
@@ -526,7 +520,7 @@ class Ledger:
         for column in held:
             column.holds -= 1
             if slot is None or not home.linked:  # else it is about to have another behind it, or bytes
-                self._prune(column)
+                prune(column)
         return slot
 
     def _take_over(self, home: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
@@ -538,14 +532,14 @@ class Ledger:
                 parent = tail.parent
                 if parent:
                     parent.holds += 1  # it is about to have another behind it
-                self._prune(tail)
+                prune(tail)
                 if parent:
                     parent.holds -= 1
                 return slot
         return None
 
     def _make_room(self, home: PrefixMap, payers: Payers, now: float) -> int | None:
-        account, group, pool = home.account, home.group, self.pools[home.group]
+        account, group, pool = home.account, home.group, self.slots.pools[home.group]
         limit = account.policy.dram_bytes_max
         if limit is not None and account.bytes > limit + SLICE * home.column_bytes:
             return None  # it was lowered by much: the sweeper is at it
@@ -553,19 +547,19 @@ class Ledger:
             victim = account.victim(group, now)
             if victim is None:
                 return None
-            self._remove(victim, Reason.QUOTA, idle=True)
+            self.evict(victim, Reason.QUOTA)
         while (slot := pool.take()) is None:
             victim = payers.victim(now)
             if victim is None:
                 return None
-            self._remove(victim, Reason.EVICTED, idle=True)
+            self.evict(victim, Reason.EVICTED)
         return slot
 
     # Verbs
 
     def explain(self, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
         """Group by group and column by column: what is there, until when, and why not."""
-        maps = self._maps(self.account(prompt.org), prompt.maker)
+        maps = self.maps_of(self.account(prompt.org), prompt.maker)
         return {
             group.name: [
                 self._describe(one.columns.get(key), key, depth, tokens, now)
@@ -577,13 +571,14 @@ class Ledger:
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Remove a prompt's columns from its end on, up to the first that others go on from; with
         `shared` all of them."""
-        removal, pins = Removal(Reason.DELETED), self._pins()
-        for one in self._maps(self.account(prompt.org), prompt.maker):
+        removal, pins = Removal(Reason.DELETED), Counter(self.slots.pins())
+        for one in self.maps_of(self.account(prompt.org), prompt.maker):
             for column in reversed(_columns(one, prompt)):
                 if not shared and column.holds > pins[column]:
                     break
                 if column.state is not State.EMPTY:
-                    self._remove(column, Reason.DELETED, removal)
+                    self.remove(column, Reason.DELETED, removal)
+            self.tier2.forget(one, self._behind(one, prompt), removal)
         return removal
 
     def set_priority(self, prompt: Prompt, priority: int, now: float) -> int:
@@ -604,7 +599,9 @@ class Ledger:
         for column in columns:
             column.ttl = seconds
             if column.state is State.READY:
-                self._schedule(column)
+                self.schedule(column)
+        for one in self.maps_of(self.account(prompt.org), prompt.maker):
+            self.tier2.forget(one, prompt.keys)  # where nothing can be noted of it
         return len(columns)
 
     def evict_policy(self, org: str, name: EvictionName, now: float) -> None:
@@ -612,18 +609,19 @@ class Ledger:
         account = self.account(org)
         account.set_policy(replace(account.policy, eviction=name), now)
 
-    def purge(self, org: str, namespace: Namespace | None = None) -> Removal:
+    def purge(self, org: str, namespace: Namespace | None = None, tag: bytes | None = None) -> Removal:
         """Nothing of this org, or of it in one namespace, is found from here on; `reclaim` does the
-        rest."""
+        rest.
+
+        In tier 2 it is always all of the org that goes. `tag`: its isolation tag, if none of its prompts
+        may have been here yet.
+        """
         removal = Removal(Reason.PURGED)
         account = self.account(org)
 
         def is_meant(home: PrefixMap) -> bool:
             return home.account is account and namespace in (None, home.namespace)
 
-        slots = [(freed.home, freed.slot) for _, freed in self._limbo]
-        slots += [(home, slot) for (_, slot), home in self._clearing.items()]
-        removal.earlier = {(home.group, slot) for home, slot in slots if is_meant(home)}
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):
@@ -631,16 +629,22 @@ class Ledger:
                 account.purged.append(purged)
                 self._purged.append((purged, removal))
                 removal.waiting += 1
-        for pool in self.pools:
-            for home, slot in pool.take_left_by(is_meant):
-                removal.waiting += 1
-                self._clear(home, slot, removal)
-        if removal.earlier:
-            self._removals.append(removal)
+        self.slots.remove_rest(removal, is_meant)
+        tags = {maker.tag for maker in account.makers.values()} | ({tag} if tag else set())
+        if tags:
+            self.tier2.purge(account, tags, removal)
         return removal
 
+    @staticmethod
+    def _behind(home: PrefixMap, prompt: Prompt) -> list[bytes]:
+        """The keys of the prompt's whole columns behind the last one that is still here."""
+        here = [
+            column is not None and column.state is not State.EMPTY for column in home.find(prompt.keys)
+        ]
+        return prompt.keys[len(here) - here[::-1].index(True) if True in here else 0 :]
+
     def _stored(self, prompt: Prompt) -> list[Column]:
-        maps = self._maps(self.account(prompt.org), prompt.maker)
+        maps = self.maps_of(self.account(prompt.org), prompt.maker)
         there = [column for one in maps for column in _columns(one, prompt)]
         return [column for column in there if column.state is not State.EMPTY]
 
@@ -650,7 +654,7 @@ class Ledger:
         reason = self._reason(column, key, now) or "ready"
         if column is None or column.state is not State.READY:
             return ColumnState(depth, tokens, reason)
-        expires_at = self._expires_at(column)
+        expires_at = self.expires_at(column)
         return ColumnState(
             depth,
             tokens,
@@ -668,13 +672,13 @@ class Ledger:
     def sweep(self, now: float, columns: int = SLICE) -> bool:
         """Remove what has expired and end what is taken for dead, looking at about so many columns;
         whether there is more to do."""
-        while self._uses and (oldest := next(iter(self._uses.values())))[0] + USE_SECONDS_MAX <= now:
-            self._give_up(oldest[1], now)
+        for use in self.slots.overdue(now):
+            self._give_up(use, now)
         while self._rescans and columns > 0:
             piece = self._rescans[0][-columns:]
             for column in piece:
                 if column.state is State.READY:
-                    self._schedule(column)
+                    self.schedule(column)
             columns -= len(piece)
             del self._rescans[0][-len(piece) :]
             if not self._rescans[0]:
@@ -699,48 +703,25 @@ class Ledger:
                 columns -= 1
                 _, column = home.columns.popitem()
                 if column.state is not State.EMPTY:
-                    self._remove(column, Reason.PURGED)
+                    self.remove(column, Reason.PURGED)
             if not home.columns:
                 self._purged.popleft()
                 home.account.purged.remove(home)
                 removal.waiting -= 1
         while self._lost and columns > 0:
-            while self._lost[0] and columns > 0:
+            left, shards = self._lost[0]
+            while left and columns > 0:
                 columns -= 1
-                self.refuse(self._lost[0].pop(), Reason.AGENT_LOST)
-            if not self._lost[0]:
+                column = left.popleft()
+                if not self.tier2.restore(column, shards):
+                    self.refuse(column, Reason.AGENT_LOST)
+            if not left:
                 self._lost.popleft()
         return bool(self._purged or self._lost)
 
-    def take_clears(self, most: int) -> list[Clear]:
-        """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
-        taken: list[Clear] = []
-        while self._clears and len(taken) < most:
-            clear = self._clears[0]
-            if taken and (clear.group, clear.scrub) != (taken[0].group, taken[0].scrub):
-                break
-            taken.append(self._clears.popleft())
-        return taken
-
-    def cleared(self, clears: Iterable[Clear]) -> None:
-        """Nothing is left in these slots, on any agent."""
-        for clear in clears:
-            slot = (clear.group, clear.slot)
-            del self._clearing[slot]
-            self.pools[clear.group].give_back(clear.slot)
-            if clear.removal:
-                clear.removal.waiting -= 1
-            for removal in self._removals:
-                removal.earlier.discard(slot)
-        self._removals = [removal for removal in self._removals if removal.earlier]
-
-    def not_cleared(self, clears: Sequence[Clear]) -> None:
-        """They could not be emptied; they are to be tried again."""
-        self._clears.extendleft(reversed(clears))
-
     # Inside
 
-    def _maps(self, account: Account, maker: Keys) -> list[PrefixMap]:
+    def maps_of(self, account: Account, maker: Keys) -> list[PrefixMap]:
         """The maps of an org in a namespace, one for each group."""
         found = account.maps.get(maker.namespace)
         if found is None:
@@ -753,27 +734,36 @@ class Ledger:
             account.makers[maker.namespace] = maker
         return found
 
-    def _begin(self, use: Match | Store, now: float) -> None:
-        self._numbers += 1
-        use.number = self._numbers
-        self._uses[use.number] = (now, use)
+    def _give_up(self, use: Use, now: float) -> None:
+        match use:
+            case Store():
+                self.finish_store(use, now, {column: Reason.AGENT_LOST for column, _ in use.places})
+            case Recall():
+                self.tier2.finish_recall(use, now, {})
+            case Spill():
+                self.tier2.finish_spill(use, [])
+            case _:
+                self.slots.end(use)
 
-    def _end(self, use: Match | Store) -> bool:
-        """Whether it was under way. Slots that waited for it, and for none before it, are free."""
-        if self._uses.pop(use.number, None) is None:
-            return False
-        oldest = next(iter(self._uses), self._numbers + 1)
-        while self._limbo and self._limbo[0][0] < oldest:
-            self._let_go(self._limbo.popleft()[1])
-        return True
+    def evict(self, leaf: Column, reason: Reason) -> None:
+        """Its slot is needed at once: there is no time to spill it."""
+        self.tier2.evicted(leaf)
+        self.remove(leaf, reason, idle=True)
 
-    def _give_up(self, use: Match | Store, now: float) -> None:
-        if isinstance(use, Match):
-            self.release(use)
-        else:
-            self.finish_store(use, now, {column: Reason.AGENT_LOST for column, _ in use.places})
+    def occupy(self, column: Column, slot: int, state: State) -> None:
+        """It has this slot from here on; its bytes are on their way there."""
+        home = column.home
+        column.state, column.slot, column.uses = state, slot, 0
+        column.ttl, column.priority = None, home.account.policy.priority
+        self._charge(home, home.column_bytes)
 
-    def _remove(
+    def arrived(self, column: Column, now: float) -> None:
+        """Its bytes are in its slot, on all agents."""
+        column.state = State.READY
+        self.ghosts.forget(column.key)
+        column.home.account.queue(column).stored(column, now)
+
+    def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
     ) -> None:
         """Its bytes are given up. Columns behind it stay, and wait for it to come back.
@@ -783,17 +773,16 @@ class Ledger:
         home = column.home
         removal = removal or home.purged_by
         self.ghosts.add(column.key, reason)
+        if column.kept_at is not None and reason is Reason.EXPIRED:
+            self.tier2.forget(home, [column.key], removal)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
             removal.bytes += home.column_bytes
             removal.waiting += 1
-        if self._uses and not idle:
-            self._limbo.append((self._numbers, freed))
-        else:
-            self._let_go(freed)
+        self.slots.free(freed, idle=idle)
         if not home.purged_by:  # of which nothing stays
-            self._prune(column)
+            prune(column)
 
     def _empty(self, column: Column) -> int:
         """Take the slot out of a column."""
@@ -810,36 +799,18 @@ class Ledger:
         home.account.bytes += size
         home.account.group_bytes[home.group] += size
 
-    def _let_go(self, freed: Freed) -> None:
-        """Nobody uses this slot any more. It is free, or once it has been emptied."""
-        home, slot, removal, clear = freed
-        if clear or home.purged_by or home.account.policy.scrub:
-            self._clear(home, slot, removal)
-        else:
-            self.pools[home.group].give_back(slot, home)
-
-    def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
-        self._clearing[home.group, slot] = home
-        self._clears.append(Clear(home.group, slot, home.account.policy.scrub, removal))
-
     @staticmethod
-    def _prune(column: Column) -> None:
-        leaf = column.home.prune(column)
-        if leaf and leaf.state is State.READY:
-            leaf.home.account.queue(leaf).leaf(leaf)
-
-    @staticmethod
-    def _expires_at(column: Column) -> float:
+    def expires_at(column: Column) -> float:
         policy = column.home.account.policy
         return policy.expires_at(column.stored_at, column.used_at, column.ttl)
 
-    def _schedule(self, column: Column) -> None:
+    def schedule(self, column: Column) -> None:
         """Have the sweeper look at it when it may have expired."""
         self._have_looked_at(column, self._second(column))
 
     def _second(self, column: Column) -> int:
         """The first in which it may have expired; 0 for never."""
-        expires_at = self._expires_at(column)
+        expires_at = self.expires_at(column)
         return 0 if expires_at == NEVER else max(1, math.ceil(expires_at))
 
     def _have_looked_at(self, column: Column, second: int) -> None:
@@ -858,13 +829,13 @@ class Ledger:
         if column.state is not State.READY or column.due != second:
             return  # gone, or to be looked at another time
         column.due = 0
-        expires_at = self._expires_at(column)
+        expires_at = self.expires_at(column)
         if expires_at > now:
-            self._schedule(column)
+            self.schedule(column)
             return
         self.overstay.columns += 1
         self.overstay.seconds_max = max(self.overstay.seconds_max, now - expires_at)
-        self._remove(column, Reason.EXPIRED)
+        self.remove(column, Reason.EXPIRED)
 
     def _enforce_quotas(self, most: int, now: float) -> int:
         """Quotas may have been lowered. How many columns had to go."""
@@ -872,23 +843,18 @@ class Ledger:
         for account in self.accounts.values():
             limit = account.policy.dram_bytes_max
             while count < most and limit is not None and account.bytes > limit:
-                groups = range(len(self.pools))
+                groups = range(len(self.layout.groups))
                 victim = next(filter(None, (account.victim(group, now) for group in groups)), None)
                 if victim is None:
                     break  # all of it is in use at the moment
-                self._remove(victim, Reason.QUOTA, idle=True)
+                self.evict(victim, Reason.QUOTA)
                 count += 1
         return count
 
-    def _pins(self) -> Counter[Column]:
-        matches = (use for _, use in self._uses.values() if isinstance(use, Match))
-        return Counter(column for match in matches for column in match.ends)
-
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
-        pins = self._pins()
-        taken = [(freed.home.group, freed.slot) for _, freed in self._limbo]
-        taken += self._clearing
+        pins = Counter(self.slots.pins())
+        taken = []
         for account in self.accounts.values():
             account.check_integrity()
             for one in [*chain.from_iterable(account.maps.values()), *account.purged]:
@@ -897,8 +863,8 @@ class Ledger:
                 taken += [
                     (one.group, each.slot) for each in one.columns.values() if each.slot != NO_SLOT
                 ]
-        for group, pool in enumerate(self.pools):
-            pool.check_integrity(slot for which, slot in taken if which == group)
+        self.slots.check_integrity(taken)
+        self.tier2.check_integrity()
 
 
 def _use(account: Account, hit: Sequence[Column], now: float) -> None:
@@ -915,6 +881,15 @@ def _over(policy: Policy, now: float) -> tuple[float, float]:
     """What was stored at the first moment or before, or used last at the second or before, is over."""
     first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
     return _ALWAYS if first is None else now - first, _ALWAYS if last is None else now - last
+
+
+def _coming(paths: Sequence[_Path], whole: int) -> int:
+    """How many tokens right behind so many columns will be here soon, since tier 2 is at it."""
+    full = [path.found[whole:] for path in paths if path.map.linked]
+    there = (State.READY, State.COMING)
+    run = list(takewhile(lambda row: all(one and one.state in there for one in row), zip(*full)))  # noqa: B905
+    is_coming = any(one and one.state is State.COMING for row in run for one in row)
+    return len(run) * COLUMN_TOKENS if is_coming else 0
 
 
 def _present(columns: Iterable[Column | None]) -> list[Column]:

@@ -15,7 +15,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from kvss_agent.client import Column, Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
+from kvss_agent.client import (
+    Column,
+    Evict,
+    Header,
+    Lost,
+    Miss,
+    NotApplied,
+    Purged,
+    ShardClient,
+    TierAnswer,
+    Wanted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +62,23 @@ class In(NamedTuple):
     tag: bytes
     tokens: int
     into: memoryview
+
+
+class Copy(NamedTuple):
+    """One column to be copied to tier 2, with a note that comes back with it."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    note: int
+
+
+class Back(NamedTuple):
+    """One column to be brought back from tier 2, into this slot."""
+
+    slot: int
+    key: bytes
+    tag: bytes
 
 
 class Shard:
@@ -219,6 +247,88 @@ class Shard:
                     self._sequences[slot] = 0
         return True
 
+    # Tier 2
+
+    def kept(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        """Which of these, by key and tag, tier 2 has."""
+        client = self._client
+        if client is None:
+            return [False] * len(columns)
+        try:
+            return client.exists([Column(key, tag, 0) for key, tag in columns])
+        except Lost as error:
+            self._lose(client, error)
+            return [False] * len(columns)
+
+    def spill(self, columns: Sequence[Copy]) -> list[bool]:
+        """Copy these to tier 2; whether it has them now."""
+        with self._lock:
+            self._reach(max(column.slot for column in columns))
+            wanted = [
+                Wanted(one.slot, Column(one.key, one.tag, self._sequences[one.slot])) for one in columns
+            ]
+            here = [one.slot not in self._still_there for one in columns]
+            client = self._client
+        if client is None or not any(here):
+            return [False] * len(columns)
+        mine = [place for place, is_here in enumerate(here) if is_here]
+        try:
+            answers = client.spill(
+                [wanted[place] for place in mine], notes=[columns[place].note for place in mine]
+            )
+        except Lost as error:
+            self._lose(client, error)
+            return [False] * len(columns)
+        kept = [False] * len(columns)
+        for place, answer in zip(mine, answers, strict=True):
+            kept[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
+        return kept
+
+    def recall(self, columns: Sequence[Back]) -> list[int | Miss]:
+        """Bring these back from tier 2 into their slots, which nobody uses: their notes, or why not."""
+        with self._lock:
+            self._wait_for_pull(column.slot for column in columns)
+            self._reach(max(column.slot for column in columns))
+            client = self._client
+        if client is None:
+            return [Miss.LOST] * len(columns)
+        try:
+            found = client.recall([Wanted(one.slot, Column(one.key, one.tag, 0)) for one in columns])
+        except Lost as error:
+            self._lose(client, error)
+            return [Miss.LOST] * len(columns)
+        answers: list[int | Miss] = []
+        with self._lock:
+            for one, answer in zip(columns, found, strict=True):
+                self._still_there.discard(one.slot)
+                self._sequences[one.slot] = 0 if isinstance(answer, Miss) else answer.number
+                answers.append(answer if isinstance(answer, Miss) else answer.note)
+        return answers
+
+    def forget(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Remove these, by key and tag, from tier 2; whether they are gone."""
+        client = self._client
+        if client is None:
+            return False
+        try:
+            answers = client.forget([Column(key, tag, 0) for key, tag in columns])
+        except Lost as error:
+            self._lose(client, error)
+            return False
+        return all(answer in (TierAnswer.DONE, Miss.REFUSED) for answer in answers)
+
+    def purge(self, tag: bytes) -> Purged | None:
+        """Remove all of this tag from tier 2, in this shard's namespace; what that was, None if it is
+        not done."""
+        client = self._client
+        if client is None:
+            return None
+        try:
+            return client.purge(tag)
+        except Lost as error:
+            self._lose(client, error)
+            return None
+
     def applied(self, seconds: float) -> bool:
         """Wait until the agent has applied all evicts so far; whether it has."""
         with self._lock:
@@ -263,7 +373,10 @@ class Shard:
             self._old, self._connect = self._client, connect
             slots = [slot for slot, number in enumerate(self._sequences) if number]
             self._still_there = set(slots)
-            self._incarnation = client.incarnation
+            if self._old:
+                self._incarnation = client.incarnation  # its bytes are on their way
+            else:
+                self._still_there, slots = set(), []  # they are lost; tier 2 may have them
             self._settle(client)
         self.on_line()
         for at in range(0, len(slots), PULL_SLOTS):

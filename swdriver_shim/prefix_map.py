@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 
 if TYPE_CHECKING:
-    from swdriver_shim.ledger import Removal
     from swdriver_shim.room import Account
+    from swdriver_shim.slots import Removal
 
 NO_SLOT: Final = -1
 
@@ -25,6 +25,7 @@ class State(IntEnum):
     EMPTY = 0  # no bytes
     WRITING = 1  # they are on their way into the slot
     READY = 2
+    COMING = 3  # on their way into the slot, from tier 2
 
 
 _EMPTY: Final = State.EMPTY
@@ -38,6 +39,7 @@ class Column:
         "due",
         "holds",
         "home",
+        "kept_at",
         "key",
         "mark",
         "parent",
@@ -67,6 +69,7 @@ class Column:
         self.ttl: int | None = None  # seconds, of its own
         self.due = 0  # the second in which the sweeper looks at it next
         self.holds = 0  # columns behind it, and matches that end with it
+        self.kept_at: float | None = None  # tier 2 has it, and has noted this as its last use
         self.mark: Any = None  # the eviction policy's
 
     def __repr__(self) -> str:

@@ -147,8 +147,10 @@ def keep_house(ledger: Ledger, now: float) -> None:
     """What a driver does in the background, where no agent has to be asked."""
     while ledger.sweep(now) | ledger.reclaim():
         pass
-    while clears := ledger.take_clears(CLEARS_AT_ONCE):
-        ledger.cleared(clears)
+    while clears := ledger.slots.take_clears(CLEARS_AT_ONCE):
+        ledger.slots.cleared(clears)
+    while purge := ledger.tier2.take_purge():
+        ledger.tier2.purged(purge)
 
 
 def report(totals: Totals, tallies: Mapping[str, Tally]) -> dict[str, Any]:

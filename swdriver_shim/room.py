@@ -156,13 +156,20 @@ class Payers:
     needed, and looked at again as they come to the front.
     """
 
-    __slots__ = ("_accounts", "_group", "_home", "_others", "_storing")
+    __slots__ = ("_accounts", "_group", "_more", "_others", "_storing", "_turn")
 
-    def __init__(self, accounts: Mapping[str, Account], home: PrefixMap) -> None:
+    def __init__(
+        self,
+        accounts: Mapping[str, Account],
+        group: int,
+        storing: Account | None = None,
+        more: int = 0,
+    ) -> None:
+        """`more`: what the storing org will have then, in bytes."""
         self._accounts = accounts
-        self._home = home
-        self._group = home.group
-        self._storing: Account | None = home.account
+        self._group = group
+        self._storing = self._turn = storing
+        self._more = more
         self._others: list[tuple[float, int, Account]] | None = None
 
     def victim(self, now: float) -> Column | None:
@@ -170,11 +177,11 @@ class Payers:
         if self._others is None:
             self._others = self._in_order()
         others = self._others
-        while others or self._storing:
-            if self._storing and (not others or -self._excess(self._storing) <= others[0][0]):
-                if victim := self._storing.victim(self._group, now):
+        while others or self._turn:
+            if self._turn and (not others or -self._excess(self._turn) <= others[0][0]):
+                if victim := self._turn.victim(self._group, now):
                     return victim
-                self._storing = None
+                self._turn = None
                 continue
             rank, number, account = others[0]
             if rank != -self._excess(account):
@@ -195,5 +202,5 @@ class Payers:
         return others
 
     def _excess(self, account: Account) -> float:
-        more = self._home.column_bytes if account is self._home.account else 0
+        more = self._more if account is self._storing else 0
         return (account.group_bytes[self._group] + more) / account.policy.share

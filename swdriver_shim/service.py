@@ -39,7 +39,7 @@ from kvss_agent.http_api import (
 from swdriver_shim import metrics
 from swdriver_shim.desired import Desired, OrgSpec
 from swdriver_shim.driver import Receipt
-from swdriver_shim.keys import COLUMN_TOKENS, TOKEN_MAX, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, TOKEN_MAX, Prompt, isolation_tag
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.shim import Conflict, Shim
@@ -49,6 +49,7 @@ TOKENS_MAX: Final = 4 << 20
 KV_BYTES_MAX: Final = 1 << 30
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
+LOAD_SECONDS_MAX: Final = 60.0
 _LENGTH: Final = struct.Struct("<I")
 _OCTETS: Final = "application/octet-stream"
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
@@ -62,6 +63,18 @@ class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
     adapter: Annotated[str, Meta(max_length=500)] = ""
+
+
+class LoadBody(PromptBody, frozen=True, kw_only=True):
+    """`seconds`: how long to wait, at most, for what lies in tier 2."""
+
+    seconds: Annotated[float, Meta(ge=0, le=LOAD_SECONDS_MAX)] = 0.0
+
+
+class PrefetchBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The `continue_id` that it was stored with."""
+
+    continue_id: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class StoreBody(PromptBody, frozen=True, kw_only=True):
@@ -121,7 +134,8 @@ class Service:
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
             ),
             _Route("/v1/explain", "A prompt, column by column.", PromptBody, self.explain),
-            _Route("/v1/load", "The KV of the longest prefix that is there.", PromptBody, self.load),
+            _Route("/v1/load", "The KV of the longest prefix that is there.", LoadBody, self.load),
+            _Route("/v1/prefetch", "A conversation is about to go on.", PrefetchBody, self.prefetch),
             _Route("/v1/delete", "Remove a prompt, with a receipt.", DeleteBody, self.delete),
             _Route("/v1/set_priority", "Of what is stored.", PriorityBody, self.set_priority),
             _Route("/v1/set_ttl", "Of what is stored; it only shortens.", TtlBody, self.set_ttl),
@@ -180,11 +194,14 @@ class Service:
         told = self.shim.driver.explain(self._prompt(org, body))
         return as_json({group: [asdict(one) for one in columns] for group, columns in told.items()})
 
-    def load(self, org: OrgSpec, body: PromptBody) -> Response:
+    def load(self, org: OrgSpec, body: LoadBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.driver
         kv = _Kv(driver.layout, prompt.tokens)
-        loaded = driver.load(prompt, kv.part)
+        loaded = driver.load(prompt, kv.part, seconds=body.seconds)
         return Response(kv.encode(loaded.tokens), media_type=_OCTETS)
+
+    def prefetch(self, org: OrgSpec, body: PrefetchBody) -> Response:
+        return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})
 
     async def store(self, request: Request) -> Response:
         org, raw = self._org(request), await body_of(request, KV_BYTES_MAX)
@@ -218,7 +235,8 @@ class Service:
         driver = self.shim.driver
         adapter = body.adapter
         namespace = None if adapter is None else self.shim.keys(org, adapter).namespace
-        return _receipt(driver.purge(org.name, namespace, seconds=PURGE_SECONDS_MAX))
+        tag = isolation_tag(org.name, org.secret)
+        return _receipt(driver.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX))
 
     # Inside
 

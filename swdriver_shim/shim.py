@@ -20,7 +20,7 @@ from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
 from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
-from swdriver_shim.keys import Keys, Namespace
+from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Connect, Shard
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Shim:
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                self._driver.start_purge(org.name)
+                self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
 
     def _connect(self, home: HomeSpec) -> Connect:

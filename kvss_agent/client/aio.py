@@ -21,6 +21,7 @@ from kvss_agent.client import (
     Evict,
     Header,
     Miss,
+    Purged,
     Recalled,
     ShardClient,
     TierAnswer,
@@ -130,6 +131,9 @@ class AsyncShardClient:
 
     async def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         return await self._run(self._requests, lambda: self.client.forget(columns))
+
+    async def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
+        return await self._run(self._requests, lambda: self.client.purge(tag, seconds=seconds))
 
     async def settled(self) -> None:
         """Return when nothing is under way any more, cancelled calls included."""

@@ -83,7 +83,8 @@ class Requests:
     ) -> list[tuple[wire.TierAnswer | Miss, int]]:
         """Answers, each with its note, 0 where there is none. `seconds` is for what comes after the
         wait: a disk takes its time."""
-        if not self.line.features & wire.Feature.TIER:
+        needed = wire.Feature.PURGE if verb is wire.TierVerb.PURGE else wire.Feature.TIER
+        if not self.line.features & needed:
             return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
             _Pending(),

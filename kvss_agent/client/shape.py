@@ -38,6 +38,13 @@ class Recalled(NamedTuple):
     note: int
 
 
+class Purged(NamedTuple):
+    """What is gone from tier 2: a file is one shard's part of a column."""
+
+    files: int
+    bytes: int
+
+
 class Views(ABC):
     """Columns to read in place. Valid until released, at most for LEASE_SECONDS_MAX."""
 
@@ -160,6 +167,11 @@ class ShardClient(ABC):
     @abstractmethod
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         """Remove these columns from tier 2."""
+
+    @abstractmethod
+    def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
+        """Remove all that carries this tag from tier 2, in the shard's namespace. None if some may be
+        left, and it has to be repeated; nothing where there is no tier 2."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,9 +8,9 @@ from itertools import islice, repeat
 from typing import TypeVar
 
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, Recalled, ShardClient, Wanted
+from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, Purged, Recalled, ShardClient, Wanted
 from kvss_agent.core import BATCH_MAX
-from kvss_agent.seal import Column, Miss
+from kvss_agent.seal import KEY_BYTES, Column, Miss
 from kvss_agent.wire import TierAnswer, TierColumn, TierVerb
 
 T = TypeVar("T")
@@ -64,6 +64,14 @@ class TieredClient(ShardClient):
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
         return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0)]
+
+    def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
+        asked = [TierColumn(0, bytes(KEY_BYTES), tag)]
+        answers = self.requests.tier(TierVerb.PURGE, asked, 0, 0, seconds)
+        (first, files), *rest = answers
+        if first is TierAnswer.DONE and rest:
+            return Purged(files, rest[0][1])
+        return Purged(0, 0) if first is Miss.REFUSED else None
 
     def _tier(
         self,

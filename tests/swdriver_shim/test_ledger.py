@@ -8,9 +8,10 @@ import pytest
 
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import SLICE, USE_SECONDS_MAX, Ledger, Removal
+from swdriver_shim.ledger import SLICE, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
+from swdriver_shim.slots import USE_SECONDS_MAX, Removal
 from tests.swdriver_shim.prompts import FULL, HYBRID, OTHER, prompt
 
 C = COLUMN_TOKENS
@@ -47,8 +48,10 @@ def is_done(receipt: Removal) -> bool:
 def finish(made: Ledger) -> None:
     while made.reclaim():
         pass
-    while clears := made.take_clears(64):
-        made.cleared(clears)
+    while clears := made.slots.take_clears(64):
+        made.slots.cleared(clears)
+    while purge := made.tier2.take_purge():
+        made.tier2.purged(purge)
 
 
 def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:
@@ -333,9 +336,9 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     first, second = made.purge("acme"), made.purge("acme")
     made.reclaim()
     third = made.purge("acme")
-    clears = made.take_clears(64)
+    clears = made.slots.take_clears(64)
     assert not any(receipt.done for receipt in (first, second, third))
-    made.not_cleared(clears)
+    made.slots.not_cleared(clears)
     finish(made)
     assert all(receipt.done for receipt in (first, second, third))
 
@@ -348,7 +351,7 @@ def test_a_delete_stops_where_others_go_on() -> None:
     receipt = made.delete(mine)
     assert receipt.columns == 3
     assert made.query(other, 0) == 2 * C
-    assert [clear.scrub for clear in made.take_clears(64)] == [True] * 3
+    assert [clear.scrub for clear in made.slots.take_clears(64)] == [True] * 3
     assert made.delete(mine, shared=True).columns == 1
     assert made.query(other, 0) == 0
     store(made, prompt(conversation(1)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -17,16 +18,20 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
+    multiple,
     rule,
     run_state_machine_as_test,
 )
 
+from swdriver_shim import second_tier
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import USE_SECONDS_MAX, Clear, Ledger, Match, Removal, Store
+from swdriver_shim.ledger import Ledger, Match, Store
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import Column, State
 from swdriver_shim.reasons import Reason
+from swdriver_shim.second_tier import Dates, Forget, Recall, Spill
+from swdriver_shim.slots import USE_SECONDS_MAX, Clear, Removal, Use
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, prompt
 
 Slot = tuple[int, int]  # group and number
@@ -36,7 +41,7 @@ POLICIES = st.builds(
     Policy,
     ttl_first_use_seconds=SECONDS,
     ttl_last_use_seconds=SECONDS,
-    tiers=st.sampled_from([Tiers.DRAM, Tiers.DRAM, Tiers.DRAM, Tiers.NONE]),
+    tiers=st.sampled_from([*Tiers, *[Tiers.TIER2] * 6]),
     dram_bytes_max=st.sampled_from([None, None, 0, 100_000, 30_000]),
     share=st.integers(1, 3),
     priority=st.integers(30, 31),
@@ -79,10 +84,16 @@ class Held:
     purged: bool = False
 
 
+Name = tuple[int, bytes]  # of a column: its group and key
+
+
 class LedgerMachine(RuleBasedStateMachine):
     layout: Layout
     matches: Bundle[Match] = Bundle("matches")
     stores: Bundle[Store] = Bundle("stores")
+    spills: Bundle[Spill] = Bundle("spills")
+    recalls: Bundle[Recall] = Bundle("recalls")
+    forgets: Bundle[list[Forget]] = Bundle("forgets")
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,14 +103,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.memory: dict[Slot, Held] = {}
         self.used_at: dict[tuple[int, bytes], float] = {}
         self.reading: dict[Match, dict[Slot, Held]] = {}
-        self.writing: dict[Store, list[Slot]] = {}
-        self.began: dict[Match | Store, float] = {}
+        self.writing: dict[Use, list[Slot]] = {}
+        self.copying: dict[Spill, dict[Slot, Held]] = {}
+        self.disk: dict[Name, tuple[Held, Dates]] = {}
+        self.taken: list[list[Forget]] = []
+        self.began: dict[Use, float] = {}
         self.prompts: dict[Store, Prompt] = {}
         self.clears: list[Clear] = []
         self.purges: list[tuple[Removal, list[Held]]] = []
         self.asked: dict[str, int] = {}
         for group in range(len(self.layout.groups)):
             self.ledger.set_line(group, 7)
+        roomy = Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=None)
+        self.set_policies({org: OrgPolicies(policy=roomy) for org in ("acme", "globex", "initech")})
 
     def policy(self, org: str) -> Policy:
         return self.policies.get(org, OrgPolicies()).policy
@@ -108,6 +124,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=matches, asked=PROMPTS)
     def match(self, asked: Prompt) -> Match:
+        return self.matched(asked)
+
+    def matched(self, asked: Prompt) -> Match:
         expected = self.ledger.query(asked, self.now)
         found = self.ledger.match(asked, self.now)
         assert found.tokens == expected <= asked.tokens
@@ -153,12 +172,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES)
     def begin_store(self, asked: Prompt, verified: int, rules: Rules) -> Store:
+        return self.stored(asked, verified, rules)
+
+    def stored(self, asked: Prompt, verified: int, rules: Rules) -> Store:
         store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules)
         slots = self.writing[store] = [(column.home.group, slot) for column, slot in store.places]
         self.began[store] = self.now
         self.prompts[store] = asked
         for group, slot in slots:
-            assert slot < self.ledger.pools[group].line
+            assert slot < self.ledger.slots.pools[group].line
             self.memory.pop((group, slot), None)
         policy = self.policy(asked.org)
         if store.places:
@@ -187,7 +209,10 @@ class LedgerMachine(RuleBasedStateMachine):
         removal = self.ledger.delete(asked, shared=shared)
         if shared:
             assert not self.ledger.query(asked, self.now)
-        assert removal.done or removal.columns
+            kept = [held for (_, key), (held, _) in self.disk.items() if key in asked.keys]
+            if self.policy(asked.org).tiers is Tiers.TIER2:
+                self.purges.append((removal, kept))
+        assert removal.done or removal.columns or removal.waiting
 
     @rule(asked=PROMPTS, priority=st.sampled_from([0, 35, 100]))
     def set_priority(self, asked: Prompt, priority: int) -> None:
@@ -201,21 +226,26 @@ class LedgerMachine(RuleBasedStateMachine):
     def purge(self, org: str, namespace: Namespace | None) -> None:
         gone = [
             held
-            for held in self.memory.values()
+            for held in [*self.memory.values(), *(held for held, _ in self.disk.values())]
             if held.org == org and (namespace is None or held.namespace == namespace)
         ]
         self.purges.append((self.ledger.purge(org, namespace), gone))
         for held in gone:
             held.purged = True
 
-    @rule(policies=st.dictionaries(ORGS, st.builds(OrgPolicies, policy=POLICIES)))
+    @rule(org=ORGS, policy=POLICIES)
+    def set_policy(self, org: str, policy: Policy) -> None:
+        self.set_policies({**self.policies, org: OrgPolicies(policy=policy)})
+
     def set_policies(self, policies: dict[str, OrgPolicies]) -> None:
         self.policies = policies
         self.ledger.set_policies(policies, self.now)
 
     @rule(data=st.data(), slots=st.integers(0, 9))
     def set_line(self, data: st.DataObject, slots: int) -> None:
-        group = data.draw(st.integers(0, len(self.layout.groups) - 1))
+        self.set_group_line(data.draw(st.integers(0, len(self.layout.groups) - 1)), slots)
+
+    def set_group_line(self, group: int, slots: int) -> None:
         for slot in [one for one in self.memory if one[0] == group and one[1] >= slots]:
             del self.memory[slot]
         self.ledger.set_line(group, slots)
@@ -241,10 +271,8 @@ class LedgerMachine(RuleBasedStateMachine):
         while self.ledger.sweep(self.now, 3):
             pass
         for use in [one for one, began in self.began.items() if began + USE_SECONDS_MAX <= self.now]:
-            if isinstance(use, Match):
-                self.reading.pop(use, None)
-            else:
-                self.writing.pop(use, None)
+            for uses in (self.reading, self.writing, self.copying):
+                uses.pop(use, None)  # type: ignore[attr-defined]
         for account in self.ledger.accounts.values():
             for group in range(len(self.layout.groups)):
                 for column in account.columns(group):
@@ -261,18 +289,174 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 4))
     def take_clears(self, most: int) -> None:
-        self.clears += self.ledger.take_clears(most)
+        self.clears += self.ledger.slots.take_clears(most)
 
     @rule(works=st.sampled_from([True, True, False]))
     def clear(self, *, works: bool) -> None:
         if not works:
-            self.ledger.not_cleared(self.clears)
+            self.ledger.slots.not_cleared(self.clears)
         else:
             for clear in self.clears:
                 assert not any((clear.group, clear.slot) in slots for slots in self.writing.values())
                 self.memory.pop((clear.group, clear.slot), None)
-            self.ledger.cleared(self.clears)
+            self.ledger.slots.cleared(self.clears)
         self.clears = []
+
+    # Tier 2
+
+    @rule(target=spills)
+    def begin_spill(self) -> Any:
+        spill = self.spilled()
+        return spill or multiple()
+
+    def spilled(self) -> Spill | None:
+        spill = self.ledger.tier2.begin_spill(self.now, 3)
+        if spill is None:
+            return None
+        slots = self.copying[spill] = {}
+        self.began[spill] = self.now
+        for one in spill.leaving:
+            held = slots[one.group, one.slot] = self.memory[one.group, one.slot]
+            assert (held.key, prompt([], held.org).maker.tag) == (one.key, one.tag)
+            assert self.policy(held.org).tiers is Tiers.TIER2
+            assert not held.purged
+            if one.again:
+                self.disk.pop((one.group, one.key), None)
+        return spill
+
+    @rule(spill=consumes(spills), data=st.data())
+    def finish_spill(self, spill: Spill, data: st.DataObject) -> None:
+        slots = self.copying.pop(spill, {})
+        kept = [
+            self.memory.get((one.group, one.slot)) is slots.get((one.group, one.slot), 0)
+            and data.draw(st.sampled_from([True, True, True, False]))
+            for one in spill.leaving
+        ]
+        for one, is_kept in zip(spill.leaving, kept, strict=True):
+            if is_kept:
+                held = slots[one.group, one.slot]
+                self.disk.setdefault((one.group, one.key), (held, one.dates))
+        self.ledger.tier2.finish_spill(spill, kept)
+
+    @rule(asked=PROMPTS, data=st.data())
+    def keep(self, asked: Prompt, data: st.DataObject) -> None:
+        """All the way: stored, asked for, copied."""
+        self.finish_store(self.stored(asked, asked.tokens, Rules()), fails=False)
+        self.release(self.matched(asked))
+        spill = self.spilled()
+        if spill:
+            self.finish_spill(spill, data)
+
+    @rule(asked=PROMPTS, is_gone=st.booleans(), data=st.data())
+    def bring(self, asked: Prompt, data: st.DataObject, *, is_gone: bool) -> None:
+        """And back."""
+        if is_gone:
+            self.keep(asked, data)
+        for slots in (0, 7) if is_gone else ():
+            for group in range(len(self.layout.groups)):
+                self.set_group_line(group, slots)
+        first = self.matched(asked)
+        for recall in self.look_up(asked):
+            self.finish_recall(recall, data)
+        found = self.ledger.again(first, self.now, first.tokens)
+        del self.reading[first]
+        self.began.pop(first)
+        self.ledger.release(found)
+        assert found.tokens >= min(first.tokens, found.tokens)
+        self.used_at |= {
+            (column.home.group, column.key): column.used_at for hit in found.columns for column in hit
+        }
+
+    @rule(target=recalls, asked=PROMPTS)
+    def search(self, asked: Prompt) -> Any:
+        return multiple(*self.look_up(asked))
+
+    def look_up(self, asked: Prompt) -> list[Recall]:
+        before = self.ledger.query(asked, self.now)
+        search = self.ledger.tier2.search(asked, before // COLUMN_TOKENS, self.now)
+        if search is None:
+            return []
+        there: list[set[int]] = []
+        try:
+            question = next(search)
+            while True:
+                answer = {
+                    group: {one for one in depths if (group, asked.keys[one]) in self.disk}
+                    for group, depths in question.items()
+                }
+                question = search.send(answer)
+        except StopIteration as ended:
+            there = ended.value
+        recalls = self.ledger.tier2.begin_recall(asked, there, self.now)
+        for recall in recalls:
+            assert self.policy(asked.org).tiers is Tiers.TIER2
+            self.begin_recall(recall)
+        return recalls
+
+    def begin_recall(self, recall: Recall) -> None:
+        self.writing[recall] = [(column.home.group, slot) for column, slot in recall.places]
+        self.began[recall] = self.now
+        for slot in self.writing[recall]:
+            self.memory.pop(slot, None)
+
+    @rule(recall=consumes(recalls), data=st.data())
+    def finish_recall(self, recall: Recall, data: st.DataObject) -> None:
+        found: dict[Column, Dates | Reason] = {}
+        is_given_up = self.writing.pop(recall, None) is None
+        for column, slot in recall.places:
+            name = column.home.group, column.key
+            if name not in self.disk or is_given_up:
+                found[column] = Reason.EVICTED
+            elif data.draw(st.sampled_from([True, True, True, False])):
+                held, dates = self.disk[name]
+                found[column] = dates
+                self.memory[column.home.group, slot] = held
+                if recall.shards is None and column.state is State.COMING and column.slot == slot:
+                    self.used_at[name] = dates.used_at
+        self.ledger.tier2.finish_recall(recall, self.now, found)
+
+    @rule(data=st.data())
+    def lose_an_agent(self, data: st.DataObject) -> None:
+        """Its memory comes back empty."""
+        group = data.draw(st.integers(0, len(self.layout.groups) - 1))
+        if any(slot[0] == group for slots in self.writing.values() for slot in slots):
+            return
+        self.memory = {slot: held for slot, held in self.memory.items() if slot[0] != group}
+        self.ledger.lose(group, frozenset({0}))
+        self.reclaim()
+
+    @rule(target=recalls)
+    def restore(self) -> Any:
+        recall = self.ledger.tier2.begin_restore(self.now, 3)
+        if recall is None:
+            return multiple()
+        self.begin_recall(recall)
+        return recall
+
+    @rule(target=forgets)
+    def take_forgets(self) -> list[Forget]:
+        self.taken.append(self.ledger.tier2.take_forgets(2))
+        return self.taken[-1]
+
+    @rule(taken=consumes(forgets), works=st.sampled_from([True, True, False]))
+    def forget(self, taken: list[Forget], *, works: bool) -> None:
+        self.taken = [one for one in self.taken if one is not taken]
+        if works:
+            for one in taken:
+                self.disk.pop((one.group, one.key), None)
+            self.ledger.tier2.forgotten(taken)
+        else:
+            self.ledger.tier2.not_forgotten(taken)
+
+    @rule(works=st.sampled_from([True, True, False]))
+    def purge_disk(self, *, works: bool) -> None:
+        purge = self.ledger.tier2.take_purge()
+        if purge and works:
+            org = purge.account.org
+            self.disk = {name: kept for name, kept in self.disk.items() if kept[0].org != org}
+            self.ledger.tier2.purged(purge)
+        elif purge:
+            self.ledger.tier2.not_purged(purge)
 
     # What always holds
 
@@ -282,9 +466,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_read_stays_as_it_is(self) -> None:
-        for slots in self.reading.values():
+        for slots in [*self.reading.values(), *self.copying.values()]:
             for slot, held in slots.items():
-                lines = slot[1] < self.ledger.pools[slot[0]].line
+                lines = slot[1] < self.ledger.slots.pools[slot[0]].line
                 assert not lines or self.memory.get(slot) in (held, None), "overwritten while it is read"
 
     @invariant()
@@ -298,15 +482,31 @@ class LedgerMachine(RuleBasedStateMachine):
         for removal, gone in self.purges:
             if removal.done:
                 assert not any(held in self.memory.values() for held in gone)
+                assert not any(held in gone for held, _ in self.disk.values())
 
     def teardown(self) -> None:
         for found in list(self.reading):
             self.release(found)
-        for store in list(self.writing):
+        for store in [use for use in self.writing if isinstance(use, Store)]:
             self.finish_store(store, fails=False)
+        for spill in list(self.copying):
+            del self.copying[spill]
+            self.ledger.tier2.finish_spill(spill, [])
+        for recall in [use for use in self.writing if isinstance(use, Recall)]:
+            del self.writing[recall]
+            self.ledger.tier2.finish_recall(recall, self.now, {})
         for org in list(self.ledger.accounts):
             self.purge(org, None)
         self.reclaim()
+        while self.ledger.tier2.begin_restore(self.now, 10):
+            raise AssertionError("of what is purged nothing is restored")
+        for taken in self.taken:
+            self.forget(taken, works=True)
+        while taken := self.ledger.tier2.take_forgets(100):
+            self.forget(taken, works=True)
+        while purge := self.ledger.tier2.take_purge():
+            self.ledger.tier2.not_purged(purge)
+            self.purge_disk(works=True)
         while True:
             self.clear(works=True)
             self.take_clears(100)
@@ -314,7 +514,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 break
         assert all(removal.done for removal, _ in self.purges)
         assert not any(account.bytes for account in self.ledger.accounts.values())
-        assert not any(pool.used for pool in self.ledger.pools)
+        assert not any(pool.used for pool in self.ledger.slots.pools)
         self.nothing_contradicts_itself()
 
 
@@ -323,7 +523,10 @@ def machine(layout: Layout) -> type[LedgerMachine]:
 
 
 @pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
-def test_whatever_happens_only_what_may_be_served_is_served(layout: Layout) -> None:
+def test_whatever_happens_only_what_may_be_served_is_served(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_tier, "RESERVE_PART", 3)
     run = settings(
         max_examples=100,
         stateful_step_count=50,

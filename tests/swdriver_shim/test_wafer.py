@@ -190,14 +190,14 @@ def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) ->
     class Careless(Driver):
         """Spoils one byte behind everybody's back."""
 
-        def load(self, prompt: Prompt, into: Part) -> Loaded:
+        def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loaded:
             places: list[memoryview] = []
 
             def spoilt(group: int, shard: int, depth: int, tokens: int) -> memoryview:
                 places.append(into(group, shard, depth, tokens))
                 return places[-1]
 
-            loaded = super().load(prompt, spoilt)
+            loaded = super().load(prompt, spoilt, seconds=seconds)
             for place in places[:1]:
                 place[3] ^= 0xFF
             return loaded

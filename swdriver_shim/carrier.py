@@ -1,0 +1,371 @@
+"""Carries columns between memory and tier 2, in threads of its own: what `SecondTier` decides, done on
+real agents.
+
+A look-up goes on while the engine computes. What it brings is in memory then, for whoever asks first;
+what comes too late for one request is there for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from kvss_agent.client import Miss
+from kvss_agent.core import BATCH_MAX
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.ledger import Ledger, Match
+from swdriver_shim.moving import Back, Copy, Shard
+from swdriver_shim.pace import Line, Pace
+from swdriver_shim.prefix_map import Column
+from swdriver_shim.reasons import Reason
+from swdriver_shim.second_tier import (
+    Answer,
+    Dates,
+    Forget,
+    Purge,
+    Question,
+    Recall,
+    Search,
+    Spill,
+    Trail,
+)
+
+log = logging.getLogger(__name__)
+
+SEARCHES_AT_ONCE: Final = 4
+SEARCHES_MAX: Final = 256  # with those that wait for their turn; more are not begun
+SPILLS_AT_ONCE: Final = 2
+SPILL_COLUMNS: Final = 64  # at once
+RESTORE_COLUMNS: Final = 64
+FORGET_COLUMNS: Final = 256
+THREADS_MAX: Final = 64
+RETRY_SECONDS: Final = 0.2
+_NOTE: Final = struct.Struct("<II")  # stored and used at: seconds since 1970
+_NUMBER: Final = struct.Struct("<Q")
+_REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.EVICTED}
+_DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Seeking:
+    """A look-up in tier 2. `done` when all that it brings is here."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Carrier:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lock: threading.Lock,
+        shards: Sequence[Sequence[Shard]],
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
+        self.refilling, self.recalling, self.computing = Line(), Line(), Line()
+        self.pace = Pace([self.recalling, self.refilling], self.computing)
+        self.arrived = threading.Condition()  # something has come, or is not going to
+        self._ledger = ledger
+        self._tier2 = ledger.tier2
+        self._lock = lock
+        self._shards = shards
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._on_change = on_change
+        self._searching = 0
+        self._spilling = 0
+        self._is_busy = False  # restoring, forgetting or purging
+        self._column_bytes = sum(group.column_bytes for group in ledger.layout.groups)
+        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.layout.groups)
+        count = min(THREADS_MAX, 2 * sum(map(len, shards)))
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
+        self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
+        self._works = ThreadPoolExecutor(SPILLS_AT_ONCE + 1, thread_name_prefix="carrier")
+
+    def close(self) -> None:
+        """Once the shards are closed: what is under way ends soon."""
+        for pool in (self._searches, self._works, self._threads):
+            pool.shutdown(cancel_futures=True)
+
+    @property
+    def tokens_min(self) -> int | None:
+        """From how many tokens on it is faster to bring them back than to compute them; None for
+        never."""
+        return self.pace.tokens_min(self._token_bytes)
+
+    # Back
+
+    def seek(self, trail: Trail, start: int, match: Match | None = None) -> Seeking | None:
+        """Bring what tier 2 has behind the first so many columns; None if it is not asked.
+
+        The match, if there is one, hears why its tokens are missed.
+        """
+        with self._lock:
+            if self._searching >= SEARCHES_MAX:
+                return None
+            search = self._tier2.search(trail, start, self._clock())
+            if search is None:
+                return None
+            self._searching += 1
+        seeking = Seeking()
+        self._searches.submit(self._seek, trail, search, seeking, match)
+        return seeking
+
+    def _seek(self, trail: Trail, search: Search, seeking: Seeking, match: Match | None) -> None:
+        try:
+            there = self._answered(trail, search)
+            if any(there):
+                self._bring(trail, there, match)
+        except Exception:
+            log.exception("A look-up in tier 2 has failed")
+        finally:
+            with self._lock:
+                self._searching -= 1
+            seeking.done.set()
+            self._say_arrived()
+
+    def _answered(self, trail: Trail, search: Search) -> list[set[int]]:
+        try:
+            question = next(search)
+            while True:
+                question = search.send(self._ask(trail, question))
+        except StopIteration as ended:
+            there: list[set[int]] = ended.value
+            return there
+
+    def _ask(self, trail: Trail, question: Question) -> Answer:
+        """A column is there if every shard has its part."""
+        tag = trail.maker.tag
+
+        def ask(group: int, shard: Shard) -> list[bool]:
+            return shard.kept([(trail.keys[depth], tag) for depth in question[group]])
+
+        found = self._on_each(ask, [group for group, depths in question.items() if depths])
+        return {
+            group: {
+                depth for depth, there in zip(question[group], zip(*parts, strict=True), strict=True)
+                if all(there)
+            }
+            for group, parts in found.items()
+        }  # fmt: skip
+
+    def _bring(self, trail: Trail, there: Sequence[set[int]], match: Match | None) -> None:
+        columns = max(map(len, there))
+        tokens, size = columns * COLUMN_TOKENS, columns * self._column_bytes
+        with self._lock:
+            now = self._clock()
+            recalls: list[Recall] = []
+            if self.pace.is_worth_it(tokens, size, now):
+                recalls = self._tier2.begin_recall(trail, there, now)
+            else:
+                self._tier2.leave(trail, there)
+            if match:
+                self._ledger.recount(match, now)
+        self._carry_back(recalls)
+
+    def _carry_back(self, recalls: Sequence[Recall]) -> None:
+        """One after the other: who waits can use the first while the next are on their way."""
+        for place, recall in enumerate(recalls):
+            found: dict[Column, Dates | Reason] = {}
+            try:
+                found = self._recalled(recall)
+            finally:
+                with self._lock:
+                    now = self._clock()
+                    self._tier2.finish_recall(recall, now, found)
+                    if len(found) < len(recall.places):  # it has failed as a whole, and so do the rest
+                        for rest in recalls[place + 1 :]:
+                            self._tier2.finish_recall(rest, now, {})
+                self._say_arrived()
+
+    def _recalled(self, recall: Recall) -> dict[Column, Dates | Reason]:
+        began = time.perf_counter()
+        with self._lock:
+            groups: dict[int, list[tuple[Column, Back]]] = {}
+            for column, slot in recall.places:
+                back = Back(slot, column.key, recall.tag)
+                groups.setdefault(column.home.group, []).append((column, back))
+
+        def bring(group: int, shard: Shard) -> list[int | Miss]:
+            columns = [back for _, back in groups[group]]
+            answers: list[int | Miss] = []
+            for at in range(0, len(columns), BATCH_MAX):
+                answers += shard.recall(columns[at : at + BATCH_MAX])
+            return answers
+
+        offset = self._wall_clock() - self._clock()
+        found: dict[Column, Dates | Reason] = {}
+        size = 0
+        for group, parts in self._on_each(bring, groups, recall.shards).items():
+            for (column, _), notes in zip(groups[group], zip(*parts, strict=True), strict=True):
+                found[column] = _dates(notes, offset)
+                size += column.bytes
+        if recall.shards is None:
+            self.recalling.add(size, time.perf_counter() - began)
+        return found
+
+    def _say_arrived(self) -> None:
+        with self.arrived:
+            self.arrived.notify_all()
+
+    # Housekeeping
+
+    def keep_house(self) -> None:
+        """Begin what there is to do, as far as not enough is under way. Returns at once."""
+        with self._lock:
+            now = self._clock()
+            self._tier2.is_worth_it = self.tokens_min is not None
+            while self._spilling < SPILLS_AT_ONCE:
+                spill = self._tier2.begin_spill(now, SPILL_COLUMNS)
+                if spill is None:
+                    break
+                self._spilling += 1
+                self._works.submit(self._spill, spill)
+            if self._is_busy:
+                return
+            recall = self._tier2.begin_restore(now, RESTORE_COLUMNS)
+            forgets = [] if recall else self._tier2.take_forgets(FORGET_COLUMNS)
+            purge = None if recall or forgets else self._tier2.take_purge()
+            self._is_busy = bool(recall or forgets or purge)
+        if recall:
+            self._works.submit(self._do, self._carry_back, [recall])
+        elif forgets:
+            self._works.submit(self._do, self._forget, forgets)
+        elif purge:
+            self._works.submit(self._do, self._purge, purge)
+
+    def _do(self, work: Callable[[T], None], what: T) -> None:
+        try:
+            work(what)
+        except Exception:
+            log.exception("Something in tier 2 has failed")
+        finally:
+            with self._lock:
+                self._is_busy = False
+        self._on_change()
+
+    def _spill(self, spill: Spill) -> None:
+        kept: list[bool] = []
+        try:
+            kept = self._spilled(spill)
+        except Exception:
+            log.exception("Columns could not be copied to tier 2")
+        finally:
+            with self._lock:
+                self._spilling -= 1
+                self._tier2.finish_spill(spill, kept)
+        self._on_change()
+
+    def _spilled(self, spill: Spill) -> list[bool]:
+        """For each whether all shards have copied their part."""
+        offset = self._wall_clock() - self._clock()
+        places: dict[int, list[int]] = {}
+        for place, one in enumerate(spill.leaving):
+            places.setdefault(one.group, []).append(place)
+        kept = [False] * len(spill.leaving)
+
+        def copy(group: int, shard: Shard) -> list[bool]:
+            mine = [spill.leaving[place] for place in places[group]]
+            if again := [(one.key, one.tag) for one in mine if one.again]:
+                shard.forget(again)
+            return shard.spill(
+                [Copy(one.slot, one.key, one.tag, _note(one.dates, offset)) for one in mine]
+            )
+
+        for group, parts in self._on_each(copy, places).items():
+            for place, copied in zip(places[group], zip(*parts, strict=True), strict=True):
+                kept[place] = all(copied)
+        return kept
+
+    def _forget(self, forgets: Sequence[Forget]) -> None:
+        keys = [(one.key, one.tag) for one in forgets]
+        gone = self._on_each(lambda _, shard: shard.forget(keys), [forgets[0].group])
+        is_done = all(gone[forgets[0].group])
+        with self._lock:
+            if is_done:
+                self._tier2.forgotten(forgets)
+            else:
+                self._tier2.not_forgotten(forgets)
+        self._pause(is_done)
+
+    def _purge(self, purge: Purge) -> None:
+        files = size = 0
+        is_done = True
+        for tag in purge.tags:
+
+            def empty(_: int, shard: Shard, tag: bytes = tag) -> tuple[Shard, int, int] | None:
+                gone = shard.purge(tag)
+                return gone and (shard, gone.files, gone.bytes)
+
+            for parts in self._on_each(empty, range(len(self._shards))).values():
+                for part in parts:
+                    if part is None:
+                        is_done = False
+                        continue
+                    files, size = files + part[1], size + part[2]
+                    with self._lock:
+                        purge.removal.confirmed[part[0].name] = self._clock()
+        with self._lock:
+            purge.removal.files += files
+            purge.removal.file_bytes += size
+            if is_done:
+                self._tier2.purged(purge)
+            else:
+                self._tier2.not_purged(purge)
+        self._pause(is_done)
+
+    def _pause(self, is_done: bool) -> None:  # noqa: FBT001
+        """What could not be done is tried again, and not in a hurry."""
+        if not is_done:
+            time.sleep(RETRY_SECONDS)
+
+    def _on_each(
+        self,
+        work: Callable[[int, Shard], T],
+        groups: Iterable[int],
+        shards: frozenset[int] | None = None,
+    ) -> dict[int, list[T]]:
+        """Do this for each shard of these groups at the same time; what came of it, by group."""
+        futures = {
+            group: [
+                self._threads.submit(work, group, shard)
+                for index, shard in enumerate(self._shards[group])
+                if shards is None or index in shards
+            ]
+            for group in groups
+        }
+        wait([future for of in futures.values() for future in of])
+        return {group: [future.result() for future in of] for group, of in futures.items()}
+
+
+def _note(dates: Dates, offset: float) -> int:
+    """What tier 2 keeps of a column's dates: those of the calendar, which outlive this process."""
+    seconds = [min(max(0, int(at + offset)), 2**32 - 1) for at in dates]
+    (note,) = _NUMBER.unpack(_NOTE.pack(*seconds))
+    return int(note)
+
+
+def _dates(notes: Sequence[int | Miss], offset: float) -> Dates | Reason:
+    """The earliest of all shards', or why it has not come."""
+    stored_at, used_at = [], []
+    for note in notes:
+        if isinstance(note, Miss):
+            damaged = Reason.SEAL_REFUSED if note in _DAMAGED else Reason.TIER2_LATE
+            return _REASONS.get(note, damaged)
+        stored, used = _NOTE.unpack(_NUMBER.pack(note))
+        stored_at.append(stored - offset)
+        used_at.append(used - offset)
+    return Dates(min(stored_at), min(used_at))
