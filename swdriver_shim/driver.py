@@ -105,6 +105,14 @@ class OrgState:
     hit_rate: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """From how many tokens on a refill is worth it; 0 while too little was measured, None for never."""
+
+    dram_tokens_min: int | None
+    tier2_tokens_min: int | None
+
+
 class Driver:
     """All methods may be called from any thread."""
 
@@ -421,6 +429,12 @@ class Driver:
                 )
                 for org, account in self.ledger.accounts.items()
             ]
+
+    def worth(self) -> Worth:
+        """From how many tokens on fetching is faster than computing, as measured."""
+        with self._lock:
+            each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
+            return Worth(self._pace.tokens_min(each), self._carrier.tokens_min)
 
     # Housekeeping
 

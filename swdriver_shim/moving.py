@@ -96,7 +96,7 @@ class Shard:
         self._client: ShardClient | None = None
         self._incarnation = b""
         self._tried_at = -RECONNECT_SECONDS
-        self._sequences = array("Q")  # of the evict that wrote each slot; 0 where nothing is known
+        self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
         self._old: ShardClient | None = None  # where it moves away from
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
@@ -138,7 +138,7 @@ class Shard:
 
     def _settle(self, client: ShardClient) -> None:
         if client.incarnation != self._incarnation:  # its memory is new, and empty
-            self._sequences = array("Q", bytes(8 * client.slots))
+            self._written = array("Q", bytes(8 * client.slots))
             self._incarnation = client.incarnation
             self.lives += 1
         client.on_line = lambda _: self.on_line()
@@ -177,7 +177,7 @@ class Shard:
                 return False
             with self._lock:
                 for sequence, column in enumerate(columns, last - len(columns) + 1):
-                    self._sequences[column.slot] = sequence
+                    self._written[column.slot] = sequence + 1
                     self._still_there.discard(column.slot)
         return True
 
@@ -186,15 +186,17 @@ class Shard:
         with self._lock:
             self._reach(max((column.slot for column in columns), default=0))
             homes = [self._old if one.slot in self._still_there else self._client for one in columns]
-            wanted = [
-                Wanted(one.slot, Column(one.key, one.tag, self._sequences[one.slot])) for one in columns
-            ]
+            wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
             clients = {home for home in homes if home}
             self._readers.update(clients)
         found: list[Miss | None] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
         try:
             for client in clients:
-                at = [i for i, home in enumerate(homes) if home is client and wanted[i].column.sequence]
+                at = [
+                    i
+                    for i, home in enumerate(homes)
+                    if home is client and wanted[i].column.sequence >= 0
+                ]
                 if at:
                     self._refill_from(client, at, wanted, columns, found)
         finally:
@@ -243,8 +245,8 @@ class Shard:
         with self._lock:
             for slot in slots:
                 self._still_there.discard(slot)
-                if slot < len(self._sequences):
-                    self._sequences[slot] = 0
+                if slot < len(self._written):
+                    self._written[slot] = 0
         return True
 
     # Tier 2
@@ -264,22 +266,23 @@ class Shard:
         """Copy these to tier 2; whether it has them now."""
         with self._lock:
             self._reach(max(column.slot for column in columns))
-            wanted = [
-                Wanted(one.slot, Column(one.key, one.tag, self._sequences[one.slot])) for one in columns
+            wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
+            mine = [
+                place
+                for place, one in enumerate(wanted)
+                if one.slot not in self._still_there and one.column.sequence >= 0
             ]
-            here = [one.slot not in self._still_there for one in columns]
             client = self._client
-        if client is None or not any(here):
-            return [False] * len(columns)
-        mine = [place for place, is_here in enumerate(here) if is_here]
+        kept = [False] * len(columns)
+        if client is None or not mine:
+            return kept
         try:
             answers = client.spill(
                 [wanted[place] for place in mine], notes=[columns[place].note for place in mine]
             )
         except Lost as error:
             self._lose(client, error)
-            return [False] * len(columns)
-        kept = [False] * len(columns)
+            return kept
         for place, answer in zip(mine, answers, strict=True):
             kept[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
         return kept
@@ -301,7 +304,7 @@ class Shard:
         with self._lock:
             for one, answer in zip(columns, found, strict=True):
                 self._still_there.discard(one.slot)
-                self._sequences[one.slot] = 0 if isinstance(answer, Miss) else answer.number
+                self._written[one.slot] = 0 if isinstance(answer, Miss) else answer.number + 1
                 answers.append(answer if isinstance(answer, Miss) else answer.note)
         return answers
 
@@ -332,7 +335,7 @@ class Shard:
     def applied(self, seconds: float) -> bool:
         """Wait until the agent has applied all evicts so far; whether it has."""
         with self._lock:
-            client, number = self._client, max(self._sequences, default=0)
+            client, number = self._client, self._last
         if not client:
             return False
         try:
@@ -341,10 +344,19 @@ class Shard:
             return False
         return True
 
+    @property
+    def _last(self) -> int:
+        """The number of the last evict whose bytes are still known."""
+        return max(0, max(self._written, default=0) - 1)
+
+    def _wanted(self, slot: int, key: bytes, tag: bytes) -> Wanted:
+        """What lies in a slot, if it is this column."""
+        return Wanted(slot, Column(key, tag, self._written[slot] - 1))
+
     def _reach(self, slot: int) -> None:
         """The shard may have grown."""
-        if slot >= len(self._sequences):
-            self._sequences.frombytes(bytes(8 * (slot + 1 - len(self._sequences))))
+        if slot >= len(self._written):
+            self._written.frombytes(bytes(8 * (slot + 1 - len(self._written))))
 
     # Moving to another agent
 
@@ -352,7 +364,7 @@ class Shard:
     def count_from(self) -> int:
         """The count that a new home has to begin with: above all evicts until the move begins."""
         with self._lock:
-            return max(self._sequences, default=0) + COUNT_MARGIN
+            return self._last + COUNT_MARGIN
 
     @property
     def left_to_move(self) -> int:
@@ -371,7 +383,7 @@ class Shard:
             return False
         with self._writing, self._lock:
             self._old, self._connect = self._client, connect
-            slots = [slot for slot, number in enumerate(self._sequences) if number]
+            slots = [slot for slot, number in enumerate(self._written) if number]
             self._still_there = set(slots)
             if self._old:
                 self._incarnation = client.incarnation  # its bytes are on their way
@@ -394,7 +406,7 @@ class Shard:
         with self._writing, self._lock:
             batch = [slot for slot in slots if slot in self._still_there]
             self._pulling = frozenset(batch)
-            after = max((self._sequences[slot] for slot in batch), default=0)
+            after = max((self._written[slot] for slot in batch), default=1) - 1
         try:
             if batch:
                 pull(batch, after)

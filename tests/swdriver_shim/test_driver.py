@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
-from swdriver_shim.driver import Driver
+from swdriver_shim.driver import Driver, Loaded, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.moving import In, Out, Shard
@@ -47,7 +48,11 @@ class Engine:
 
         return self.driver.store(asked, asked.tokens, read, rules or Rules()).columns
 
-    def load(self, asked: Prompt) -> int:
+    def load(self, asked: Prompt, seconds: float = 0.0) -> int:
+        return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
+
+    def loaded(self, asked: Prompt, ask: Callable[[Part], Loaded]) -> Loaded:
+        """What a load gave, every byte of it checked."""
         got: dict[tuple[int, int, int, int], bytearray] = {}
 
         def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
@@ -55,11 +60,11 @@ class Engine:
             place = got[group, shard, depth, tokens] = bytearray(size)
             return memoryview(place)
 
-        loaded = self.driver.load(asked, into)
+        loaded = ask(into)
         for (group, shard, depth, tokens), place in got.items():
             if depth * C + tokens <= loaded.tokens:
                 assert place == kv(asked, group, shard, depth, tokens), "wrong bytes"
-        return loaded.tokens
+        return loaded
 
 
 class Fleet:
@@ -73,7 +78,8 @@ class Fleet:
             self.make_one(name + suffix, size, slots, applied)
 
     def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
-        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}))
+        part = name.partition(" ")[0]
+        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
         arena = Arena.allocate(identity.slot_bytes, slots)
         wake = self.plane.plane.wake
         shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)
@@ -99,6 +105,9 @@ class Fleet:
         credentials = Credentials(DRIVER, SECRET)
         return lambda: connect(address, name, credentials, transport=transport)
 
+    def end_one(self, name: str) -> None:
+        self.plane.shards.pop(name).end(Cause.GONE, "killed")
+
     def kill(self) -> None:
         for shard in self.plane.shards.values():
             shard.end(Cause.GONE, "killed")
@@ -114,8 +123,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 @contextlib.contextmanager
-def driving(fleet: Fleet, kind: str = "shm", **policies: Policy) -> Iterator[Engine]:
-    driver = Driver(LAYOUT, "llama", fleet.shards(kind))
+def driving(
+    fleet: Fleet, kind: str = "shm", clock: Callable[[], float] = time.monotonic, **policies: Policy
+) -> Iterator[Engine]:
+    driver = Driver(LAYOUT, "llama", fleet.shards(kind), clock=clock)
     driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
     try:
         yield Engine(driver)

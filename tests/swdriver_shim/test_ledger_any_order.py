@@ -271,8 +271,9 @@ class LedgerMachine(RuleBasedStateMachine):
         while self.ledger.sweep(self.now, 3):
             pass
         for use in [one for one, began in self.began.items() if began + USE_SECONDS_MAX <= self.now]:
+            uses: Any
             for uses in (self.reading, self.writing, self.copying):
-                uses.pop(use, None)  # type: ignore[attr-defined]
+                uses.pop(use, None)
         for account in self.ledger.accounts.values():
             for group in range(len(self.layout.groups)):
                 for column in account.columns(group):

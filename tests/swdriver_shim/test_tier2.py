@@ -1,0 +1,342 @@
+"""The driver with a tier 2 behind its agents: real files, real sockets, and every byte checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Difference, Tier2
+from kvss_agent.tiering import LoopTiering
+from swdriver_shim.driver import Loaded, Part
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.ledger import TIER2
+from swdriver_shim.policy import Policy, Rules, Tiers
+from swdriver_shim.reasons import Reason
+from tests.kvss_agent.plane import running
+from tests.live import wait_until
+from tests.swdriver_shim.prompts import keys, prompt
+from tests.swdriver_shim.test_driver import Engine, Fleet, driving, tokens
+
+C = COLUMN_TOKENS
+SHARDS, SLOTS = 3, 64
+KEPT = Policy(tiers=Tiers.TIER2)
+SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return tmp_path / "files"
+
+
+@contextlib.contextmanager
+def tiering(files: Path) -> Iterator[LoopTiering]:
+    """A tier 2 on a loop of its own, as an agent has it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    made = LoopTiering(loop)
+    store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
+    asyncio.run_coroutine_threadsafe(store.open(), loop).result()
+    made.store = store
+    try:
+        yield made
+        there = asyncio.run_coroutine_threadsafe(store.check_integrity(), loop).result()
+        assert there == Difference((), (), ())
+    finally:
+        asyncio.run_coroutine_threadsafe(store.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
+    with tiering(files) as tier, running(tmp_path, tiering=tier) as plane:
+        made = Fleet(plane)
+        made.make(SLOTS)
+        yield made
+
+
+def kept(files: Path) -> list[Path]:
+    return [path for path in files.rglob("*") if path.is_file()]
+
+
+def is_kept(engine: Engine, files: Path, columns: int) -> None:
+    """Wait until so many columns of the full group lie in tier 2."""
+    wait_until(
+        "tier 2 has them",
+        lambda: sum(file.name.endswith(".0.0") for file in kept(files)) >= columns,
+    )
+    flow = engine.driver.ledger.tier2.flow
+    wait_until("the driver knows", lambda: flow.spilled >= columns)
+
+
+def is_evicted(engine: Engine, fleet: Fleet) -> None:
+    """Take all memory away, and give it back."""
+    pools = engine.driver.ledger.slots.pools
+    for slots in (0, SLOTS):
+        for shard in fleet.plane.shards.values():
+            shard.resize(slots)
+        wait_until("the driver follows", lambda: {pool.line for pool in pools} == {slots})  # noqa: B023
+    assert not any(account.bytes for account in engine.driver.ledger.accounts.values())
+
+
+def of(engine: Engine, org: str = "acme") -> tuple[int, Counter[Reason]]:
+    """Tokens that came from tier 2, and those that were missed."""
+    tally = engine.driver.ledger.account(org).tally
+    tally.check_integrity()
+    return tally.hits[TIER2], +tally.missed
+
+
+def store_and_keep(engine: Engine, files: Path, *kinds: int) -> None:
+    asked = prompt(tokens(*kinds))
+    engine.store(asked)
+    assert engine.load(asked) == asked.tokens
+    is_kept(engine, files, len(kinds))
+
+
+def test_what_was_evicted_comes_back_and_is_in_memory_from_then_on(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3)
+        is_evicted(engine, fleet)
+        asked = prompt(tokens(1, 2, 3, 4, rest=5))
+        assert engine.load(asked, SOON) == 3 * C
+        assert of(engine) == (3 * C, Counter({Reason.NEVER_STORED: C + 5}))
+        assert engine.load(asked) == 3 * C, "at once, from memory"
+        assert of(engine)[0] == 3 * C
+        assert engine.load(prompt(tokens(1, 2, 3), "globex"), SOON) == 0
+        assert engine.load(prompt(tokens(1, 2, 3), "initech"), SOON) == 0
+
+
+def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3, 4)
+        is_evicted(engine, fleet)
+        engine.store(prompt(tokens(1)))
+        asked = prompt(tokens(1, 2, 3, 4))
+        first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
+        assert first.tokens == C
+        assert first.seeking
+        assert first.coming == 3 * C
+        assert first.seeking.done.wait(SOON)
+        depths: list[int] = []
+
+        def more(into: Part) -> Loaded:
+            def noted(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+                depths.append(depth)
+                return into(group, shard, depth, tokens)
+
+            return engine.driver.load_more(first, noted)
+
+        again = engine.loaded(asked, more)
+        assert (again.tokens, again.coming) == (4 * C, 0)
+        assert set(depths) == {1, 2, 3}, "and not what was there before"
+        assert of(engine) == (3 * C, Counter())
+
+
+def test_what_comes_too_late_is_there_the_next_time(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        is_evicted(engine, fleet)
+        asked = prompt(tokens(1, 2))
+        first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
+        assert first.tokens == 0
+        assert first.seeking
+        assert first.seeking.done.wait(SOON)
+        assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
+        assert engine.load(asked) == 2 * C
+
+
+def test_a_driver_that_starts_anew_finds_what_is_in_tier_2(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3)
+    with driving(fleet, acme=KEPT) as engine:
+        assert engine.load(prompt(tokens(1, 2, 3, 9)), SOON) == 3 * C
+
+
+def test_nothing_expired_comes_back_from_tier_2_though_the_driver_is_new(
+    fleet: Fleet, files: Path
+) -> None:
+    hour = replace_ttl(first=3600, last=None)
+    with driving(fleet, acme=hour) as engine:
+        store_and_keep(engine, files, 1, 2)
+    with driving(fleet, acme=hour) as engine:
+        engine.driver._carrier._wall_clock = lambda: time.time() + 3600
+        assert engine.load(prompt(tokens(1, 2)), SOON) == 0
+        assert of(engine) == (0, Counter({Reason.EXPIRED: 2 * C}))
+        wait_until("what has expired is removed", lambda: not kept(files))
+
+
+def replace_ttl(first: int | None, last: int | None) -> Policy:
+    return Policy(tiers=Tiers.TIER2, ttl_first_use_seconds=first, ttl_last_use_seconds=last)
+
+
+def test_a_purge_empties_tier_2_and_its_receipt_says_so(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT, globex=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        other = prompt(tokens(5), "globex")
+        engine.store(other)
+        engine.load(other)
+        wait_until("globex has files, too", lambda: len(kept(files)) == 3 * SHARDS)
+        is_evicted(engine, fleet)
+        receipt = engine.driver.purge("acme")
+        assert receipt.done
+        assert (receipt.tier2_files, receipt.tier2_bytes > 0) == (2 * SHARDS, True)
+        assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
+        assert len(kept(files)) == SHARDS
+        assert engine.load(prompt(tokens(1, 2)), SOON) == 0
+        assert engine.load(other, SOON) == C
+
+
+def test_a_new_driver_purges_what_it_has_never_seen(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+    with driving(fleet, acme=KEPT) as engine:
+        receipt = engine.driver.purge("acme", tag=keys().tag)
+        assert (receipt.done, receipt.columns, receipt.tier2_files) == (True, 0, 2 * SHARDS)
+        assert not kept(files)
+
+
+def test_a_delete_reaches_tier_2(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        is_evicted(engine, fleet)
+        receipt = engine.driver.delete(prompt(tokens(1, 2)))
+        assert receipt.done
+        assert not kept(files)
+        assert engine.load(prompt(tokens(1, 2)), SOON) == 0
+
+
+def test_a_shorter_time_to_live_reaches_tier_2(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        engine.driver.set_ttl(prompt(tokens(1, 2)), 1000)
+        wait_until("no copy without it is left", lambda: not kept(files))
+        assert engine.load(prompt(tokens(1, 2))) == 2 * C
+
+
+def test_a_policy_without_tier_2_empties_it(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        engine.driver.set_policies({})
+        wait_until("it is empty", lambda: not kept(files))
+        assert engine.load(prompt(tokens(1, 2))) == 2 * C, "memory is another matter"
+
+
+def test_nothing_is_kept_in_the_clear_that_is_to_be_encrypted(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT, globex=KEPT) as engine:
+        store_and_keep(engine, files, 1)
+    assert kept(files)
+    with driving(fleet, acme=Policy(tiers=Tiers.TIER2, encrypt_tier2=True)) as engine:
+        assert engine.load(prompt(tokens(1)), SOON) == 0
+        engine.store(prompt(tokens(2)))
+        engine.load(prompt(tokens(2)))
+        assert engine.driver.ledger.tier2.begin_spill(time.monotonic(), 10) is None
+
+
+def test_a_damaged_file_is_a_miss_and_is_removed(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        is_evicted(engine, fleet)
+        for path in kept(files):
+            raw = bytearray(path.read_bytes())
+            raw[100] ^= 1
+            path.write_bytes(raw)
+        assert engine.load(prompt(tokens(1, 2)), SOON) == 0
+        assert of(engine) == (0, Counter({Reason.SEAL_REFUSED: 2 * C}))
+        wait_until("they are removed", lambda: not kept(files))
+
+
+def test_what_an_agent_lost_is_restored_from_tier_2(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, "unix", acme=KEPT, initech=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3)
+        engine.store(prompt(tokens(7)))  # nobody asked for it: it is not copied
+        fleet.end_one("0.1")
+        assert engine.load(prompt(tokens(1, 2, 3))) == 0
+        fleet.make_one("0.1", 32 * C, SLOTS, 0)
+        flow = engine.driver.ledger.tier2.flow
+        wait_until("its part is back", lambda: flow.restored == 3)
+        assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
+        assert engine.load(prompt(tokens(7))) == 0
+
+
+def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, "unix", acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3)
+        shard = engine.driver._shards[0][1]
+        fleet.end_one("0.1")
+        assert engine.load(prompt(tokens(1, 2, 3))) == 0
+        assert shard.slots is None
+        fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from)
+        assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: None)
+        wait_until("its part is back", lambda: engine.driver.ledger.tier2.flow.restored == 3)
+        assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
+
+
+def test_a_conversation_that_is_about_to_go_on_is_brought_ahead(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        engine.store(prompt(tokens(1, 2, 3)), Rules(continue_id="chat-7"))
+        engine.load(prompt(tokens(1, 2, 3)))
+        is_kept(engine, files, 3)
+        is_evicted(engine, fleet)
+        assert not engine.driver.prefetch("acme", "chat-8")
+        assert not engine.driver.prefetch("globex", "chat-7")
+        assert engine.driver.prefetch("acme", "chat-7")
+        wait_until("it is here", lambda: engine.driver.query(prompt(tokens(1, 2, 3))) == 3 * C)
+
+
+def test_what_is_slower_than_computing_is_not_fetched(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        asked = prompt(tokens(1, 2))
+        for _ in range(10):
+            engine.driver.computed(1000, 1e-9)
+            engine.load(asked)
+        _, missed = of(engine)
+        assert missed[Reason.NOT_WORTH_IT] > 0
+        assert engine.driver.worth().dram_tokens_min is None
+        for _ in range(200):
+            engine.driver.computed(1000, 1000.0)
+        tokens_min = engine.driver.worth().dram_tokens_min
+        assert tokens_min is not None
+        assert tokens_min <= 1
+        assert engine.load(asked) == 2 * C
+
+
+def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        prompts = [prompt(tokens(kind, kind + 1)) for kind in range(100, 200, 2)]
+        pools = engine.driver.ledger.slots.pools
+
+        def settle() -> None:
+            wait_until("there is room ahead", lambda: all(pool.free >= 2 for pool in pools))
+
+        for asked in prompts:
+            engine.store(asked)
+            settle()
+        flow = engine.driver.ledger.tier2.flow
+        assert flow.spilled > 0
+        assert flow.no_time == 0
+        for asked in prompts:
+            assert engine.load(asked, SOON) == 2 * C
+            settle()
+
+
+def test_without_a_tier_2_nobody_waits_for_it(tmp_path: Path) -> None:
+    with running(tmp_path) as plane:
+        fleet = Fleet(plane)
+        fleet.make()
+        with driving(fleet, acme=KEPT) as engine:
+            assert engine.load(prompt(tokens(1, 2)), SOON) == 0
+            engine.store(prompt(tokens(1)))
+            assert engine.load(prompt(tokens(1))) == C
+            assert engine.driver.purge("acme").done
