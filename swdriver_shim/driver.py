@@ -165,10 +165,21 @@ class Driver:
             with self._lock:
                 self.ledger.release(match)
 
-    def store(self, prompt: Prompt, verified: int, read: Part, rules: Rules = AS_USUAL) -> Stored:
-        """Send out what is not stored yet of the first so many tokens, which are verified."""
+    def store(
+        self,
+        prompt: Prompt,
+        verified: int,
+        read: Part,
+        rules: Rules = AS_USUAL,
+        first: Sequence[int] = (),
+    ) -> Stored:
+        """Send out what is not stored yet of the first so many tokens, which are verified.
+
+        `first`: the token from which on the engine has KV of each group, if not from the start, as where
+        a window has gone on. What is before it is not asked for.
+        """
         with self._lock:
-            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules)
+            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
         try:
             failed = self._send(prompt, begun.places, read)

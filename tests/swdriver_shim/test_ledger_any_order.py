@@ -49,6 +49,9 @@ RULES = st.builds(
     ttl_seconds=SECONDS,
     priority=st.sampled_from([None, 0, 100]),
 )
+FIRST: st.SearchStrategy[list[int]] = st.one_of(
+    st.just([]), st.lists(st.integers(0, 200), min_size=3, max_size=3)
+)
 ORGS = st.sampled_from(["acme", "globex", "initech"])
 NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, NAMESPACE, OTHER])
 
@@ -151,9 +154,12 @@ class LedgerMachine(RuleBasedStateMachine):
         if hit:
             self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
 
-    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES)
-    def begin_store(self, asked: Prompt, verified: int, rules: Rules) -> Store:
-        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules)
+    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES, have_from=FIRST)
+    def begin_store(self, asked: Prompt, verified: int, rules: Rules, have_from: Sequence[int]) -> Store:
+        first = have_from[: len(self.layout.groups)]
+        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules, first)
+        for column, _ in store.places:
+            assert not first or column.depth * COLUMN_TOKENS >= first[column.home.group]
         slots = self.writing[store] = [(column.home.group, slot) for column, slot in store.places]
         self.began[store] = self.now
         self.prompts[store] = asked
