@@ -1,6 +1,7 @@
 # Everything a person does with this repository. `make` alone lists it.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 IN = .venv/bin/python
+IN_MODELS = .tidegate/models/bin/python
 UV = .tidegate/uv/bin/uv
 NAME ?= console
 ARGS ?=
@@ -8,10 +9,10 @@ SEEDS ?= 200
 STEPS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help up down check test lint fmt bench sim docs clean lock run-environment dev-environment
+.PHONY: help up down check test test-models lint fmt bench bench-models sim docs clean lock run-environment dev-environment models-environment
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 up: run-environment ## start everything, for real; Ctrl-C stops it
 	@exec $(IN) -m console.stack up
@@ -26,6 +27,9 @@ test: dev-environment ## all tests; installs Chromium where root may and it is a
 	@$(PYTHON) console/stack/bootstrap.py browser
 	$(IN) -m pytest -n 2 --dist loadgroup $(ARGS)
 
+test-models: models-environment ## the tests of real models; installs torch, beside everything else
+	$(IN_MODELS) -m pytest -n 2 -m models $(ARGS)
+
 lint: dev-environment ## ruff, mypy --strict, the dependency rule
 	$(IN) -m ruff check .
 	$(IN) -m ruff format --check .
@@ -38,6 +42,9 @@ fmt: dev-environment ## format the code and mend what can be mended
 
 bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json rows.json"
 	$(IN) -m benchmarks.$(NAME) $(ARGS)
+
+bench-models: models-environment ## measure what a refilled prefix saves real models
+	$(IN_MODELS) -m benchmarks.models $(ARGS)
 
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
 	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) $(IN) -m pytest -m sim -s -q $(ARGS)
@@ -54,9 +61,13 @@ lock: dev-environment ## resolve the dependencies anew
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt
+	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group models --extra transformers -o requirements/models.txt
 
 run-environment:
 	@$(PYTHON) console/stack/bootstrap.py run
 
 dev-environment:
 	@$(PYTHON) console/stack/bootstrap.py dev
+
+models-environment:
+	@$(PYTHON) console/stack/bootstrap.py models

@@ -57,9 +57,15 @@ class Loaded:
 
     tokens: int
     asked: int
-    coming: int
-    match: Match = field(repr=False)
-    seeking: Seeking | None = field(repr=False)
+    coming: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loading(Loaded):
+    """And how to ask for more."""
+
+    match: Match = field(kw_only=True, repr=False)
+    seeking: Seeking | None = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,7 @@ class Driver:
         with self._lock:
             return self.ledger.query(prompt, self._clock())
 
-    def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loaded:
+    def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
         """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold
         anything.
 
@@ -180,7 +186,7 @@ class Driver:
             seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
         return self._load(match, into, seconds, seeking)
 
-    def load_more(self, loaded: Loaded, into: Part, *, seconds: float = 0.0) -> Loaded:
+    def load_more(self, loaded: Loading, into: Part, *, seconds: float = 0.0) -> Loading:
         """What has come since, and only that: `into` is asked for columns behind `loaded.tokens`."""
         with self._lock:
             match = self.ledger.again(loaded.match, self._clock(), loaded.tokens)
@@ -197,7 +203,7 @@ class Driver:
         with self._lock:
             self._carrier.computing.add(tokens, seconds)
 
-    def _load(self, match: Match, into: Part, seconds: float, seeking: Seeking | None) -> Loaded:
+    def _load(self, match: Match, into: Part, seconds: float, seeking: Seeking | None) -> Loading:
         try:
             if seconds > 0:
                 match = self._wait(match, seconds, seeking)
@@ -214,13 +220,10 @@ class Driver:
             else:
                 with self._lock:
                     self.ledger.shorten(match, 0, Reason.SEAL_REFUSED)
-            tokens = max(match.tokens, match.had)
-            coming = (
-                match.coming
-                if seeking is None or seeking.done.is_set()
-                else match.prompt.tokens - tokens
-            )
-            return Loaded(tokens, match.prompt.tokens, coming, match, seeking)
+            tokens, asked = max(match.tokens, match.had), match.prompt.tokens
+            is_known = seeking is None or seeking.done.is_set()
+            coming = match.coming if is_known else asked - tokens
+            return Loading(tokens, asked, coming, match=match, seeking=seeking)
         finally:
             with self._lock:
                 self.ledger.release(match)
@@ -250,10 +253,21 @@ class Driver:
             with self._lock:
                 self._carrier.refilling.add(sum(column.bytes for column in _new(match)), seconds)
 
-    def store(self, prompt: Prompt, verified: int, read: Part, rules: Rules = AS_USUAL) -> Stored:
-        """Send out what is not stored yet of the first so many tokens, which are verified."""
+    def store(
+        self,
+        prompt: Prompt,
+        verified: int,
+        read: Part,
+        rules: Rules = AS_USUAL,
+        first: Sequence[int] = (),
+    ) -> Stored:
+        """Send out what is not stored yet of the first so many tokens, which are verified.
+
+        `first`: the token from which on the engine has KV of each group, if not from the start, as where
+        a window has gone on. What is before it is not asked for.
+        """
         with self._lock:
-            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules)
+            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
         try:
             failed = self._send(prompt, begun.places, read)

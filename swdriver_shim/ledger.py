@@ -367,10 +367,18 @@ class Ledger:
 
     # Store
 
-    def begin_store(self, prompt: Prompt, verified: int, now: float, rules: Rules = AS_USUAL) -> Store:
+    def begin_store(
+        self,
+        prompt: Prompt,
+        verified: int,
+        now: float,
+        rules: Rules = AS_USUAL,
+        first: Sequence[int] = (),
+    ) -> Store:
         """Slots for what is not stored yet of the first so many tokens, those that are verified.
 
-        Fewer if there is no room for more. `finish_store` has to follow.
+        `first`: the token from which on there is KV of each group, if not from the start. Fewer if there
+        is no room for more. `finish_store` has to follow.
         """
         if not 0 <= verified <= prompt.tokens:
             raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
@@ -385,13 +393,16 @@ class Ledger:
         else:
             self.tier2.remember(account, rules.continue_id, prompt)
             maps = self.maps_of(account, prompt.maker)
-            for one in maps:
+            have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
+            for one, have_from in zip(maps, have, strict=True):
                 if one.linked:
-                    stored = self._store_in(one, prompt, 0, verified, now, rules, store.places)
+                    stored = self._store_in(
+                        one, prompt, 0, verified, now, rules, store.places, have_from
+                    )
                     verified = min(verified, stored)
-            for one in maps:
+            for one, have_from in zip(maps, have, strict=True):
                 if not one.linked:
-                    self._store_window(one, prompt, verified, now, rules, store.places)
+                    self._store_window(one, prompt, verified, now, rules, store.places, have_from)
         self.slots.begin(store, now)
         return store
 
@@ -423,14 +434,15 @@ class Ledger:
         now: float,
         rules: Rules,
         places: list[Place],
+        have_from: int,
     ) -> None:
         """Places for a group with a window: first for its end, and with the room that is left for what
         is before it, since other prompts may go on from there. That goes out first, and is evicted
         first."""
         first = self.layout.groups[home.group].first_needed(verified)
         window: list[Place] = []
-        self._store_in(home, prompt, first, verified, now, rules, window)
-        self._store_in(home, prompt, 0, first * COLUMN_TOKENS, now, rules, places)
+        self._store_in(home, prompt, first, verified, now, rules, window, have_from)
+        self._store_in(home, prompt, 0, first * COLUMN_TOKENS, now, rules, places, have_from)
         places += window
 
     def _store_in(
@@ -442,8 +454,10 @@ class Ledger:
         now: float,
         rules: Rules,
         places: list[Place],
+        have_from: int,
     ) -> int:
-        """Places for one group. Up to how many tokens its columns are here, or on their way."""
+        """Places for one group, of columns from `have_from` on. Up to how many tokens its columns are
+        here, or on their way."""
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = home.account.policy
         born, seen = _over(policy, now)
@@ -463,6 +477,10 @@ class Ledger:
                 self.remove(column, Reason.EXPIRED)
                 column = home.columns.get(key)
             if column is None or column.state is empty:
+                if depth < have_from:
+                    if home.linked:
+                        return depth * COLUMN_TOKENS
+                    continue
                 slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
                 if slot is None:
                     return depth * COLUMN_TOKENS

@@ -2,19 +2,16 @@
 
 `Authorization: Bearer` says who asks. The controller's token may set the desired document and read how
 all stands. A caller's token belongs to one org, and all that it asks for is asked in that org's name.
-
-KV travels as `application/octet-stream`: four bytes, little-endian, with the length of a JSON header;
-the header; then the bytes, group by group and shard by shard, each from its first token to its last.
+KV travels as `application/octet-stream`, see `octets`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -36,33 +33,34 @@ from kvss_agent.http_api import (
     http_error,
     is_token,
 )
-from swdriver_shim import metrics
+from swdriver_shim import metrics, octets
 from swdriver_shim.desired import Desired, OrgSpec
 from swdriver_shim.driver import Receipt
-from swdriver_shim.keys import COLUMN_TOKENS, TOKEN_MAX, Prompt, isolation_tag
-from swdriver_shim.layout import Layout
+from swdriver_shim.keys import TOKEN_MAX, Prompt, isolation_tag
+from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
 
 TOKENS_MAX: Final = 4 << 20
-KV_BYTES_MAX: Final = 1 << 30
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 LOAD_SECONDS_MAX: Final = 60.0
-_LENGTH: Final = struct.Struct("<I")
-_OCTETS: Final = "application/octet-stream"
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
-B = TypeVar("B", bound="PromptBody")
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
 
 
 class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A prompt: its tokens, and the adapter that the model runs with."""
+    """A prompt: its tokens, and the adapter that the model runs with.
+
+    `namespace`: what the caller takes its KV for, as the hex digest of a `Namespace`. Refused if the
+    driver's is another.
+    """
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
     adapter: Annotated[str, Meta(max_length=500)] = ""
+    namespace: Annotated[str, Meta(max_length=100)] = ""
 
 
 class LoadBody(PromptBody, frozen=True, kw_only=True):
@@ -78,9 +76,15 @@ class PrefetchBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class StoreBody(PromptBody, frozen=True, kw_only=True):
-    """The KV of the first `verified` tokens follows; of all, if it is not said."""
+    """The KV of the first `verified` tokens follows; of all, if it is not said.
+
+    `first_tokens`: by group, from which token on it follows, if not from the start.
+    """
 
     verified: Annotated[int, Meta(ge=0)] | None = None
+    first_tokens: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(max_length=GROUPS_MAX)] = field(
+        default_factory=dict
+    )
     rules: Rules = field(default_factory=Rules)
 
 
@@ -196,25 +200,30 @@ class Service:
 
     def load(self, org: OrgSpec, body: LoadBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.driver
-        kv = _Kv(driver.layout, prompt.tokens)
+        kv = octets.Kv(driver.layout, prompt.tokens)
         loaded = driver.load(prompt, kv.part, seconds=body.seconds)
-        return Response(kv.encode(loaded.tokens), media_type=_OCTETS)
+        return Response(kv.encode(loaded.tokens), media_type=octets.OCTETS)
 
     def prefetch(self, org: OrgSpec, body: PrefetchBody) -> Response:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})
 
     async def store(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, KV_BYTES_MAX)
+        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
         return await asyncio.to_thread(self._store, org, memoryview(raw))
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
-        body, at = _header(raw, _STORE)
+        body, kv_raw = octets.unpack(raw, _STORE)
         prompt, driver = self._prompt(org, body), self.shim.driver
         verified = prompt.tokens if body.verified is None else body.verified
         if verified > prompt.tokens:
             raise Invalid(f"There are {prompt.tokens} tokens; {verified} can't be verified.")
-        kv = _Kv(driver.layout, verified, raw[at:])
-        return as_json(driver.store(prompt, verified, kv.part, body.rules))
+        if unknown := set(body.first_tokens) - {group.name for group in driver.layout.groups}:
+            raise Invalid(f"There is no group {min(unknown)}.")
+        first = [body.first_tokens.get(group.name, 0) for group in driver.layout.groups]
+        if max(first) > verified:
+            raise Invalid(f"KV from token {max(first)} on is behind the {verified} that are verified.")
+        kv = octets.Kv(driver.layout, verified, kv_raw, first)
+        return as_json(driver.store(prompt, verified, kv.part, body.rules, first))
 
     def delete(self, org: OrgSpec, body: DeleteBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.driver
@@ -262,7 +271,10 @@ class Service:
         return answer
 
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
-        return self.shim.keys(org, body.adapter).prompt(body.tokens)
+        keys = self.shim.keys(org, body.adapter)
+        if body.namespace not in ("", keys.namespace.digest().hex()):
+            raise Invalid("This driver's KV is of another model, revision, dtype or layout.")
+        return keys.prompt(body.tokens)
 
     async def openapi(self, _request: Request) -> Response:
         """OpenAPI 3.1 of the verbs, made from what they take."""
@@ -295,8 +307,8 @@ class Service:
                 "operationId": "store",
                 "requestBody": {
                     "required": True,
-                    "description": (__doc__ or "").rpartition("\n\n")[2].strip(),
-                    "content": {_OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+                    "description": octets.__doc__,
+                    "content": {octets.OCTETS: {"schema": {"type": "string", "format": "binary"}}},
                 },
                 "responses": {
                     "200": {"description": "How many columns and bytes went out."},
@@ -319,63 +331,6 @@ class Service:
 
 
 _STORE: Final = msgspec.json.Decoder(StoreBody)
-
-
-def _header(raw: memoryview, decoder: msgspec.json.Decoder[B]) -> tuple[B, int]:
-    """The JSON header of a body with KV, and where the bytes begin."""
-    if len(raw) < _LENGTH.size:
-        raise Invalid("The body begins with the length of its header, in four bytes.")
-    (length,) = _LENGTH.unpack_from(raw)
-    end = _LENGTH.size + length
-    if end > len(raw):
-        raise Invalid(f"The header has {length} bytes; {len(raw) - _LENGTH.size} follow.")
-    return decode(bytes(raw[_LENGTH.size : end]), decoder), end
-
-
-class _Kv:
-    """The KV of so many tokens: for each group and shard one run of bytes, token by token."""
-
-    def __init__(self, layout: Layout, tokens: int, raw: memoryview | None = None) -> None:
-        """Raises Invalid if `raw` is of another size."""
-        self._layout = layout
-        sizes = [
-            (index, shard, each * tokens)
-            for index, group in enumerate(layout.groups)
-            for shard, each in enumerate(group.bytes_per_token)
-        ]
-        total = sum(size for _, _, size in sizes)
-        if total > KV_BYTES_MAX:
-            raise Invalid(
-                f"The KV of {tokens} tokens has {total} bytes; at most {KV_BYTES_MAX} go at once."
-            )
-        if raw is None:
-            raw = memoryview(bytearray(total))
-        if len(raw) != total:
-            raise Invalid(f"The KV of {tokens} tokens has {total} bytes, not {len(raw)}.")
-        self._runs: dict[tuple[int, int], memoryview] = {}
-        at = 0
-        for index, shard, size in sizes:
-            self._runs[index, shard] = raw[at : at + size]
-            at += size
-
-    def part(self, group: int, shard: int, depth: int, tokens: int) -> memoryview:
-        each = self._layout.groups[group].bytes_per_token[shard]
-        start = depth * COLUMN_TOKENS * each
-        return self._runs[group, shard][start : start + tokens * each]
-
-    def encode(self, tokens: int) -> bytes:
-        """What is there of the first so many tokens: of a window only what is needed."""
-        parts: list[dict[str, object]] = []
-        runs: list[memoryview] = []
-        for (index, shard), run in self._runs.items():
-            group = self._layout.groups[index]
-            first, each = group.first_needed(tokens) * COLUMN_TOKENS, group.bytes_per_token[shard]
-            runs.append(run[first * each : tokens * each])
-            parts.append(
-                {"group": group.name, "shard": shard, "first_token": first, "bytes": len(runs[-1])}
-            )
-        header = msgspec.json.encode({"tokens": tokens, "parts": parts})
-        return b"".join([_LENGTH.pack(len(header)), header, *runs])
 
 
 def _receipt(receipt: Receipt) -> Response:

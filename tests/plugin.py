@@ -17,6 +17,7 @@ import pytest
 from console.stack.embedded import embedded_servers
 
 STARTED = "SERVERS_OF_THE_TESTS"
+OF_MODELS = {"test_transformers.py"}
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
 
@@ -40,6 +41,20 @@ def _start_servers() -> None:
     os.environ["TIDEGATE_SECRET_KEY"] = SECRET_KEY
     os.environ["TIDEGATE_MODE"] = "embedded"
     os.environ["TIDEGATE_STATIC_DIR"] = str(Path(directory) / "static")
+
+
+def _wants_models(config: pytest.Config) -> bool:
+    return "models" in config.option.markexpr.replace("not models", "")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if _wants_models(config) else "real models: left out; `make test-models` runs them"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests of real models need torch, which only an environment of their own has. So they are not even
+    imported unless they are asked for by their marker."""
+    return True if collection_path.name in OF_MODELS and not _wants_models(config) else None
 
 
 def pytest_unconfigure() -> None:

@@ -40,14 +40,15 @@ def test_every_dependency_is_justified() -> None:
     groups = pyproject()["dependency-groups"]
     assert isinstance(project, dict)
     assert isinstance(groups, dict)
-    wanted = [*project["dependencies"], *(item for group in groups.values() for item in group)]
+    lists = [project["dependencies"], *project["optional-dependencies"].values(), *groups.values()]
+    wanted = [item for group in lists for item in group]
     names = {re.split(r"[\[<>=~!; ]", item)[0] for item in wanted if isinstance(item, str)}
     text = (PROJECT / "docs" / "dependencies.md").read_text()
     documented = set(re.findall(r"^\| `([a-z0-9-]+)`", text, re.MULTILINE))
     assert documented == names
 
 
-@pytest.mark.parametrize("name", ["run", "dev", "uv"])
+@pytest.mark.parametrize("name", ["run", "dev", "models", "uv"])
 def test_a_lock_is_hashed_and_names_no_index(name: str) -> None:
     text = (PROJECT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text
@@ -60,7 +61,10 @@ def test_a_lock_is_hashed_and_names_no_index(name: str) -> None:
 def test_every_verb_of_the_makefile_has_its_line_of_help() -> None:
     text = (PROJECT / "Makefile").read_text()
     documented = set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
-    wanted = {"up", "down", "check", "test", "lint", "fmt", "bench", "sim", "docs", "clean"}
+    wanted = {"up", "down", "check", "test", "lint", "fmt", "bench", "sim", "docs", "clean"} | {
+        "test-models",
+        "bench-models",
+    }
     assert wanted <= documented
 
 

@@ -62,7 +62,7 @@ class LMCache(Adapter):
         self.instance = self.generation = 0
 
     def open(self, size: int, count: int) -> memoryview:
-        import torch  # type: ignore[import-not-found]
+        import torch
 
         self.release()
         self.size, self.count = size, count

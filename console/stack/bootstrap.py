@@ -1,7 +1,8 @@
 """Make the environment that everything runs in, with nothing but Python 3.11 and its standard library.
 
-`run` installs what the product needs, `dev` what its tests and checks need as well, `browser` Debian's
-Chromium where there is none. Each says how long it took, and does nothing the second time.
+`run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
+tests of real models need, beside it, `browser` Debian's Chromium where there is none. Each says how long
+it took, and does nothing the second time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent.parent
 STATE = PROJECT / ".tidegate"
 ENVIRONMENT = PROJECT / ".venv"
-PYTHON = ENVIRONMENT / "bin" / "python"
+MODELS = STATE / "models"  # torch is large, and nobody else wants it
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
+# Not in the lock: each platform, and each kind of accelerator, has a build of its own of one version.
+# Which one is installed is up to how pip is set up here.
+TORCH = "torch==2.13.0"
 PYTHON_MIN = (3, 11)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LAST_LINES = 12
@@ -36,7 +40,7 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "dev", "browser"])
+    parser.add_argument("what", choices=["run", "dev", "models", "browser"])
     what = parser.parse_args().what
     try:
         browser() if what == "browser" else environment(what)
@@ -52,7 +56,7 @@ def main() -> int:
 
 
 def environment(kind: str) -> None:
-    """`.venv` as the lock says. `run` adds what is missing; only `dev` removes what is not in it."""
+    """An environment as the lock says. Only `dev` removes what is not in it."""
     if sys.version_info < PYTHON_MIN:
         raise Failed(
             f"Tidegate needs Python {PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer; this is "
@@ -67,20 +71,20 @@ def environment(kind: str) -> None:
 
 def _is_installed(kind: str) -> bool:
     stamp = _stamp(kind)
-    return PYTHON.exists() and stamp.is_file() and stamp.read_text() == _wanted(kind)
+    return _python(kind).exists() and stamp.is_file() and stamp.read_text() == _wanted(kind)
 
 
 def _install(kind: str) -> None:
-    uv = _uv()
-    if not PYTHON.exists():
+    uv, python = _uv(), _python(kind)
+    if not python.exists():
         venv = [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable]
-        _stage("environment", [*venv, str(ENVIRONMENT)])
-    for name in ("run", "dev"):  # what was installed before is no longer exactly that
-        _stamp(name).unlink(missing_ok=True)
+        _stage("environment", [*venv, str(_home(kind))])
+    for stamp in _home(kind).glob(".*-installed"):  # what was installed before is no longer exactly that
+        stamp.unlink()
     verb = ["sync"] if kind == "dev" else ["install", "--requirements"]
     # Compiled now and by all cores, not one import after the other at the first start, or at every
     # start where PYTHONDONTWRITEBYTECODE is set.
-    how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(PYTHON)]
+    how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(python)]
     command = [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how]
     complaint = f"The packages could not be installed. {UNREACHABLE}"
     try:
@@ -91,18 +95,31 @@ def _install(kind: str) -> None:
         # uv brings its own list of authorities, and some networks have one of their own.
         name = f"packages ({kind}), trusting whom this machine trusts"
         _stage(name, [*command, "--system-certs"], complaint)
+    if kind == "models":
+        quiet = ["--quiet", "--disable-pip-version-check"]
+        complaint = f"torch could not be installed. {UNREACHABLE}"
+        _stage(TORCH, [*_pip(), "--python", str(python), "install", *quiet, TORCH], complaint)
     _stamp(kind).write_text(_wanted(kind))
     if kind == "dev":  # which contains all of run
         _stamp("run").write_text(_wanted("run"))
 
 
+def _home(kind: str) -> Path:
+    return MODELS if kind == "models" else ENVIRONMENT
+
+
+def _python(kind: str) -> Path:
+    return _home(kind) / "bin" / "python"
+
+
 def _stamp(kind: str) -> Path:
-    return ENVIRONMENT / f".{kind}-installed"
+    return _home(kind) / f".{kind}-installed"
 
 
 def _wanted(kind: str) -> str:
     """What a stamp says: the lock that was installed, and for which Python."""
-    return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}"
+    more = f" {TORCH}" if kind == "models" else ""
+    return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}{more}"
 
 
 def _digest(path: Path) -> str:

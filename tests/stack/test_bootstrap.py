@@ -47,6 +47,12 @@ def installed(checkout: Path) -> None:
         lock = checkout / "requirements" / f"{kind}.txt"
         stamp = f"{bootstrap._digest(lock)} {sys.version}"
         (checkout / ".venv" / f".{kind}-installed").write_text(stamp)
+    models = checkout / ".tidegate" / "models"
+    (models / "bin").mkdir(parents=True)
+    (models / "bin" / "python").symlink_to(sys.executable)
+    lock = checkout / "requirements" / "models.txt"
+    stamp = f"{bootstrap._digest(lock)} {sys.version} {bootstrap.TORCH}"
+    (models / ".models-installed").write_text(stamp)
 
 
 @pytest.mark.slow
@@ -59,7 +65,7 @@ def test_without_a_network_it_is_said_in_a_sentence(checkout: Path) -> None:
 
 def test_what_is_installed_is_left_alone(checkout: Path) -> None:
     installed(checkout)
-    for kind in ("run", "dev"):
+    for kind in ("run", "dev", "models"):
         done = run(checkout, kind)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -15,7 +15,7 @@ from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
-from swdriver_shim.driver import Driver, Loaded, Part
+from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.moving import In, Out, Shard
@@ -51,7 +51,7 @@ class Engine:
     def load(self, asked: Prompt, seconds: float = 0.0) -> int:
         return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
 
-    def loaded(self, asked: Prompt, ask: Callable[[Part], Loaded]) -> Loaded:
+    def loaded(self, asked: Prompt, ask: Callable[[Part], Loading]) -> Loading:
         """What a load gave, every byte of it checked."""
         got: dict[tuple[int, int, int, int], bytearray] = {}
 

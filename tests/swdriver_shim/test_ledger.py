@@ -289,6 +289,28 @@ def test_where_room_is_short_a_window_has_its_end() -> None:
     assert made.query(asked, 1) == 5 * C, "what is before the window made room"
 
 
+def test_what_an_engine_has_no_kv_of_any_more_is_not_asked_for() -> None:
+    made = ledger(slots=20, layout=HYBRID)
+    asked = prompt(conversation(1, 2, 3, 4, 5))
+
+    def stored(*first: int) -> list[list[int]]:
+        begun = made.begin_store(asked, asked.tokens, 0, first=first)
+        made.finish_store(begun, 0)
+        made.check_integrity()
+        depths: list[list[int]] = [[], [], []]
+        for column, _ in begun.places:
+            depths[column.home.group].append(column.depth)
+        return depths
+
+    assert stored(C, 3 * C - 5, 0) == [[], [], []], "nothing can be used behind a gap of a full group"
+    assert stored(0, 3 * C + 1, 0) == [[0, 1, 2, 3, 4], [4], [0, 1, 2, 3, 4]]
+    assert made.query(asked, 0) == 0, "the window has too little of it"
+    assert stored(5 * C, 2 * C - 5, 5 * C) == [[], [2, 3], []]
+    assert made.query(asked, 0) == 5 * C
+    with pytest.raises(ValueError, match="shorter"):
+        stored(0)
+
+
 def test_a_tail_is_found_where_the_window_reaches_from_its_end_only() -> None:
     made = ledger(layout=HYBRID)
     asked = prompt(conversation(1, 2, 3, 4, 5, rest=10))

@@ -27,7 +27,7 @@ from swdriver_shim import second_tier
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Ledger, Match, Store
-from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import Column, State
 from swdriver_shim.reasons import Reason
 from swdriver_shim.second_tier import Dates, Forget, Recall, Spill
@@ -53,6 +53,9 @@ RULES = st.builds(
     no_store=st.sampled_from([False, False, False, True]),
     ttl_seconds=SECONDS,
     priority=st.sampled_from([None, 0, 100]),
+)
+FIRST: st.SearchStrategy[list[int]] = st.one_of(
+    st.just([]), st.lists(st.integers(0, 200), min_size=3, max_size=3)
 )
 ORGS = st.sampled_from(["acme", "globex", "initech"])
 NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, NAMESPACE, OTHER])
@@ -170,12 +173,16 @@ class LedgerMachine(RuleBasedStateMachine):
         if hit:
             self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
 
-    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES)
-    def begin_store(self, asked: Prompt, verified: int, rules: Rules) -> Store:
-        return self.stored(asked, verified, rules)
+    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES, have_from=FIRST)
+    def begin_store(self, asked: Prompt, verified: int, rules: Rules, have_from: Sequence[int]) -> Store:
+        return self.stored(asked, verified, rules, have_from[: len(self.layout.groups)])
 
-    def stored(self, asked: Prompt, verified: int, rules: Rules) -> Store:
-        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules)
+    def stored(
+        self, asked: Prompt, verified: int, rules: Rules = AS_USUAL, first: Sequence[int] = ()
+    ) -> Store:
+        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules, first)
+        for column, _ in store.places:
+            assert not first or column.depth * COLUMN_TOKENS >= first[column.home.group]
         slots = self.writing[store] = [(column.home.group, slot) for column, slot in store.places]
         self.began[store] = self.now
         self.prompts[store] = asked
@@ -342,7 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(asked=PROMPTS, data=st.data())
     def keep(self, asked: Prompt, data: st.DataObject) -> None:
         """All the way: stored, asked for, copied."""
-        self.finish_store(self.stored(asked, asked.tokens, Rules()), fails=False)
+        self.finish_store(self.stored(asked, asked.tokens), fails=False)
         self.release(self.matched(asked))
         spill = self.spilled()
         if spill:

@@ -18,7 +18,7 @@ import pytest
 
 from console.environment import PROJECT
 from swdriver_shim.desired import token_hash
-from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -145,6 +145,27 @@ def test_only_verified_tokens_are_taken(daemon: Daemon) -> None:
     daemon.store(ACME, tokens, kv(C + 5), verified=C + 5)
     assert daemon.load(ACME, tokens) == (C + 5, kv(C + 5))
     assert daemon.store(ACME, tokens, kv(3 * C), verified=3 * C).status_code == 422
+
+
+def test_kv_may_follow_from_a_later_token_on(daemon: Daemon) -> None:
+    tokens = list(range(3 * C))
+    daemon.store(ACME, tokens[:C], kv(C))
+    rest = kv(3 * C)[(C - 5) * EACH :]
+    assert daemon.store(ACME, tokens, rest, first_tokens={"full": C - 5}).json()["columns"] == 2
+    assert daemon.load(ACME, tokens) == (3 * C, kv(3 * C))
+    assert daemon.store(ACME, tokens, kv(3 * C), first_tokens={"full": C}).status_code == 422
+    assert daemon.store(ACME, tokens, b"", first_tokens={"full": 3 * C + 1}).status_code == 422
+    answer = daemon.store(ACME, tokens, kv(3 * C), first_tokens={"window": 0})
+    assert answer.json()["detail"] == "There is no group window."
+
+
+def test_who_takes_the_model_for_another_is_told(daemon: Daemon) -> None:
+    right = Namespace("llama", "", "", "").digest().hex()
+    assert daemon.ask(ACME, "load", tokens=[1], namespace=right).status_code == 200
+    other = Namespace("llama", "r2", "", "").digest().hex()
+    answer = daemon.ask(ACME, "load", tokens=[1], namespace=other)
+    assert answer.status_code == 422
+    assert "another model, revision, dtype or layout" in answer.json()["detail"]
 
 
 def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:

@@ -16,7 +16,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
 from kvss_agent.tiering import LoopTiering
-from swdriver_shim.driver import Loaded, Part
+from swdriver_shim.driver import Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.ledger import TIER2
 from swdriver_shim.policy import Policy, Rules, Tiers
@@ -130,7 +130,7 @@ def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) 
         assert first.seeking.done.wait(SOON)
         depths: list[int] = []
 
-        def more(into: Part) -> Loaded:
+        def more(into: Part) -> Loading:
             def noted(group: int, shard: int, depth: int, tokens: int) -> memoryview:
                 depths.append(depth)
                 return into(group, shard, depth, tokens)

@@ -20,7 +20,7 @@ from swdriver_shim.adapters.wafer import (
     Wafer,
     wafer_layout,
 )
-from swdriver_shim.driver import Driver, Loaded, Part
+from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.moving import Shard
@@ -190,7 +190,7 @@ def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) ->
     class Careless(Driver):
         """Spoils one byte behind everybody's back."""
 
-        def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loaded:
+        def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
             places: list[memoryview] = []
 
             def spoilt(group: int, shard: int, depth: int, tokens: int) -> memoryview:

@@ -1,0 +1,118 @@
+"""How KV travels over HTTP: four bytes, little-endian, with the length of a JSON header; the header;
+then the bytes, group by group and shard by shard, each from its first token to its last."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from kvss_agent.http_api import Invalid, decode
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.layout import Layout
+
+KV_BYTES_MAX: Final = 1 << 30
+OCTETS: Final = "application/octet-stream"
+_LENGTH: Final = struct.Struct("<I")
+
+T = TypeVar("T")
+
+
+class RunHead(Struct, frozen=True):
+    """One run of bytes: those of a shard, from this token on."""
+
+    group: str
+    shard: int
+    first_token: int
+    bytes: int
+
+
+class LoadHead(Struct, frozen=True):
+    """The header of what is loaded."""
+
+    tokens: int
+    parts: list[RunHead]
+
+
+class Kv:
+    """The KV of so many tokens: for each group and shard one run of bytes, token by token, from the
+    `first` of its group on."""
+
+    def __init__(
+        self, layout: Layout, tokens: int, raw: memoryview | None = None, first: Sequence[int] = ()
+    ) -> None:
+        """Raises Invalid if `raw` is of another size."""
+        self._layout = layout
+        self._tokens = tokens
+        self._first = first or [0] * len(layout.groups)
+        sizes = [
+            (index, shard, each * (tokens - self._first[index]))
+            for index, group in enumerate(layout.groups)
+            for shard, each in enumerate(group.bytes_per_token)
+        ]
+        total = sum(size for _, _, size in sizes)
+        if total > KV_BYTES_MAX:
+            raise Invalid(
+                f"The KV of {tokens} tokens has {total} bytes; at most {KV_BYTES_MAX} go at once."
+            )
+        if raw is None:
+            raw = memoryview(bytearray(total))
+        if len(raw) != total:
+            raise Invalid(f"The KV of {tokens} tokens has {total} bytes, not {len(raw)}.")
+        self.raw = raw
+        self._runs: dict[tuple[int, int], memoryview] = {}
+        at = 0
+        for index, shard, size in sizes:
+            self._runs[index, shard] = raw[at : at + size]
+            at += size
+
+    def part(self, group: int, shard: int, depth: int, tokens: int) -> memoryview:
+        each = self._layout.groups[group].bytes_per_token[shard]
+        start = (depth * COLUMN_TOKENS - self._first[group]) * each
+        if start < 0:
+            raise RuntimeError("nobody asks for KV that is not there")
+        return self._runs[group, shard][start : start + tokens * each]
+
+    def parts(self) -> Iterator[tuple[int, int, int, int]]:
+        """Group, shard, depth and tokens of every part of a column that is there."""
+        whole, rest = divmod(self._tokens, COLUMN_TOKENS)
+        for group, shard in self._runs:
+            for depth in range(-(-self._first[group] // COLUMN_TOKENS), whole + (rest > 0)):
+                yield group, shard, depth, COLUMN_TOKENS if depth < whole else rest
+
+    def encode(self, tokens: int) -> bytes:
+        """What is there of the first so many tokens, with its header: of a window what is needed."""
+        heads, runs = run_heads(self._layout, tokens), []
+        for ((index, shard), run), head in zip(self._runs.items(), heads, strict=True):
+            each = self._layout.groups[index].bytes_per_token[shard]
+            runs.append(run[head.first_token * each : tokens * each])
+        return pack(LoadHead(tokens=tokens, parts=heads), *runs)
+
+
+def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
+    """What a load of so many tokens brings: of a window only what is needed."""
+    firsts = [group.first_needed(tokens) * COLUMN_TOKENS for group in layout.groups]
+    return [
+        RunHead(group.name, shard, first, each * (tokens - first))
+        for group, first in zip(layout.groups, firsts, strict=True)
+        for shard, each in enumerate(group.bytes_per_token)
+    ]
+
+
+def pack(header: object, *runs: memoryview) -> bytes:
+    head = msgspec.json.encode(header)
+    return b"".join([_LENGTH.pack(len(head)), head, *runs])
+
+
+def unpack(raw: memoryview, decoder: msgspec.json.Decoder[T]) -> tuple[T, memoryview]:
+    """The JSON header, and the bytes behind it. Raises Invalid."""
+    if len(raw) < _LENGTH.size:
+        raise Invalid("The body begins with the length of its header, in four bytes.")
+    (length,) = _LENGTH.unpack_from(raw)
+    end = _LENGTH.size + length
+    if end > len(raw):
+        raise Invalid(f"The header has {length} bytes; {len(raw) - _LENGTH.size} follow.")
+    return decode(bytes(raw[_LENGTH.size : end]), decoder), raw[end:]

@@ -1,0 +1,185 @@
+"""A daemon asked over HTTP by an engine: the same as a driver in its own process, but for being lost."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.policy import Rules
+from swdriver_shim.remote import Refused, Remote
+from tests.kvss_agent.process import agent, document, spec
+from tests.live import wait_until
+from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
+
+C = COLUMN_TOKENS
+GROUPS = (GroupSpec(name="full", bytes_per_token=(48, 16)), GroupSpec("window", (32,), window=100))
+MODEL = ModelSpec(name="llama", groups=GROUPS, revision="r1", kv_dtype="bf16")
+
+
+def kv(tokens: Sequence[int], group: int, shard: int, depth: int, count: int) -> bytes:
+    size = GROUPS[group].bytes_per_token[shard] * count
+    prefix = repr((tokens[: depth * C + count], group, shard)).encode()
+    return hashlib.shake_128(prefix).digest(size)
+
+
+class Engine:
+    """What computes KV from tokens, and looks at every byte that comes back."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+        self.read: list[tuple[int, int, int, int]] = []
+
+    def store(
+        self,
+        tokens: list[int],
+        verified: int | None = None,
+        first: Sequence[int] = (),
+        rules: Rules | None = None,
+    ) -> tuple[int, int]:
+        """Columns that went out, and that failed."""
+
+        asked = tokens
+
+        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            self.read.append((group, shard, depth, tokens))
+            return memoryview(kv(asked, group, shard, depth, tokens))
+
+        self.read.clear()
+        done = self.remote.store(
+            tokens, len(tokens) if verified is None else verified, read, rules or Rules(), first
+        )
+        return done.columns, done.failed
+
+    def load(self, tokens: list[int]) -> int:
+        got: dict[tuple[int, int, int, int], bytearray] = {}
+
+        def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            place = bytearray(GROUPS[group].bytes_per_token[shard] * tokens)
+            got[group, shard, depth, tokens] = place
+            return memoryview(place)
+
+        loaded = self.remote.load(tokens, into)
+        assert loaded.asked == len(tokens)
+        for part, place in got.items():
+            assert place == kv(tokens, *part), "wrong bytes"
+        whole, rest = divmod(loaded.tokens, C)
+        for group, shape in enumerate(self.remote.layout.groups):
+            depths = [depth for one, shard, depth, _ in got if (one, shard) == (group, 0)]
+            assert depths == list(range(shape.first_needed(loaded.tokens), whole + (rest > 0)))
+        return loaded.tokens
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    homes = {("full", 0): "full.0", ("full", 1): "full.1", ("window", 0): "window.0"}
+    with agent(tmp_path / "agent") as where:
+        sizes = {"full.0": 48 * C, "full.1": 16 * C, "window.0": 32 * C}
+        where.tell(document(1, *(spec(name, 20, size) for name, size in sizes.items())))
+        made = Daemon(tmp_path / "driver")
+        address = f"unix:{where.directory}/data.sock"
+        document_of = told(
+            [where],
+            model=msgspec.to_builtins(MODEL),
+            homes=[
+                {"group": group, "index": index, "address": address, "shard": name}
+                for (group, index), name in homes.items()
+            ],
+        )
+        assert made.control("desired", document_of).status_code == 202
+        wait_until("it is ready", made.is_ready)
+        yield made
+        if made.process.poll() is None:
+            assert made.stop() == 0
+
+
+@contextlib.contextmanager
+def asking(daemon: Daemon, token: str = ACME, model: ModelSpec = MODEL) -> Iterator[Engine]:
+    remote = Remote(str(daemon.http.base_url), token, model)
+    yield Engine(remote)
+    remote.close()
+
+
+@pytest.fixture
+def engine(daemon: Daemon) -> Iterator[Engine]:
+    with asking(daemon) as made:
+        yield made
+
+
+def test_kv_goes_out_and_comes_back_and_only_what_is_new_is_sent(engine: Engine) -> None:
+    tokens = list(range(3 * C + 10))
+    assert engine.remote.query(tokens) == engine.load(tokens) == 0
+    assert engine.store(tokens, 2 * C + 5) == (3 + 3, 0)
+    assert engine.remote.query(tokens) == engine.load(tokens) == 2 * C + 5
+    assert engine.store(tokens) == (2 + 2, 0)
+    assert min(depth for _, _, depth, _ in engine.read) == 2
+    assert engine.load([*tokens, 1, 2]) == len(tokens)
+    assert engine.store(tokens) == (0, 0)
+    assert engine.read == []
+
+
+def test_another_org_gets_nothing(engine: Engine, daemon: Daemon) -> None:
+    tokens = list(range(2 * C))
+    engine.store(tokens)
+    with asking(daemon, GLOBEX) as stranger:
+        assert stranger.load(tokens) == 0
+
+
+def test_long_prompts_go_in_pieces(engine: Engine) -> None:
+    tokens = list(range(5 * C + 10))
+    engine.remote._tokens_max = 2 * C
+    assert engine.store(tokens) == (6 + 6, 0)
+    assert engine.load(tokens) == 2 * C, "as much as goes at once"
+    engine.remote._tokens_max = 100 * C
+    assert engine.load(tokens) == len(tokens)
+
+
+def test_what_the_engine_has_not_got_is_not_read(engine: Engine) -> None:
+    tokens = list(range(4 * C))
+    assert engine.store(tokens, first=[0, 2 * C + 1]) == (4 + 1, 0)
+    assert min(depth for group, _, depth, _ in engine.read if group == 1) == 3
+    assert engine.load(tokens) == 0
+    assert engine.store(tokens, rules=Rules(no_store=True)) == (0, 0)
+    assert engine.read == []
+    assert engine.store(tokens) == (3, 0)
+    assert engine.load(tokens) == 4 * C
+
+
+def test_a_daemon_that_is_gone_is_a_miss_and_it_is_said_why(engine: Engine, daemon: Daemon) -> None:
+    tokens = list(range(C + 1))
+    engine.store(tokens)
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.http.close()
+    assert engine.load(tokens) == engine.remote.query(tokens) == 0
+    assert engine.store(tokens) == (0, 2 + 2)
+    assert engine.remote.lost_because
+    assert "ConnectError" in engine.remote.lost_because
+
+
+def test_what_it_refuses_is_raised_with_its_sentence(engine: Engine, daemon: Daemon) -> None:
+    tokens = list(range(C))
+    engine.store(tokens)
+    with (
+        asking(daemon, "x" * 40) as stranger,
+        pytest.raises(Refused, match="401: A token is needed"),
+    ):
+        stranger.load(tokens)
+    other = ModelSpec(name="llama", groups=GROUPS, revision="r2", kv_dtype="bf16")
+    with (
+        asking(daemon, model=other) as mistaken,
+        pytest.raises(Refused, match="another model, revision, dtype or layout"),
+    ):
+        mistaken.store(tokens)
+    same_name = ModelSpec(name="llama", groups=GROUPS[:1], revision="r1", kv_dtype="bf16")
+    with (
+        asking(daemon, model=same_name) as mistaken,
+        pytest.raises(Refused, match="not what was asked for"),
+    ):
+        mistaken.load(tokens)
