@@ -21,12 +21,13 @@ from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wa
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Ledger
-from swdriver_shim.policy import EvictionName, OrgPolicies, Policy
+from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Tiers
 from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay, report
 from swdriver_shim.traces import Malformed, Request, read
 
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
+WAIT_SECONDS: Final = 1.0
 WIDTH: Final = 100  # of tables that nobody looks at in a terminal
 DESCRIPTION: Final = """\
 Serve the requests of a trace through an emulated engine, and say what the cache did: hit rates, reasons
@@ -38,6 +39,7 @@ examples:
   python -m swdriver_shim replay conversation.jsonl --metadata
   python -m swdriver_shim replay conversation.jsonl --requests 500 --scale 4096 --json report.json
   python -m swdriver_shim replay agent-sessions/ --speed 60 --orgs 6
+  python -m swdriver_shim replay conversation.jsonl --slots 1000 --tier2 20000000000
   python -m swdriver_shim replay conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
 """
 
@@ -94,6 +96,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = verb.add_argument_group("of agents").add_argument
     add("--agents", type=_count, default=2, metavar="N", help="how many are started (default: 2)")
+    add(
+        "--tier2",
+        type=_count,
+        metavar="BYTES",
+        help="keep what memory has no room for on disk, so much of it at each agent",
+    )
+    add(
+        "--wait",
+        type=_positive,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"for what lies in tier 2, at most (default: {WAIT_SECONDS:g})",
+    )
     add("--driver", default=fleet.DRIVER, help="as whom to connect to --agent (default: replay)")
     add("--secret-file", type=Path, metavar="FILE", help="the driver's secret, as it is, for --agent")
     add = verb.add_argument_group("the model's KV").add_argument
@@ -135,7 +150,8 @@ def _replay(given: argparse.Namespace) -> None:
         raise Unusable(f"{given.scale} bytes per token are too few for this layout: {error}.") from error
     wafer = Wafer(layout)
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
-    policies = OrgPolicies(policy=Policy(eviction=given.eviction))
+    tiers = Tiers.TIER2 if given.tier2 else Tiers.DRAM
+    policies = OrgPolicies(policy=Policy(eviction=given.eviction, tiers=tiers))
     with _serving(given, wafer) as (emulator, ledger, before_each), _progress(len(requests)) as advance:
 
         def before(request: Request) -> None:
@@ -175,7 +191,8 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
     with _shards(given, wafer.layout) as shards:
         driver = Driver(wafer.layout, wafer.namespace.model, shards)
         try:
-            yield Emulator(InBytes(driver, wafer)), driver.ledger, _nothing
+            wait = given.wait if given.tier2 else 0.0
+            yield Emulator(InBytes(driver, wafer, wait)), driver.ledger, _nothing
         finally:
             driver.close()
 
@@ -199,7 +216,8 @@ def _nothing(request: Request) -> None:
 @contextlib.contextmanager
 def _shards(given: argparse.Namespace, layout: Layout) -> Iterator[fleet.Shards]:
     if given.agent is None:
-        with fleet.started(layout, given.slots or SLOTS_BYTES, given.agents) as shards:
+        slots = given.slots or SLOTS_BYTES
+        with fleet.started(layout, slots, given.agents, given.tier2 or 0) as shards:
             yield shards
         return
     if given.secret_file is None:

@@ -44,17 +44,19 @@ def at(address: str, layout: Layout, credentials: Credentials) -> Shards:
 
 
 @contextlib.contextmanager
-def started(layout: Layout, slots: int, agents: int) -> Iterator[Shards]:
-    """Agents of so many slots, as processes, with the shards dealt out to them in turn. They and all
-    they kept are gone at the end. Raises NoAgent."""
+def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> Iterator[Shards]:
+    """Agents of so many slots, as processes, with the shards dealt out to them in turn; with a tier 2 of
+    so many bytes each, in one directory. They and all they kept are gone at the end. Raises NoAgent."""
     credentials = Credentials(DRIVER, secrets.token_bytes(32))
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
         fleet = [_Agent(Path(scratch) / f"agent{index}") for index in range(agents)]
+        tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
         for agent in fleet:
             stack.enter_context(agent)
         for index, agent in enumerate(fleet):
-            agent.be(_document(layout, slots, credentials, lambda shard: shard % agents == index))  # noqa: B023
+            told = _document(layout, slots, credentials, lambda shard: shard % agents == index)  # noqa: B023
+            agent.be({**told, "tier2": tier2} if tier2_bytes else told)
         yield _connected(layout, credentials, lambda index: fleet[index % agents].address)
 
 

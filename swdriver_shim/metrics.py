@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from telemetry.exposition import Page
@@ -61,6 +62,7 @@ def _orgs(made: Page, shim: Shim) -> None:
         [({}, overstay.columns)],
     )
     made.gauge("swdriver_overstay_seconds_max", "For how long, at most.", [({}, overstay.seconds_max)])
+    _tier2(made, shim)
     orgs = sorted(shim.driver.orgs(), key=lambda org: -org.requested_tokens)
     named = [(org.org if place < ORGS_MAX else "other", org) for place, org in enumerate(orgs)]
     made.gauge(
@@ -94,6 +96,45 @@ def _orgs(made: Page, shim: Shim) -> None:
                 for reason, count in org.missed_tokens.items()
             ]
         ),
+    )
+
+
+def _tier2(made: Page, shim: Shim) -> None:
+    flow, worth = shim.driver.ledger.tier2.flow, shim.driver.worth()
+    made.counter(
+        "swdriver_tier2_columns_total",
+        "Columns on their way between memory and tier 2, by what became of them.",
+        [
+            ({"what": what}, getattr(flow, what))
+            for what in (
+                "spilled",
+                "not_spilled",
+                "no_time",
+                "recalled",
+                "not_recalled",
+                "restored",
+                "late",
+            )
+        ],
+    )
+    made.counter(
+        "swdriver_tier2_bytes_total",
+        "Bytes that went to tier 2 and came back.",
+        [
+            ({"what": "spilled"}, flow.spilled_bytes),
+            ({"what": "recalled"}, flow.recalled_bytes),
+        ],
+    )
+    made.gauge(
+        "swdriver_worth_tokens_min",
+        "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
+        [
+            ({"tier": tier}, math.inf if tokens is None else tokens)
+            for tier, tokens in (
+                ("dram", worth.dram_tokens_min),
+                ("tier2", worth.tier2_tokens_min),
+            )
+        ],
     )
 
 

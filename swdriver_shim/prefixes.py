@@ -40,6 +40,9 @@ class Prefixes(Protocol):
     ) -> Stored:
         """As `Driver.store`: send out what is not stored yet of the first so many tokens."""
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        """As `Driver.computed`: so many tokens took the engine so long."""
+
 
 class Here:
     """The prefixes of whoever has these keys, at a driver in this process."""
@@ -65,3 +68,6 @@ class Here:
         first: Sequence[int] = (),
     ) -> Stored:
         return self._driver.store(self._keys.prompt(tokens), verified, read, rules, first)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        self._driver.computed(tokens, seconds)

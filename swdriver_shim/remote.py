@@ -112,6 +112,9 @@ class Remote:
                 break
         return Stored(columns, size, failed)
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        self._post("computed", msgspec.json.encode({"tokens": tokens, "seconds": seconds}), JSON)
+
     def _send(self, tokens: Sequence[int], kv: Kv, first: Sequence[int], rules: Rules) -> bytes | None:
         names = [group.name for group in self.layout.groups]
         firsts = dict(zip(names, first, strict=True))

@@ -46,6 +46,7 @@ TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 LOAD_SECONDS_MAX: Final = 60.0
+COMPUTE_SECONDS_MAX: Final = 3600.0
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
@@ -73,6 +74,13 @@ class PrefetchBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The `continue_id` that it was stored with."""
 
     continue_id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class ComputedBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """So many tokens took the engine so long to compute."""
+
+    tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    seconds: Annotated[float, Meta(gt=0, le=COMPUTE_SECONDS_MAX)]
 
 
 class StoreBody(PromptBody, frozen=True, kw_only=True):
@@ -140,6 +148,7 @@ class Service:
             _Route("/v1/explain", "A prompt, column by column.", PromptBody, self.explain),
             _Route("/v1/load", "The KV of the longest prefix that is there.", LoadBody, self.load),
             _Route("/v1/prefetch", "A conversation is about to go on.", PrefetchBody, self.prefetch),
+            _Route("/v1/computed", "What fetching is held against.", ComputedBody, self.computed),
             _Route("/v1/delete", "Remove a prompt, with a receipt.", DeleteBody, self.delete),
             _Route("/v1/set_priority", "Of what is stored.", PriorityBody, self.set_priority),
             _Route("/v1/set_ttl", "Of what is stored; it only shortens.", TtlBody, self.set_ttl),
@@ -203,6 +212,10 @@ class Service:
         kv = octets.Kv(driver.layout, prompt.tokens)
         loaded = driver.load(prompt, kv.part, seconds=body.seconds)
         return Response(kv.encode(loaded.tokens), media_type=octets.OCTETS)
+
+    def computed(self, _org: OrgSpec, body: ComputedBody) -> Response:
+        self.shim.driver.computed(body.tokens, body.seconds)
+        return as_json(self.shim.driver.worth())
 
     def prefetch(self, org: OrgSpec, body: PrefetchBody) -> Response:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})

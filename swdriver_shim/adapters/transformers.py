@@ -164,6 +164,7 @@ class PrefixCache:
             logits = self._compute(ids[at:end], past)
             computed = time.perf_counter()
             stored = _sum(stored, self._store(ids[:end], past, end, rules, at))
+            self._prefixes.computed(end - at, computed - began)
             compute_seconds += computed - began
             store_seconds += time.perf_counter() - computed
             if end == len(ids):

@@ -219,8 +219,10 @@ class InNumbers:
 class InBytes:
     """A driver, and the wafer's own memory. Every byte that comes back is looked at."""
 
-    def __init__(self, driver: Driver, wafer: Wafer) -> None:
+    def __init__(self, driver: Driver, wafer: Wafer, wait_seconds: float = 0.0) -> None:
+        """`wait_seconds`: for what lies in tier 2, at most."""
         self._driver = driver
+        self._wait_seconds = wait_seconds
         self._wafer = wafer
         self._kv = wafer.kv(())
         self._loaded = 0  # tokens of the request that is served
@@ -236,7 +238,7 @@ class InBytes:
             return self._place(part)
 
         began = time.perf_counter()
-        loaded = self._loaded = self._driver.load(prompt, place).tokens
+        loaded = self._loaded = self._driver.load(prompt, place, seconds=self._wait_seconds).tokens
         seconds = time.perf_counter() - began
         moved = wrong = 0
         for part in self._wafer.parts(loaded):
