@@ -471,7 +471,7 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     rounds = 4 * effort
     slots = slot_bytes_for(size)
     agent.be(tier=(each, size))
-    raw = RawDisk(agent.directory / "raw", slots, each)
+    raw = RawDisk(agent.directory / f"raw-{label}", slots, each)
     ours_put, limit_put, ours_get, limit_get = [], [], [], []
     with agent.client("shm", "tier") as shard:
         for n in range(-1, rounds):
@@ -530,7 +530,8 @@ class RawDisk:
     THREADS = 8
 
     def __init__(self, directory: Path, size: int, count: int) -> None:
-        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        directory.mkdir()
         self._memory = _shared_memory(size * count)
         self._memory[:] = secrets.token_bytes(size) * count
         view = memoryview(self._memory)
@@ -564,7 +565,10 @@ class RawDisk:
             os.close(fd)
 
     def close(self) -> None:
+        """The room is given back, and the inodes are not."""
         self._pool.shutdown()
+        for path in self._directory.iterdir():
+            os.truncate(path, 0)
 
 
 # Peers
