@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from xxhash import xxh3_128_intdigest
 
@@ -26,21 +26,28 @@ _NAME: Final = re.compile(
 _bytes = lru_cache(maxsize=4096)(bytes.fromhex)  # a million addresses share a few namespaces and tags
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """One shard's part of one column. Whoever has an address can make its name, and the other way."""
-
+class _Fields(NamedTuple):
     namespace: bytes
     tag: bytes
     key: bytes
     shard: str
 
-    def __post_init__(self) -> None:
-        lengths = (len(self.namespace), len(self.tag), len(self.key))
+
+class Address(_Fields):
+    """One shard's part of one column. Whoever has an address can make its name, and the other way.
+
+    A tuple, since the index looks each of them up a dozen times.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, namespace: bytes, tag: bytes, key: bytes, shard: str) -> Self:
+        lengths = (len(namespace), len(tag), len(key))
         if lengths != (NAMESPACE_BYTES, TAG_BYTES, KEY_BYTES):
             raise ValueError("a namespace, a tag and a key have 16 bytes each")
-        if not SHARD.fullmatch(self.shard):
-            raise ValueError(f"a shard is named [a-z0-9._-], not first a dot, not {self.shard!r}")
+        if not SHARD.fullmatch(shard):
+            raise ValueError(f"a shard is named [a-z0-9._-], not first a dot, not {shard!r}")
+        return super().__new__(cls, namespace, tag, key, shard)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvss_agent.tier2.address import Address, Scope
 
@@ -48,6 +48,21 @@ class Removed:
     bytes: int
 
 
+class Outgoing(NamedTuple):
+    """A file to be.
+
+    `intact` is asked after the parts have been read and before anybody can see the file. If it denies,
+    nothing is published.
+    """
+
+    name: str
+    parts: Sequence[memoryview]
+    intact: Callable[[], bool]
+
+
+Incoming = tuple[str, Sequence[memoryview]]  # the name of a file, and where its bytes go
+
+
 def silent(done: int, total: int | None) -> None:
     """Progress that nobody follows."""
 
@@ -63,15 +78,15 @@ class Backend(Protocol):
     def properties(self) -> Mapping[str, bool | int]:
         """What `open` and `files` have found out, for whoever wonders about its speed."""
 
-    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        """Publish these bytes under this name, all or nothing, in place of what had it.
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        """Publish each of these files, all or nothing, in place of what had its name.
 
-        `intact` is asked after the parts have been read and before anybody can see the file. If it
-        denies, nothing is published: False. Failed leaves nothing either, as far as that can be had.
+        False if it was not intact. Failed leaves nothing either, as far as that can be had; the others
+        are published none the less.
         """
 
-    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        """Fill the parts from the start of the file. How many bytes; None if there is no such file."""
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        """Fill the parts from the start of each file. How many bytes; None if there is no such file."""
 
     def size(self, name: str) -> int | None:
         """The bytes of the file; None if there is no such file."""

@@ -25,20 +25,29 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.mover import zero
+from kvss_agent.mover import PYTHON, Mover, zero
 from kvss_agent.tier2.address import Scope, parse
-from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Removed, silent
+from kvss_agent.tier2.backend import (
+    Failed,
+    Fault,
+    Found,
+    Incoming,
+    Outgoing,
+    Progress,
+    Removed,
+    silent,
+)
 from kvss_agent.tier2.column_file import PAGE
+from kvss_agent.tier2.files import Staged, discard
+from kvss_agent.tier2.files import files as system_files
 
 TEMPORARY: Final = ".tmp-"
 ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
-BOUNCE_FROM: Final = 32 << 10  # smaller ones were not measured
-_COPY_BYTES: Final = 256 << 10  # in one step of the interpreter
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
 _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
@@ -58,14 +67,18 @@ _FAULTS: Final = {
 }
 
 
+def _failed(error: OSError) -> Failed:
+    """What the kernel refuses is a fault with a name."""
+    text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+    return Failed(_FAULTS.get(error.errno or 0, Fault.OTHER), text)
+
+
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What the kernel refuses is a fault with a name."""
     try:
         yield
     except OSError as error:
-        text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        raise Failed(_FAULTS.get(error.errno or 0, Fault.OTHER), text) from error
+        raise _failed(error) from error
 
 
 class Posix:
@@ -73,12 +86,13 @@ class Posix:
 
     kind = "posix"
 
-    def __init__(self, root: Path, *, durable: bool = False) -> None:
+    def __init__(self, root: Path, *, durable: bool = False, mover: Mover = PYTHON) -> None:
         self._root = root
         self._prefix = (
             f"{root}/"  # plain strings where each column passes: Path costs as much as a rename
         )
         self._durable = durable
+        self._calls = system_files(mover)
         self._mark = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._direct = 0
@@ -108,45 +122,41 @@ class Posix:
             "unfinished_files_removed": self._swept,
         }
 
-    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        path = f"{self._prefix}{name}"
-        directory = path.rpartition("/")[0]
-        with _told():
-            unfinished, fd = self._create(directory)
-            try:
-                if self._locks:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._write_all(fd, parts)
-                if self._durable:
-                    os.fsync(fd)
-                if not intact():
-                    os.unlink(unfinished)  # noqa: PTH108
-                    return False
-                os.rename(unfinished, path)  # noqa: PTH104
-                unfinished = path
-                if self._durable:
-                    _sync_directory(directory)
-            except OSError:
-                with contextlib.suppress(OSError):  # the first fault is the one to tell
-                    os.unlink(unfinished)  # noqa: PTH108
-                raise
-            finally:
-                os.close(fd)
-        return True
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        answers: list[bool | Failed] = [False] * len(files)
+        ready: dict[int, Staged] = {}
+        for index, staged in enumerate(self._stage(files)):
+            if isinstance(staged, OSError):
+                answers[index] = _failed(staged)
+            else:
+                ready[index] = staged
+        try:
+            for index, (fd, unfinished, _) in [*ready.items()]:
+                error = _synced(fd) if self._durable else None
+                if error or not files[index].intact():
+                    answers[index] = _failed(error) if error else False
+                    discard(fd, unfinished)
+                    del ready[index]
+        except BaseException:
+            for fd, unfinished, _ in ready.values():
+                discard(fd, unfinished)
+            raise
+        for index, error in zip(ready, self._calls.publish([*ready.values()]), strict=True):
+            if error is None and self._durable:
+                error = _lasting(ready[index][2])
+            answers[index] = _failed(error) if error else True
+        return answers
 
-    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        with _told():
-            try:
-                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct
-                fd = os.open(f"{self._prefix}{name}", flags)
-            except OSError as error:
-                if error.errno in _NO_SUCH:
-                    return None
-                raise
-            try:
-                return self._read_all(fd, parts)
-            finally:
-                os.close(fd)
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct
+        wanted = [(f"{self._prefix}{name}", parts) for name, parts in files]
+        answers: list[int | Failed | None] = []
+        for got in self._calls.fetch(wanted, flags, self._bounce()):
+            if isinstance(got, OSError):
+                answers.append(None if got.errno in _NO_SUCH else _failed(got))
+            else:
+                answers.append(got)
+        return answers
 
     def size(self, name: str) -> int | None:
         with _told():
@@ -190,57 +200,37 @@ class Posix:
 
     # Inside
 
-    def _bounce(self, size: int) -> memoryview | None:
-        """This thread's huge page, if so many bytes had better go through it."""
-        if not self._direct or size < BOUNCE_FROM:
+    def _bounce(self) -> memoryview | None:
+        """This thread's huge page, if bytes bypass the page cache."""
+        if not self._direct:
             return None
         if not hasattr(self._local, "bounce"):
             self._local.bounce = _huge_page()
         bounce: memoryview = self._local.bounce
         return bounce
 
-    def _write_all(self, fd: int, parts: Sequence[memoryview]) -> None:
-        offset, left = 0, list(parts)
-        bounce = self._bounce(sum(map(len, parts)))
-        while left:
-            now = left
-            if bounce is not None:
-                now = [bounce[: sum(map(len, left))]]
-                for part, place in _side_by_side(left, bounce):
-                    place[:] = part
-            written = os.pwritev(fd, now, offset)
-            offset += written
-            left = _beyond(left, written)
-
-    def _read_all(self, fd: int, parts: Sequence[memoryview]) -> int:
-        offset, left = 0, list(parts)
-        bounce = self._bounce(sum(map(len, parts)))
-        while left:
-            now = left if bounce is None else [bounce[: sum(map(len, left))]]
-            got = os.preadv(fd, now, offset)
-            if bounce is not None:
-                for part, piece in _side_by_side(left, bounce[:got]):
-                    part[:] = piece
-            offset += got
-            if got == 0 or got % PAGE:  # the end; direct I/O could not go on from here anyway
-                break
-            left = _beyond(left, got)
-        return offset
-
     def _temporary(self, directory: str) -> str:
         return f"{directory}/{TEMPORARY}{self._mark}-{next(self._numbers)}"
 
-    def _create(self, directory: str) -> tuple[str, int]:
-        """A new temporary file. Its directory is made if need be; a purge may take it away again."""
-        temporary = self._temporary(directory)
+    def _stage(self, files: Sequence[Outgoing]) -> list[Staged | OSError]:
+        """All written under temporary names. Directories are made if need be; a purge may take them."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | self._direct
+        paths = [f"{self._prefix}{file.name}" for file in files]
+        staged: list[Staged | OSError] = [FileNotFoundError()] * len(files)
+        left = [*range(len(files))]
         for _ in range(_ATTEMPTS):
-            try:
-                return temporary, os.open(temporary, flags, 0o600)
-            except FileNotFoundError:
-                with contextlib.suppress(FileNotFoundError):
-                    Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
-        raise FileNotFoundError(errno.ENOENT, "the directory is removed again and again", directory)
+            wanted = [
+                (self._temporary(paths[index].rpartition("/")[0]), files[index].parts) for index in left
+            ]
+            made = self._calls.stage(wanted, flags, self._locks, self._bounce())
+            for index, (unfinished, _), fd in zip(left, wanted, made, strict=True):
+                staged[index] = fd if isinstance(fd, OSError) else (fd, unfinished, paths[index])
+            left = [index for index in left if isinstance(staged[index], FileNotFoundError)]
+            if not left:
+                break
+            for index in left:
+                staged[index] = _make_directory_of(paths[index]) or staged[index]
+        return staged
 
     def _directories(self, under: str) -> list[str]:
         """The names of directories that may be ours; what else lies there is counted and left alone."""
@@ -340,30 +330,6 @@ def _huge_page() -> memoryview:
     return page
 
 
-def _side_by_side(
-    parts: Sequence[memoryview], bounce: memoryview
-) -> Iterator[tuple[memoryview, memoryview]]:
-    """What belongs together, from the start and as far as it goes, in pieces."""
-    at = 0
-    for part in parts:
-        for start in range(0, len(part), _COPY_BYTES):
-            length = min(_COPY_BYTES, len(part) - start, len(bounce) - at)
-            if not length:
-                return
-            yield part[start : start + length], bounce[at : at + length]
-            at += length
-
-
-def _beyond(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What is left of these parts after so many bytes."""
-    left = []
-    for part in parts:
-        if done < len(part):
-            left.append(part[done:])
-        done = max(0, done - len(part))
-    return left
-
-
 def _size(path: Path | str) -> int | None:
     try:
         return os.lstat(path).st_size
@@ -379,6 +345,37 @@ def _unlink(path: Path | str) -> None:
     except OSError as error:
         if error.errno not in _NO_SUCH:
             raise
+
+
+def _make_directory_of(path: str) -> OSError | None:
+    """Why it cannot be made. That it is being removed at this moment is no reason."""
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _synced(fd: int) -> OSError | None:
+    """Why the disk does not have all of this file."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        return error
+    return None
+
+
+def _lasting(path: str) -> OSError | None:
+    """Why a power cut might take the name of this file away, and then it is gone at once."""
+    try:
+        _sync_directory(path.rpartition("/")[0])
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+        return error
+    return None
 
 
 def _sync_directory(path: Path | str) -> None:

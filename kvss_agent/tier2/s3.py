@@ -13,20 +13,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
 from kvss_agent.tier2.address import Scope, parse
-from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Removed, silent
+from kvss_agent.tier2.backend import (
+    Failed,
+    Fault,
+    Found,
+    Incoming,
+    Outgoing,
+    Progress,
+    Removed,
+    silent,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 PAGE_OBJECTS: Final = 1000  # of a listing, and of a bulk delete
 _CHUNK_BYTES: Final = 1 << 20
+_T = TypeVar("_T")
 _PROBE: Final = ".probe"
 _ATTEMPTS: Final = 5  # against another agent that writes what is being purged
 _RETRY: Final[RetryConfig] = {
@@ -53,6 +63,13 @@ def _told() -> Iterator[None]:
         raise Failed(Fault.UNREACHABLE, _sentence(error)) from error
     except (exceptions.BaseError, OSError) as error:
         raise Failed(Fault.OTHER, _sentence(error)) from error
+
+
+def _answer(call: Callable[..., _T], *arguments: object) -> _T | Failed:
+    try:
+        return call(*arguments)
+    except Failed as failed:
+        return failed
 
 
 def _sentence(error: BaseException) -> str:
@@ -102,7 +119,13 @@ class S3:
     def properties(self) -> Mapping[str, bool | int]:
         return {"unknown_files": self._strangers}
 
-    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        return [_answer(self._write, *file) for file in files]
+
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        return [_answer(self._read, *file) for file in files]
+
+    def _write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
         body = b"".join(parts)
         if not intact():
             return False
@@ -116,7 +139,7 @@ class S3:
             raise
         return True
 
-    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
+    def _read(self, name: str, parts: Sequence[memoryview]) -> int | None:
         with _told():
             try:
                 result = obstore.get(self._store, name)

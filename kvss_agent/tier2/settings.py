@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvss_agent import native
+from kvss_agent.mover import Mover
 from kvss_agent.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps
@@ -55,18 +56,19 @@ class Tier2Settings:
 
 def make(settings: Tier2Settings) -> Tier2:
     """The store, not opened yet. Raises NotInstalled, and ValueError for what cannot be."""
+    mover = native.best()
     return Tier2(
-        _backend(settings),
+        _backend(settings, mover),
         settings.caps(),
         shared=settings.shared,
         threads=settings.threads,
-        mover=native.best(),
+        mover=mover,
     )
 
 
-def _backend(settings: Tier2Settings) -> Backend:
+def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
     if settings.kind == "posix":
-        return Posix(Path(settings.path), durable=settings.durable)
+        return Posix(Path(settings.path), durable=settings.durable, mover=mover)
     try:
         from kvss_agent.tier2.s3 import S3  # an extra: who keeps columns on a disk does not need it
     except ModuleNotFoundError as error:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -30,13 +29,23 @@ from kvss_agent.arena import slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover, zero
 from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.backend import Backend, Failed, Fault, Found, Progress, Removed, silent
-from kvss_agent.tier2.column_file import PAGE, Scratch, accept, incoming, outgoing, plausible
+from kvss_agent.tier2.backend import (
+    Backend,
+    Failed,
+    Fault,
+    Found,
+    Outgoing,
+    Progress,
+    Removed,
+    silent,
+)
+from kvss_agent.tier2.column_file import PAGE, accept, incoming, outgoing, plausible
 from kvss_agent.tier2.index import Caps, Index, Ticket
 
 THREADS_MAX: Final = 256
 IN_FLIGHT_MAX: Final = 4096  # spills and recalls; more are refused
 HIT: Final = "hit"
+RUN_BYTES: Final = 1 << 20  # of slots that a thread takes at a time
 _STEP: Final = 10_000  # columns that a rebuild enters before others have their turn
 _DAMAGE: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 _T = TypeVar("_T")
@@ -110,6 +119,7 @@ class _Spill:
     outcome: Outcome | Miss | None = None
     failed: Failed | None = None
     ticket: Ticket | None = None
+    header: Header | None = None  # what the slot held when the ticket was given
 
 
 @dataclass(eq=False, slots=True)
@@ -158,7 +168,6 @@ class Tier2:
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self._reads = ThreadPoolExecutor(threads, "tier2-read")
         self._writes = ThreadPoolExecutor(threads, "tier2-write")
-        self._local = threading.local()
         self._counts = _Counts()
         self._purging: list[Scope] = []
         self._in_flight = 0
@@ -345,6 +354,8 @@ class Tier2:
             header = seal.identify(spill.slot[:HEADER_BYTES], spill.expected)
             if isinstance(header, Miss):
                 spill.outcome = header
+            elif (size := slot_bytes_for(header.length)) > len(spill.slot):
+                spill.outcome = Miss.CORRUPT
             elif self._is_purging(spill.address):
                 spill.outcome = Miss.REFUSED
             elif self._index.knows(spill.address):
@@ -352,8 +363,8 @@ class Tier2:
                 spill.outcome = Outcome.ALREADY
             elif self._index.is_busy(spill.address):
                 waiting.append(spill)  # only then one can tell if the column is there
-            elif ticket := self._index.reserve(spill.address, slot_bytes_for(header.length)):
-                spill.ticket = ticket
+            elif ticket := self._index.reserve(spill.address, size):
+                spill.ticket, spill.header = ticket, header
                 admitted.append(spill)
             else:
                 spill.outcome = Outcome.FULL
@@ -386,7 +397,7 @@ class Tier2:
     async def _write_files(self, spills: list[_Spill]) -> None:
         evicting = [spill for spill in spills if _ticket(spill).victims]
         if evicting:
-            await self._share_out(self._writes, self._make_room, evicting)
+            await self._share_out(self._writes, self._make_room, [[spill] for spill in evicting])
         for spill in spills:
             if spill.failed:
                 continue
@@ -396,25 +407,37 @@ class Tier2:
         self._changed()
         writing = [spill for spill in spills if not spill.failed and not spill.outcome]
         if writing:
-            await self._share_out(self._writes, self._store, writing)
+            await self._share_out(self._writes, self._store, self._runs(writing))
 
-    def _make_room(self, spill: _Spill) -> None:
+    def _make_room(self, run: Sequence[_Spill]) -> None:
         """In a thread: the files of its victims go."""
-        self._backend.delete([victim.name for victim in _ticket(spill).victims])
+        for spill in run:
+            self._backend.delete([victim.name for victim in _ticket(spill).victims])
 
-    def _store(self, spill: _Spill) -> None:
-        """In a thread: check the column and publish its file."""
-        slot, expected = spill.slot, spill.expected
-        header = self._verify(slot, expected)
-        if isinstance(header, Miss):
-            spill.outcome = header
-            return
-        stored = self._backend.write(
-            spill.address.name,
-            outgoing(slot, header, spill.address.column(spill.note), self._scratch()),
-            lambda: seal.identify(slot[:HEADER_BYTES], expected) == header,
-        )
-        spill.outcome = Outcome.STORED if stored else Miss.TORN
+    def _store(self, run: Sequence[_Spill]) -> None:
+        """In a thread: publish the files of these columns."""
+        stored_or_not = self._backend.write([self._outgoing(spill) for spill in run])
+        for spill, stored in zip(run, stored_or_not, strict=True):
+            if isinstance(stored, Failed):
+                spill.failed = stored
+            elif stored:
+                spill.outcome = Outcome.STORED
+
+    def _outgoing(self, spill: _Spill) -> Outgoing:
+        slot, header = spill.slot, spill.header
+        if header is None:
+            raise RuntimeError("a spill that was not admitted has no header")
+
+        def intact() -> bool:
+            """Nobody has touched the slot since the ticket was given, and it is what was sealed."""
+            found = self._verify(slot, spill.expected)
+            if found == header:
+                return True
+            spill.outcome = found if isinstance(found, Miss) else Miss.TORN
+            return False
+
+        column = spill.address.column(spill.note)
+        return Outgoing(spill.address.name, outgoing(slot, header, column), intact)
 
     # Recalling
 
@@ -448,7 +471,7 @@ class Tier2:
     async def _read(self, recalls: list[_Recall], work: Work) -> None:
         """Read, seal, and let the index know what there was."""
         try:
-            await self._share_out(self._reads, self._load, recalls)
+            await self._share_out(self._reads, self._load, self._runs(recalls))
             for recall in recalls:
                 self._conclude(recall, work)
         finally:
@@ -481,19 +504,25 @@ class Tier2:
         elif found is Miss.ABSENT:
             self._index.forget(address)
 
-    def _load(self, recall: _Recall) -> None:
-        """In a thread: read the file into the slot and check it. A miss leaves no bytes there."""
-        slot, scratch = recall.slot, self._scratch()
-        found: Header | Miss = Miss.LOST
+    def _load(self, run: Sequence[_Recall]) -> None:
+        """In a thread: read the files into the slots and check them. A miss leaves no bytes there."""
+        heads = [bytearray(HEADER_BYTES) for _ in run]
         try:
-            received = self._backend.read(recall.address.name, incoming(slot, scratch))
-            found = Miss.ABSENT
-            if received is not None:
-                found = accept(slot, scratch, received, recall.address, self._mover)
+            files = [
+                (recall.address.name, incoming(recall.slot, head))
+                for recall, head in zip(run, heads, strict=True)
+            ]
+            for recall, head, size in zip(run, heads, self._backend.read(files), strict=True):
+                if isinstance(size, Failed):
+                    recall.failed = size
+                elif size is None:
+                    recall.found = Miss.ABSENT
+                else:
+                    recall.found = accept(recall.slot, head, size, recall.address, self._mover)
         finally:
-            recall.found = found
-            if isinstance(found, Miss):
-                zero(slot[HEADER_BYTES:])
+            for recall in run:
+                if not isinstance(recall.found, Header):
+                    zero(recall.slot[HEADER_BYTES:])
 
     # Finding
 
@@ -675,25 +704,35 @@ class Tier2:
     async def _run(self, pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
 
+    def _runs(self, items: Sequence[_Item]) -> list[Sequence[_Item]]:
+        """What a thread takes at a time: small columns by the dozen, if each thread has as many."""
+        each = max(1, RUN_BYTES // max(len(item.slot) for item in items))
+        each = min(each, -(-len(items) // self._threads))
+        return [items[start : start + each] for start in range(0, len(items), each)]
+
     async def _share_out(
-        self, pool: ThreadPoolExecutor, call: Callable[[_Item], None], items: list[_Item]
+        self,
+        pool: ThreadPoolExecutor,
+        call: Callable[[Sequence[_Item]], None],
+        runs: Sequence[Sequence[_Item]],
     ) -> None:
         """Call this for each, in a few threads; each takes the next one when it is done with one.
 
         A hop to a thread and back costs as much as a small file. Returns when no thread is at it.
         """
-        left = iter(items)  # `next` of a list's iterator is one step of the interpreter
+        left = iter(runs)  # `next` of a list's iterator is one step of the interpreter
 
         def do() -> None:
-            for item in left:
+            for run in left:
                 try:
-                    call(item)
+                    call(run)
                 except Failed as failed:
-                    item.failed = failed
+                    for item in run:
+                        item.failed = failed
 
         loop = asyncio.get_running_loop()
         done, _ = await asyncio.wait(
-            [loop.run_in_executor(pool, do) for _ in range(min(self._threads, len(items)))]
+            [loop.run_in_executor(pool, do) for _ in range(min(self._threads, len(runs)))]
         )
         for future in done:
             future.result()  # raises what nobody foresaw
@@ -729,13 +768,6 @@ class Tier2:
 
     def _is_purging(self, address: Address) -> bool:
         return bool(self._purging) and any(scope.covers(address) for scope in self._purging)
-
-    def _scratch(self) -> Scratch:
-        """Of this thread."""
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = Scratch()
-        scratch: Scratch = self._local.scratch
-        return scratch
 
 
 async def _all(*work: Coroutine[object, object, None]) -> None:

@@ -7,16 +7,51 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvss_agent.tier2.address import Scope
-from kvss_agent.tier2.backend import Found, Progress, Removed, silent
+from kvss_agent.tier2.backend import (
+    Failed,
+    Found,
+    Incoming,
+    Outgoing,
+    Progress,
+    Removed,
+    silent,
+)
 from kvss_agent.tier2.posix import Posix, _told
 
 HELD_SECONDS_MAX: Final = 10.0
+_File = TypeVar("_File", Outgoing, Incoming)
+_T = TypeVar("_T", bool, int | None)
 
 
-class Held(Posix):
+class OneByOne(Posix):
+    """For who wants to look at each file as it passes."""
+
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        return [_value(self.write_one, file) for file in files]
+
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        return [_value(self.read_one, file) for file in files]
+
+    def write_one(self, file: Outgoing) -> bool | Failed:
+        (stored,) = super().write([file])
+        return stored
+
+    def read_one(self, file: Incoming) -> int | Failed | None:
+        (received,) = super().read([file])
+        return received
+
+
+def _value(call: Callable[[_File], _T | Failed], file: _File) -> _T | Failed:
+    try:
+        return call(file)
+    except Failed as failed:
+        return failed
+
+
+class Held(OneByOne):
     """Reads and writes stop half-way until they are told to go on."""
 
     def __init__(self, root: Path) -> None:
@@ -31,15 +66,15 @@ class Held(Posix):
     def go(self, what: str) -> None:
         self._go[what].set()
 
-    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+    def write_one(self, file: Outgoing) -> bool | Failed:
         def stop() -> bool:
             self._stop("write")
-            return intact()
+            return file.intact()
 
-        return super().write(name, parts, stop)
+        return super().write_one(file._replace(intact=stop))
 
-    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        received = super().read(name, parts)
+    def read_one(self, file: Incoming) -> int | Failed | None:
+        received = super().read_one(file)
         self._stop("read")
         return received
 
@@ -48,7 +83,7 @@ class Held(Posix):
         assert self._go[what].wait(HELD_SECONDS_MAX)
 
 
-class Faulty(Posix):
+class Faulty(OneByOne):
     """Calls fail as the kernel would let them: all of them, those of one kind, or the nth."""
 
     def __init__(self, root: Path) -> None:
@@ -84,13 +119,13 @@ class Faulty(Posix):
             with _told():
                 raise OSError(self._number, os.strerror(self._number))
 
-    def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        self._maybe("write", name)
-        return super().write(name, parts, intact)
+    def write_one(self, file: Outgoing) -> bool | Failed:
+        self._maybe("write", file.name)
+        return super().write_one(file)
 
-    def read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        self._maybe("read", name)
-        return super().read(name, parts)
+    def read_one(self, file: Incoming) -> int | Failed | None:
+        self._maybe("read", file[0])
+        return super().read_one(file)
 
     def size(self, name: str) -> int | None:
         self._maybe("size")

@@ -8,7 +8,7 @@ from kvss_agent import seal
 from kvss_agent.arena import slot_bytes_for
 from kvss_agent.seal import HEADER_BYTES, Header, Miss
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.column_file import Scratch, accept, incoming, outgoing
+from kvss_agent.tier2.column_file import accept, incoming, outgoing
 from tests.kvss_agent.tier2.columns import ACME, BOLT, PAGE, address_of, evicted, new_slot, payload_of
 
 LENGTHS = [1, 4031, 4032, 4033, 8128, 8129, 10_000, 4096 * 4 - 64]
@@ -19,21 +19,19 @@ def file_of(address: Address, length: int = 10_000, tokens: int = 64) -> bytearr
     slot, column = evicted(address, length=length, tokens=tokens)
     header = seal.verify(slot, column)
     assert isinstance(header, Header)
-    scratch = Scratch()
-    scratch.head[:] = scratch.tail[:] = b"\xdd" * PAGE  # another column went through it before
-    return bytearray(b"".join(outgoing(slot, header, address.column(7), scratch)))
+    return bytearray(b"".join(outgoing(slot, header, address.column(7))))
 
 
 def read(
     file: bytes | bytearray, address: Address = ADDRESS, length: int = 10_000
 ) -> tuple[Header | Miss, memoryview]:
-    slot, scratch = new_slot(length), Scratch()
+    slot, head = new_slot(length), bytearray(HEADER_BYTES)
     received = 0
-    for part in incoming(slot, scratch):
+    for part in incoming(slot, head):
         piece = file[received : received + len(part)]
         part[: len(piece)] = piece
         received += len(piece)
-    return accept(slot, scratch, received, address), slot
+    return accept(slot, head, received, address), slot
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -54,11 +52,11 @@ def test_nothing_that_lay_in_the_slot_before_gets_into_the_file(length: int) -> 
 
 @pytest.mark.parametrize("slot_pages", [3, 4, 7])
 def test_a_slot_may_be_larger_than_the_column(slot_pages: int) -> None:
-    slot, scratch = new_slot(slot_pages * PAGE - HEADER_BYTES), Scratch()
+    slot, head = new_slot(slot_pages * PAGE - HEADER_BYTES), bytearray(HEADER_BYTES)
     file = file_of(ADDRESS)
-    head, rest = incoming(slot, scratch)
-    head[:], rest[: len(file) - PAGE] = file[:PAGE], file[PAGE:]
-    assert isinstance(accept(slot, scratch, len(file), ADDRESS), Header)
+    first, rest = incoming(slot, head)
+    first[:], rest[: len(file) - HEADER_BYTES] = file[:HEADER_BYTES], file[HEADER_BYTES:]
+    assert isinstance(accept(slot, head, len(file), ADDRESS), Header)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 5, 6, 16, 40, 48, 56, 60, 64, 4095, 4096, 10_063])
@@ -102,10 +100,3 @@ def test_a_column_that_does_not_fit_the_slot_is_corrupt() -> None:
 )
 def test_a_file_under_another_name_is_not_taken_for_that(other: Address, reason: Miss) -> None:
     assert read(file_of(other))[0] is reason
-
-
-def test_scratch_that_held_a_good_header_is_not_taken_for_one() -> None:
-    slot, scratch = new_slot(), Scratch()
-    scratch.head[:] = file_of(ADDRESS)[:PAGE]
-    incoming(slot, scratch)
-    assert accept(slot, scratch, 12_288, ADDRESS) is Miss.TORN

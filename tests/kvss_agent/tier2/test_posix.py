@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,11 @@ import pytest
 from console.environment import PROJECT
 from kvss_agent.tier2 import posix
 from kvss_agent.tier2.address import Scope
-from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.backend import Failed, Outgoing
 from kvss_agent.tier2.column_file import PAGE
+from kvss_agent.tier2.files import PYTHON_FILES, files
 from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.posix import ABANDONED_SECONDS, BOUNCE_BYTES, BOUNCE_FROM, TEMPORARY, Posix
+from kvss_agent.tier2.posix import ABANDONED_SECONDS, BOUNCE_BYTES, TEMPORARY, Posix
 from kvss_agent.tier2.store import Outcome
 from tests.kvss_agent.tier2.columns import (
     ACME,
@@ -42,6 +43,19 @@ from tests.kvss_agent.tier2.faulty import Held
 
 COLUMN_BYTES = 12_288
 MNT_DETACH = 2
+
+
+@pytest.fixture(params=["python", "native"], autouse=True)
+def system_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test is done by both kinds of system calls."""
+    made = files(request.getfixturevalue("compiled")) if request.param == "native" else PYTHON_FILES
+    monkeypatch.setattr(posix, "system_files", lambda _: made)
+    return str(request.param)
+
+
+def written(store: Posix, name: str, parts: Sequence[memoryview]) -> bool | Failed:
+    (stored,) = store.write([Outgoing(name, parts, lambda: True)])
+    return stored
 
 
 def unfinished(root: Path) -> list[Path]:
@@ -212,9 +226,11 @@ async def test_a_file_of_which_the_disk_does_not_say_that_it_lasts_is_removed(
 
 @pytest.mark.parametrize("length", [10_000, 50_000])
 async def test_short_writes_and_reads_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_files: str, length: int
 ) -> None:
     """The kernel may do less than it is asked to, and it is asked again."""
+    if system_files == "native":
+        pytest.skip("compiled code calls the kernel, not Python's os")
     write, read = os.pwritev, os.preadv
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: write(fd, [parts[0][:4096]], at))
     monkeypatch.setattr(os, "preadv", lambda fd, parts, at: read(fd, [parts[0][:4096]], at))
@@ -228,7 +244,7 @@ async def test_short_writes_and_reads_go_on(
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize(
-    "size", [PAGE, BOUNCE_FROM - PAGE, BOUNCE_FROM, BOUNCE_BYTES, BOUNCE_BYTES + PAGE, 3 * BOUNCE_BYTES]
+    "size", [PAGE, 9 * PAGE, BOUNCE_BYTES - PAGE, BOUNCE_BYTES, BOUNCE_BYTES + PAGE, 3 * BOUNCE_BYTES]
 )
 def test_a_file_is_what_its_parts_were_however_it_went(
     tmp_path: Path,
@@ -242,14 +258,14 @@ def test_a_file_is_what_its_parts_were_however_it_went(
     store.open()
     memory = [memoryview(mmap.mmap(-1, size)) for _ in range(2)]
     memory[0][:] = random.Random(size).randbytes(size)
-    cuts = [0, PAGE, max(PAGE, size - PAGE), size]
-    out, back = ([m[a:b] for a, b in itertools.pairwise(cuts) if a < b] for m in memory)
-    assert store.write("a" * 32, out, lambda: True)
+    cuts = [0, 64, 64, size - 1000, size]
+    out, back = ([m[a:b] for a, b in itertools.pairwise(cuts)] for m in memory)
+    assert written(store, "a" * 32, out) is True
     assert (tmp_path / ("a" * 32)).read_bytes() == memory[0]
-    assert store.read("a" * 32, back) == size
+    assert store.read([("a" * 32, back)]) == [size]
     assert memory[1] == memory[0]
-    larger = memoryview(mmap.mmap(-1, size + 5 * BOUNCE_FROM))
-    assert store.read("a" * 32, [larger]) == size
+    larger = memoryview(mmap.mmap(-1, size + 40 * PAGE))
+    assert store.read([("a" * 32, [larger])]) == [size]
     assert larger[:size] == memory[0]
     assert not any(larger[size:])
 
@@ -269,14 +285,13 @@ def test_each_thread_has_one_huge_page_once_it_needs_one(
     store.open()
     if not store.properties()["direct_io"]:
         pytest.skip("no direct I/O here")
-    small, large = (memoryview(mmap.mmap(-1, size)) for size in (PAGE, BOUNCE_FROM))
-    store.write("a", [small], lambda: True)
     assert made == []
+    page = memoryview(mmap.mmap(-1, PAGE))
     for _ in range(2):
-        store.write("a", [large], lambda: True)
-        store.read("a", [large])
+        written(store, "a", [page])
+        store.read([("a", [page])])
     assert len(made) == 1
-    thread = threading.Thread(target=store.read, args=("a", [large]))
+    thread = threading.Thread(target=store.read, args=([("a", [page])],))
     thread.start()
     thread.join()
     assert [len(page) for page in made] == [BOUNCE_BYTES] * 2
@@ -335,11 +350,11 @@ def test_a_purge_that_others_write_against_gives_up_with_a_sentence(
 
     def remove_and_write(root: Path, folder: str) -> object:
         removed, _ = remove(root, folder)
-        assert store.write(name, [memoryview(bytearray(4096))], lambda: True)
+        assert written(store, name, [memoryview(bytearray(4096))]) is True
         return removed, False
 
     store._direct = 0
-    store.write(name, [memoryview(bytearray(4096))], lambda: True)
+    written(store, name, [memoryview(bytearray(4096))])
     monkeypatch.setattr(posix, "_remove_tree", remove_and_write)
     with pytest.raises(Failed, match="others keep writing"):
         store.purge(Scope(tag=ACME))

@@ -8,7 +8,7 @@ import itertools
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import obstore
 import pytest
@@ -16,7 +16,7 @@ from obstore.store import S3Store
 
 from kvss_agent import seal
 from kvss_agent.seal import Miss
-from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.backend import Failed, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.s3 import S3
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
@@ -172,9 +172,9 @@ async def test_damage_in_a_bucket_is_a_miss_and_removed(server: Server, prefix: 
 
 async def test_a_slot_that_changes_while_it_is_copied_is_not_sent(server: Server, prefix: str) -> None:
     class Overwritten(S3):
-        def write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+        def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
             seal.open_slot(slot, 9)
-            return super().write(name, parts, intact)
+            return super().write(files)
 
     slot, column = evicted(address_of(1))
     async with opened(Overwritten(BUCKET, prefix=prefix, endpoint=server.endpoint)) as store:

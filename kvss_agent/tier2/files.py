@@ -1,0 +1,159 @@
+"""Whole files by system calls: several made, several published, several read in one go.
+
+Two of these are the same: this one, and one in compiled code (`native.c`) that a mover may bring along.
+That one asks for the interpreter once for all files instead of a few times for each; with as many
+threads as tier 2 has, small files spend their time on waiting for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.tier2.column_file import PAGE
+
+_COPY_BYTES: Final = 256 << 10  # in one step of the interpreter
+_T = TypeVar("_T")
+
+File = tuple[str, Sequence[memoryview]]  # its path, and what it consists of
+Staged = tuple[int, str, str]  # a descriptor, its temporary path, and the one to come
+
+
+class Files(NamedTuple):
+    """`stage`, `publish` and `fetch`, as fast as they can be had with one mover.
+
+    What the kernel refuses is the answer for that file, and the others go on. All bytes go through
+    `bounce` if there is one: memory as direct I/O wants it, which one thread uses at a time.
+    """
+
+    stage: Callable[[Sequence[File], int, bool, memoryview | None], list[int | OSError]]
+    publish: Callable[[Sequence[Staged]], list[OSError | None]]
+    fetch: Callable[[Sequence[File], int, memoryview | None], list[int | OSError]]
+
+
+def files(mover: Mover = PYTHON) -> Files:
+    """Compiled movers do it by themselves."""
+    compiled = [getattr(mover, f"{verb}_files", None) for verb in Files._fields]
+    return Files(*compiled) if all(compiled) else PYTHON_FILES  # type: ignore[arg-type]
+
+
+def stage(
+    wanted: Sequence[File],
+    flags: int,
+    locked: bool,  # noqa: FBT001 - compiled code has no names for arguments
+    bounce: memoryview | None,
+) -> list[int | OSError]:
+    """Make these files and leave them open, locked if so wanted; of one that fails nothing is left."""
+
+    def make(path: str, parts: Sequence[memoryview]) -> int:
+        fd = os.open(path, flags, 0o600)
+        try:
+            if locked:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_all(fd, parts, bounce)
+        except OSError:
+            discard(fd, path)
+            raise
+        return fd
+
+    return [_answer(make, *file) for file in wanted]
+
+
+def publish(staged: Sequence[Staged]) -> list[OSError | None]:
+    """Give the files their names, in place of what had them, and close them; what fails is removed."""
+
+    def rename(fd: int, unfinished: str, path: str) -> None:
+        try:
+            os.rename(unfinished, path)  # noqa: PTH104 - Path costs as much as the call
+        except OSError:
+            discard(fd, unfinished)
+            raise
+        os.close(fd)
+
+    return [_answer(rename, *one) for one in staged]
+
+
+def fetch(wanted: Sequence[File], flags: int, bounce: memoryview | None) -> list[int | OSError]:
+    """Fill the parts from the start of each file; how many bytes came."""
+
+    def read(path: str, parts: Sequence[memoryview]) -> int:
+        fd = os.open(path, flags)
+        try:
+            return _read_all(fd, parts, bounce)
+        finally:
+            os.close(fd)
+
+    return [_answer(read, *file) for file in wanted]
+
+
+def discard(fd: int, unfinished: str) -> None:
+    """Away with a file that is not to be published."""
+    with contextlib.suppress(OSError):  # the first fault is the one to tell
+        os.unlink(unfinished)  # noqa: PTH108
+    os.close(fd)
+
+
+PYTHON_FILES: Final = Files(stage, publish, fetch)
+
+
+def _answer(call: Callable[..., _T], *arguments: object) -> _T | OSError:
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return error
+
+
+def _write_all(fd: int, parts: Sequence[memoryview], bounce: memoryview | None) -> None:
+    offset, left = 0, list(parts)
+    while left:
+        now = left
+        if bounce is not None:
+            now = [bounce[: sum(map(len, left))]]
+            for part, place in _side_by_side(left, bounce):
+                place[:] = part
+        written = os.pwritev(fd, now, offset)
+        offset += written
+        left = _beyond(left, written)
+
+
+def _read_all(fd: int, parts: Sequence[memoryview], bounce: memoryview | None) -> int:
+    offset, left = 0, list(parts)
+    while left:
+        now = left if bounce is None else [bounce[: sum(map(len, left))]]
+        got = os.preadv(fd, now, offset)
+        if bounce is not None:
+            for part, piece in _side_by_side(left, bounce[:got]):
+                part[:] = piece
+        offset += got
+        if got == 0 or (bounce is not None and got % PAGE):  # the end: direct I/O stops nowhere else
+            break
+        left = _beyond(left, got)
+    return offset
+
+
+def _side_by_side(
+    parts: Sequence[memoryview], bounce: memoryview
+) -> Iterator[tuple[memoryview, memoryview]]:
+    """What belongs together, from the start and as far as it goes, in pieces."""
+    at = 0
+    for part in parts:
+        for start in range(0, len(part), _COPY_BYTES):
+            length = min(_COPY_BYTES, len(part) - start, len(bounce) - at)
+            if not length:
+                return
+            yield part[start : start + length], bounce[at : at + length]
+            at += length
+
+
+def _beyond(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of these parts after so many bytes."""
+    left = []
+    for part in parts:
+        if done < len(part):
+            left.append(part[done:])
+        done = max(0, done - len(part))
+    return left
