@@ -36,6 +36,7 @@ from telemetry.histogram import Histogram
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts at what could not be done
+EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
 PULLS_KEPT: Final = 256
 PULLS_AT_ONCE: Final = 4
 
@@ -83,6 +84,7 @@ class Agent:
         self._changed = asyncio.Event()
         self._telling = asyncio.Lock()  # documents are checked, kept and taken one after the other
         self._work: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
         self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,13 +102,15 @@ class Agent:
             host, port = self.settings.tcp
             self.tcp_port = self.plane.listen_tcp(host, port, self.settings.tls_for_drivers())
         self._work = asyncio.create_task(self._keep_working(), name="reconcile")
+        self._expiry = asyncio.create_task(self._keep_expiring(), name="expiry")
 
     async def stop(self, seconds: float) -> bool:
         """Let everybody leave, at most so long, and let go of everything. Whether all had left."""
         self.draining = True
         self.plane.drain()
-        if self._work:
-            self._work.cancel()
+        for task in (self._work, self._expiry):
+            if task:
+                task.cancel()
         for pull in self.pulls.values():
             pull.cancel()
         gone = await asyncio.to_thread(self.plane.stop, seconds)
@@ -253,7 +257,8 @@ class Agent:
         if told == before and (told is None or self.tier2.state == "ready"):
             return
         try:
-            if told and before and store and _same_but_for_caps(told, before):
+            if told and before and store and _same_store(told, before):
+                store.limits = told.limits()
                 await store.set_caps(told.caps())
                 self.tier2 = Progress("ready")
                 return
@@ -271,6 +276,14 @@ class Agent:
         except (Failed, NotInstalled, ValueError, OSError) as error:
             self.tier2 = Progress("refused", str(error))
             log.warning("Tier 2: %s", error)
+
+    async def _keep_expiring(self) -> None:
+        """Drivers find out what is too old when they ask for it. This is for what nobody asks for."""
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            if store := self.tiering.store:
+                with contextlib.suppress(Failed):  # counted by the store; there is a next time
+                    await store.expire()
 
     # Verbs
 
@@ -392,7 +405,13 @@ def _quantiles(histogram: Histogram) -> dict[str, float | int | None]:
     }
 
 
-def _same_but_for_caps(one: Tier2Settings, other: Tier2Settings) -> bool:
+def _same_store(one: Tier2Settings, other: Tier2Settings) -> bool:
+    """But for what may change while it is used."""
     return other == replace(
-        one, cap_bytes=other.cap_bytes, org_cap_bytes=other.org_cap_bytes, org_caps=other.org_caps
+        one,
+        cap_bytes=other.cap_bytes,
+        org_cap_bytes=other.org_cap_bytes,
+        org_caps=other.org_caps,
+        ttl_seconds=other.ttl_seconds,
+        org_ttl_seconds=other.org_ttl_seconds,
     )

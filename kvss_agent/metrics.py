@@ -124,6 +124,16 @@ def _tier2(made: Page, stats: dict) -> None:  # type: ignore[type-arg]
             [({"outcome": reason}, count) for reason, count in sorted(stats[verb].items())],
         )
     made.counter(
+        "kvss_tier2_expired_total",
+        "Columns that were removed because they were too old.",
+        [({}, stats["expired"])],
+    )
+    made.gauge(
+        "kvss_tier2_overstay_seconds_max",
+        "For how long one of them lay there beyond its time, at most.",
+        [({}, stats["overstay_seconds_max"])],
+    )
+    made.counter(
         "kvss_tier2_work_seconds_total",
         "Time spent, by verb.",
         [({"verb": verb}, work["seconds"]) for verb, work in sorted(stats["work"].items())],

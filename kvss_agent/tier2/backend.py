@@ -40,6 +40,13 @@ class Found:
     modified: float
 
 
+class Seen(NamedTuple):
+    """Of one file."""
+
+    bytes: int
+    modified: float
+
+
 @dataclass(frozen=True, slots=True)
 class Removed:
     """What is gone."""
@@ -88,8 +95,8 @@ class Backend(Protocol):
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         """Fill the parts from the start of each file. How many bytes; None if there is no such file."""
 
-    def size(self, name: str) -> int | None:
-        """The bytes of the file; None if there is no such file."""
+    def look(self, name: str) -> Seen | None:
+        """What can be seen of the file; None if there is no such file."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove these files; those that are not there are none the less gone."""

@@ -35,6 +35,22 @@ class Caps:
         return self.orgs.get(tag, self.org)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """For how many seconds a column may lie here; None for as long as there is room. Per org, and for
+    certain orgs."""
+
+    org: int | None = None
+    orgs: Mapping[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if min([*self.orgs.values(), self.org or 1]) <= 0:
+            raise ValueError("a time to live is a second or more")
+
+    def of(self, tag: bytes) -> int | None:
+        return self.orgs.get(tag, self.org)
+
+
 @dataclass(slots=True)
 class _Account:
     """Bytes held against a cap. `leaving` is the part of them that will be free soon."""
@@ -54,6 +70,7 @@ class _Account:
 @dataclass(slots=True)
 class _Org(_Account):
     idle: OrderedDict[Address, int] = field(default_factory=OrderedDict)  # the oldest use first
+    written: dict[Address, float] = field(default_factory=dict)  # when, the oldest first
 
     def filled(self, more: int = 0) -> float:
         return (self.staying() + more) / self.cap if self.cap else float("inf")
@@ -164,9 +181,12 @@ class Index:
         held = self._pop_idle(address)
         if reading := self._reading.get(address):
             held, reading.bytes = reading.bytes, 0
+        self._unnote(address)
         self._free(address.tag, held)
 
-    def adopt(self, address: Address, size: int, *, beyond_caps: bool = False) -> bool:
+    def adopt(
+        self, address: Address, size: int, *, written: float = 0.0, beyond_caps: bool = False
+    ) -> bool:
         """Its file is there, and the index learns of it now. False if it is busy or there is no room.
 
         `beyond_caps` is for the start, when everything counts that is found; `trim` follows.
@@ -184,7 +204,13 @@ class Index:
             reading.bytes = size
         else:
             org.idle[address] = size
+        self._note(org, address, written)
         return True
+
+    @staticmethod
+    def _note(org: _Org, address: Address, written: float) -> None:
+        org.written.pop(address, None)
+        org.written[address] = written
 
     # Writing
 
@@ -225,10 +251,12 @@ class Index:
         ticket.started = True
         return min(org.free(), self._store.free()) >= 0
 
-    def commit(self, ticket: Ticket) -> None:
+    def commit(self, ticket: Ticket, written: float = 0.0) -> None:
         """The column is there."""
         del self._writing[ticket.address]
-        self._org(ticket.address.tag).idle[ticket.address] = ticket.bytes
+        org = self._org(ticket.address.tag)
+        org.idle[ticket.address] = ticket.bytes
+        self._note(org, ticket.address, written)
 
     def cancel(self, ticket: Ticket) -> None:
         """Nothing was written. Victims that may still be there are known again."""
@@ -255,7 +283,29 @@ class Index:
         """Its file is gone."""
         size = self._leaving.pop(address)
         self._mark(address.tag, -size)
+        self._unnote(address)
         self._free(address.tag, size)
+
+    def _unnote(self, address: Address) -> None:
+        if org := self._orgs.get(address.tag):
+            org.written.pop(address, None)
+
+    def expire(self, limits: Limits, now: float, most: int) -> dict[Address, float]:
+        """Columns that lie here for longer than their org allows, and for how much longer: they are
+        leaving from now on. What is in use has its turn later."""
+        expired: dict[Address, float] = {}
+        for tag, org in self._orgs.items():
+            seconds = limits.of(tag)
+            if seconds is None:
+                continue
+            for address, written in org.written.items():
+                if written + seconds > now or len(expired) == most:
+                    break
+                if address in org.idle:
+                    expired[address] = now - written - seconds
+        for address in expired:
+            self.leave(address)
+        return expired
 
     def stayed(self, address: Address) -> None:
         """Its file could not be removed: it is the first of its org to be evicted next time."""
@@ -324,6 +374,10 @@ class Index:
         _must(leaving == {tag: org.leaving for tag, org in self._orgs.items()}, "leaving adds up")
         _must(sum(leaving.values()) == self._store.leaving, "leaving adds up in the store")
         _must(all(org.held for org in self._orgs.values()), "who holds nothing is forgotten")
+        written = {address for org in self._orgs.values() for address in org.written}
+        there = {*idle, *(a for a, size in reading.items() if size)}
+        there |= {address for address, size in self._leaving.items() if size}
+        _must(written == there, "of all that is there it is known since when")
         _must(all(org.cap == self.caps.of(tag) for tag, org in self._orgs.items()), "caps are kept")
 
     # Inside

@@ -39,6 +39,7 @@ from kvss_agent.tier2.backend import (
     Outgoing,
     Progress,
     Removed,
+    Seen,
     silent,
 )
 from kvss_agent.tier2.column_file import PAGE
@@ -158,9 +159,9 @@ class Posix:
                 answers.append(got)
         return answers
 
-    def size(self, name: str) -> int | None:
+    def look(self, name: str) -> Seen | None:
         with _told():
-            return _size(f"{self._prefix}{name}")
+            return _look(f"{self._prefix}{name}")
 
     def delete(self, names: Sequence[str]) -> None:
         with _told():
@@ -330,13 +331,14 @@ def _huge_page() -> memoryview:
     return page
 
 
-def _size(path: Path | str) -> int | None:
+def _look(path: Path | str) -> Seen | None:
     try:
-        return os.lstat(path).st_size
+        status = os.lstat(path)
     except OSError as error:
         if error.errno in _NO_SUCH:
             return None
         raise
+    return Seen(status.st_size, status.st_mtime)
 
 
 def _unlink(path: Path | str) -> None:
@@ -396,7 +398,8 @@ def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
     for place, folders, files in os.walk(top, topdown=False, onerror=_unless_gone):
         directory = Path(place)
         for path in (directory / name for name in files):
-            size += _size(path) or 0
+            seen = _look(path)
+            size += seen.bytes if seen else 0
             columns += parse(str(path.relative_to(root))) is not None
             _unlink(path)
         for path in (directory / name for name in folders):

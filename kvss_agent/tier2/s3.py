@@ -28,6 +28,7 @@ from kvss_agent.tier2.backend import (
     Outgoing,
     Progress,
     Removed,
+    Seen,
     silent,
 )
 
@@ -147,12 +148,13 @@ class S3:
                 return None
             return _scatter(result.stream(min_chunk_size=_CHUNK_BYTES), parts)
 
-    def size(self, name: str) -> int | None:
+    def look(self, name: str) -> Seen | None:
         with _told():
             try:
-                return obstore.head(self._store, name)["size"]
+                found = obstore.head(self._store, name)
             except FileNotFoundError:
                 return None
+            return Seen(found["size"], found["last_modified"].timestamp())
 
     def delete(self, names: Sequence[str]) -> None:
         with _told():

@@ -11,7 +11,7 @@ from kvss_agent import native
 from kvss_agent.mover import Mover
 from kvss_agent.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
-from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
 
@@ -32,6 +32,8 @@ class Tier2Settings:
     cap_bytes: int
     org_cap_bytes: int | None = None  # for an org that has none of its own; None: up to `cap_bytes`
     org_caps: Mapping[str, int] = field(default_factory=dict)  # by tag, in hex
+    ttl_seconds: int | None = None  # since a column was copied; for an org that has none of its own
+    org_ttl_seconds: Mapping[str, int] = field(default_factory=dict)  # by tag, in hex
     path: str = ""  # posix
     durable: bool = False  # posix
     bucket: str = ""  # s3
@@ -47,23 +49,31 @@ class Tier2Settings:
         if self.kind == "s3" and not self.bucket:
             raise ValueError("tier 2 of kind s3 needs a bucket")
         self.caps()
+        self.limits()
 
     def caps(self) -> Caps:
         """For `Tier2.set_caps`, when only the caps have changed."""
         org = self.cap_bytes if self.org_cap_bytes is None else self.org_cap_bytes
         return Caps(self.cap_bytes, org, {_tag(text): cap for text, cap in self.org_caps.items()})
 
+    def limits(self) -> Limits:
+        """For `Tier2.limits`, when only those have changed."""
+        seconds = {_tag(text): seconds for text, seconds in self.org_ttl_seconds.items()}
+        return Limits(self.ttl_seconds, seconds)
+
 
 def make(settings: Tier2Settings) -> Tier2:
     """The store, not opened yet. Raises NotInstalled, and ValueError for what cannot be."""
     mover = native.best()
-    return Tier2(
+    store = Tier2(
         _backend(settings, mover),
         settings.caps(),
         shared=settings.shared,
         threads=settings.threads,
         mover=mover,
     )
+    store.limits = settings.limits()
+    return store
 
 
 def _backend(settings: Tier2Settings, mover: Mover) -> Backend:

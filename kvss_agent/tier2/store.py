@@ -37,15 +37,17 @@ from kvss_agent.tier2.backend import (
     Outgoing,
     Progress,
     Removed,
+    Seen,
     silent,
 )
 from kvss_agent.tier2.column_file import PAGE, accept, incoming, outgoing, plausible
-from kvss_agent.tier2.index import Caps, Index, Ticket
+from kvss_agent.tier2.index import Caps, Index, Limits, Ticket
 
 THREADS_MAX: Final = 256
 IN_FLIGHT_MAX: Final = 4096  # spills and recalls; more are refused
 HIT: Final = "hit"
 RUN_BYTES: Final = 1 << 20  # of slots that a thread takes at a time
+_EXPIRE_AT_ONCE: Final = 1000
 _STEP: Final = 10_000  # columns that a rebuild enters before others have their turn
 _DAMAGE: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 _T = TypeVar("_T")
@@ -96,6 +98,8 @@ class Stats:
     last_fault: str
     evicted: Removed
     damaged: int  # files removed because their seal did not hold
+    expired: int
+    overstay_seconds_max: float  # how long one of those lay here beyond its time
     work: Mapping[str, Work]  # by the method's name
 
 
@@ -142,6 +146,8 @@ class _Counts:
     evicted_columns: int = 0
     evicted_bytes: int = 0
     damaged: int = 0
+    expired: int = 0
+    overstay_max: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
 
 
@@ -156,7 +162,9 @@ class Tier2:
         shared: bool = True,
         threads: int = 8,
         mover: Mover = PYTHON,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`clock` tells seconds since 1970, as files do."""
         if not 0 < threads <= THREADS_MAX:
             raise ValueError(f"tier 2 uses 1 to {THREADS_MAX} threads, not {threads}")
         self._backend = backend
@@ -165,6 +173,8 @@ class Tier2:
         self._mover = mover
         self._verify = seal.sealed(mover).verify
         self._threads = threads
+        self._clock = clock
+        self.limits = Limits()
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self._reads = ThreadPoolExecutor(threads, "tier2-read")
         self._writes = ThreadPoolExecutor(threads, "tier2-write")
@@ -305,6 +315,18 @@ class Tier2:
         with self._measured("set_caps"):
             await self._whole(self._trim_all())
 
+    async def expire(self) -> int:
+        """Remove what lies here for longer than its org allows; how many columns that were. Raises
+        Failed."""
+        count = 0
+        while expired := self._index.expire(self.limits, self._clock(), _EXPIRE_AT_ONCE):
+            with self._measured("expire", len(expired)):
+                await self._whole(self._remove_leaving(list(expired)))
+            count += len(expired)
+            self._counts.expired += len(expired)
+            self._counts.overstay_max = max(self._counts.overstay_max, *expired.values())
+        return count
+
     def stats(self) -> Stats:
         counts = self._counts
         return Stats(
@@ -320,6 +342,8 @@ class Tier2:
             last_fault=counts.last_fault,
             evicted=Removed(counts.evicted_columns, counts.evicted_bytes),
             damaged=counts.damaged,
+            expired=counts.expired,
+            overstay_seconds_max=counts.overstay_max,
             work={name: replace(work) for name, work in counts.work.items()},
         )
 
@@ -383,7 +407,7 @@ class Tier2:
                     self._count_fault(spill.failed)
                     lacking += ticket.bytes if spill.failed.fault is Fault.NO_SPACE else 0
                 if spill.outcome is Outcome.STORED:
-                    self._index.commit(ticket)
+                    self._index.commit(ticket, self._clock())
                     work.bytes += ticket.bytes
                 else:
                     self._index.cancel(ticket)
@@ -541,25 +565,25 @@ class Tier2:
         step = -(-len(addresses) // self._threads) or 1
         batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
         there = set()
-        for batch, sizes in zip(batches, await self._gathered(batches), strict=True):
-            for address, size in zip(batch, sizes, strict=True):
-                if size is not None and plausible(size) and self._may_be_elsewhere(address):
-                    self._index.adopt(address, size)
+        for batch, looks in zip(batches, await self._gathered(batches), strict=True):
+            for address, seen in zip(batch, looks, strict=True):
+                if seen and plausible(seen.bytes) and self._may_be_elsewhere(address):
+                    self._index.adopt(address, seen.bytes, written=seen.modified)
                     there.add(address)
         return there
 
-    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[int | None]]:
-        return await asyncio.gather(*(self._sizes_or_none(batch) for batch in batches))
+    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | None]]:
+        return await asyncio.gather(*(self._looks_or_none(batch) for batch in batches))
 
-    async def _sizes_or_none(self, addresses: Sequence[Address]) -> list[int | None]:
+    async def _looks_or_none(self, addresses: Sequence[Address]) -> list[Seen | None]:
         try:
-            return await self._run(self._reads, self._sizes, addresses)
+            return await self._run(self._reads, self._look_at, addresses)
         except Failed as failed:
             self._count_fault(failed)
             return [None] * len(addresses)
 
-    def _sizes(self, addresses: Sequence[Address]) -> list[int | None]:
-        return [self._backend.size(address.name) for address in addresses]
+    def _look_at(self, addresses: Sequence[Address]) -> list[Seen | None]:
+        return [self._backend.look(address.name) for address in addresses]
 
     async def _rebuild(self, progress: Progress) -> None:
         before = list(self._index.idle())
@@ -572,7 +596,7 @@ class Tier2:
             if not plausible(file.bytes):
                 damaged.append(file.address)
             elif not self._is_purging(file.address):
-                self._index.adopt(file.address, file.bytes, beyond_caps=True)
+                self._index.adopt(file.address, file.bytes, written=file.modified, beyond_caps=True)
         await self._forget_missing(before, {file.address for file in found})
         if damaged:
             self._counts.damaged += len(damaged)
@@ -590,10 +614,10 @@ class Tier2:
     async def _forget_missing(self, before: Sequence[Address], found: set[Address]) -> None:
         """Forget what was known before a listing, is not in it, and is indeed not there."""
         missing = [a for a in before if a not in found and self._index.knows(a)]
-        for address, size in zip(
-            missing, await self._run(self._reads, self._sizes, missing), strict=True
+        for address, seen in zip(
+            missing, await self._run(self._reads, self._look_at, missing), strict=True
         ):
-            if size is None and self._index.knows(address):
+            if seen is None and self._index.knows(address):
                 self._index.forget(address)
 
     # Removing
@@ -607,14 +631,21 @@ class Tier2:
         sizes = {address: self._index.leave(address) for address in addresses}
         unknown = [address for address, size in sizes.items() if not size] if self._shared else []
         try:
-            found = await self._run(self._writes, self._sizes, unknown) if unknown else []
-            await self._run(self._writes, self._backend.delete, [address.name for address in sizes])
+            found = await self._run(self._writes, self._look_at, unknown) if unknown else []
+        except Failed:
+            self._stayed(addresses)
+            raise
+        await self._remove_leaving(addresses)
+        gone = [size for size in sizes.values() if size] + [seen.bytes for seen in found if seen]
+        return Removed(len(gone), sum(gone))
+
+    async def _remove_leaving(self, addresses: Sequence[Address]) -> None:
+        try:
+            await self._run(self._writes, self._backend.delete, [one.name for one in addresses])
         except Failed:
             self._stayed(addresses)
             raise
         self._left(addresses)
-        gone = [size for size in (*sizes.values(), *found) if size]
-        return Removed(len(gone), sum(gone))
 
     async def _purge(self, scope: Scope) -> Removed:
         self._purging.append(scope)

@@ -17,6 +17,7 @@ from kvss_agent.tier2.backend import (
     Outgoing,
     Progress,
     Removed,
+    Seen,
     silent,
 )
 from kvss_agent.tier2.posix import Posix, _told
@@ -127,9 +128,9 @@ class Faulty(OneByOne):
         self._maybe("read", file[0])
         return super().read_one(file)
 
-    def size(self, name: str) -> int | None:
-        self._maybe("size")
-        return super().size(name)
+    def look(self, name: str) -> Seen | None:
+        self._maybe("look")
+        return super().look(name)
 
     def delete(self, names: Sequence[str]) -> None:
         self._maybe("delete")

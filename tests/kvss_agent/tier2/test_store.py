@@ -19,7 +19,7 @@ from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2 import store as store_module
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Outgoing, Removed
-from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Tier2
 from tests.kvss_agent.tier2.columns import (
@@ -882,3 +882,42 @@ async def test_a_store_that_cannot_be_written_to_does_not_open(tmp_path: Path) -
     with pytest.raises(Failed, match="Not a directory"):
         await store.open()
     await store.close()
+
+
+async def test_what_lies_there_for_too_long_is_removed_for_each_org_in_its_time(tmp_path: Path) -> None:
+    now = [1000.0]
+    async with opened(tmp_path) as store:
+        store._clock = lambda: now[0]
+        for number in (1, 2):
+            await put(store, address_of(number, ACME))
+        now[0] += 30
+        await put(store, address_of(3, ACME))
+        await put(store, address_of(1, BOLT))
+        store.limits = Limits(None, {ACME: 60})
+        now[0] += 29
+        assert await store.expire() == 0
+        now[0] += 2
+        assert await store.expire() == 2
+        assert await store.exists([address_of(n, ACME) for n in (1, 2, 3)]) == [False, False, True]
+        now[0] += 1000
+        assert await store.expire() == 1
+        assert await store.exists([address_of(1, BOLT)]) == [True], "nobody limits it"
+        stats = store.stats()
+        assert (stats.expired, stats.overstay_seconds_max) == (3, 971)
+        assert len(files_in(tmp_path)) == 1
+
+
+async def test_the_age_of_a_file_outlives_its_agent(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+    async with opened(tmp_path) as store:
+        store.limits = Limits(3600)
+        assert await store.expire() == 0
+        for file in files_in(tmp_path):
+            os.utime(file, (0, 0))
+        await store.rebuild()
+        assert await store.expire() == 0, "it is known since it was written, as this agent has seen it"
+    async with opened(tmp_path) as store:
+        store.limits = Limits(3600)
+        assert await store.expire() == 1
+        assert not files_in(tmp_path)
