@@ -387,7 +387,7 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
     ledger.set_line(0, slots)
 
     def before(request: Request) -> None:
-        clock.now = request.at_s
+        clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
     totals = replay(requests, Emulator(InNumbers(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
