@@ -1,4 +1,5 @@
-"""How fast the driver decides: keys, matches, a million columns, long work beside requests, replays.
+"""How fast the driver decides: keys, matches, a million columns, long work beside requests, replays,
+and what look-ups of prefixes cost elsewhere.
 
 Traces come from --traces or TRACES_DIR; without them replays are left out. Garbage is collected as
 Python does it by itself.
@@ -10,25 +11,29 @@ import argparse
 import contextlib
 import gc
 import hashlib
-import importlib
 import os
 import statistics
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import psutil
+from blake3 import blake3
 
+from benchmarks import peers
 from benchmarks.dataplane import Memory
 from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
 from swdriver_shim.driver import CLEARS_AT_ONCE, Driver
-from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt
+from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt, encode
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -42,6 +47,10 @@ NAMESPACE = Namespace("bench", "1", "bf16", "full")
 FOREVER = OrgPolicies(policy=Policy(ttl_last_use_seconds=None))
 REPLAY_SCALE = 8192  # bytes per token: parts of columns of 87 to 175 KiB
 EVICTING_SLOTS = 250_000
+MATCH_PROMPTS, MATCH_AT_ONCE = 100, 10
+MATCH_TOKENS, MATCH_MORE = PROMPT_COLUMNS * COLUMN_TOKENS, 1024
+
+Seconds = dict[str, list[float]]  # by kind
 
 
 def limited(name: str, value: float, unit: str, limit: float) -> Row:
@@ -63,28 +72,25 @@ def tokens(seed: int, columns: int) -> list[int]:
 def key_rows(effort: int) -> list[Row]:
     raw = memoryview(os.urandom(COLUMN_BYTES * PROMPT_COLUMNS))
     maker = keys("acme")
-    ours = each_column(lambda: maker.states(None, raw), effort)
-    rows = [Row("key.sha256", ours, "µs")]
-    try:
-        blake3: Any = importlib.import_module("blake3").blake3
-    except ImportError:
-        print("key.blake3 is left out: the package blake3 is not installed")
-        return rows
+    keyed, count = blake3(key=bytes(32)), COLUMN_TOKENS.to_bytes(4, "little")
 
     def chain() -> None:
-        state, secret = bytes(32), bytes(32)
-        for at in range(0, len(raw), COLUMN_BYTES):
-            mixed = blake3(state, key=secret)
-            mixed.update(raw[at : at + COLUMN_BYTES])
+        """As `Keys.states` does it: a copy of the keyed state, one update."""
+        state, copy = bytes(32), keyed.copy
+        for (column,) in struct.iter_unpack(f"{COLUMN_BYTES}s", raw):
+            mixed = copy()
+            mixed.update(state + count + column)
             state = mixed.digest()
 
-    theirs = each_column(chain, effort)
-    return [*rows, Row("key.blake3", theirs, "µs", "key.sha256", ours / theirs)]
-
-
-def each_column(call: Callable[[], object], effort: int) -> float:
-    """Microseconds for each column of a prompt."""
-    return statistics.median(timed(call) for _ in range(50 * effort)) / PROMPT_COLUMNS * 1e6
+    ours, theirs = [], []
+    for _ in range(50 * effort):
+        ours.append(timed(lambda: maker.states(None, raw)))
+        theirs.append(timed(chain))
+    sha256, other = (statistics.median(of) / PROMPT_COLUMNS * 1e6 for of in (ours, theirs))
+    return [
+        Row("keys.sha256", sha256, "µs"),
+        Row("keys.blake3", other, "µs", "keys.sha256", sha256 / other),
+    ]
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -164,6 +170,111 @@ def match_rows(big: Million, effort: int) -> list[Row]:
         limited("match.32k.continued", statistics.median(continued) * 1e3, "ms", 0.15),
         Row("match.32k.continued.p99", percentile(continued, 0.99) * 1e3, "ms"),
     ]
+
+
+# Others' look-ups, in turns with ours
+
+
+class Ours(Matcher):
+    """What a scheduler asks of the ledger, as peers are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self.ledger = Ledger(LAYOUT, "bench")
+        self.maker = keys("globex")
+        self.ledger.set_policies({"globex": FOREVER}, 0)
+
+    def start(self) -> None:
+        """Nothing has to be started."""
+
+    def fill(self, prompts: int, tokens: int) -> dict[str, str | None]:
+        self.ledger.set_line(0, (prompts + 1) * tokens // COLUMN_TOKENS)
+        for number in range(prompts):
+            whole = self.maker.prompt(prompt(number, tokens))
+            self.ledger.finish_store(self.ledger.begin_store(whole, whole.tokens, 0), 0)
+        return {"": None}
+
+    def use(self, variant: str) -> None:
+        """There is one."""
+
+    def cold(self, tokens: list[int] | bytes) -> int:
+        self.prompt = self.maker.prompt(tokens)
+        return self._match()
+
+    packed = cold
+
+    def pack(self, tokens: list[int]) -> bytes:
+        return encode(tokens)
+
+    def continued(self, more: list[int]) -> int:
+        self.prompt.extend(more)
+        return self._match()
+
+    def _match(self) -> int:
+        match = self.ledger.match(self.prompt, 0)
+        self.ledger.release(match)  # in the measured time, too
+        return match.tokens
+
+    def release(self) -> None:
+        """Done."""
+
+
+@dataclass
+class Asked:
+    """A variant of a peer, and what it took for the prompts so far."""
+
+    peer: str
+    variant: str
+    match: Callable[[range], Seconds]
+    seconds: Seconds = field(default_factory=lambda: {kind: [] for kind in KINDS})
+
+    def ask(self, numbers: range) -> None:
+        for kind, seconds in self.match(numbers).items():
+            self.seconds[kind] += seconds
+
+    def medians(self) -> dict[str, float]:
+        """Milliseconds, by kind."""
+        return {kind: statistics.median(of) * 1e3 for kind, of in self.seconds.items() if of}
+
+
+def peer_rows(names: Sequence[str], effort: int) -> list[Row]:
+    ours = Ours()
+    ours.fill(MATCH_PROMPTS, MATCH_TOKENS)
+    us = Asked("", "", lambda numbers: match_round(ours, numbers, MATCH_TOKENS, MATCH_MORE))
+    with contextlib.ExitStack() as stack:
+        asked = [one for name in names for one in variants_of(name, stack)]
+        for turn in range(4 * effort):
+            first = turn * MATCH_AT_ONCE % MATCH_PROMPTS
+            for one in (us, *asked):
+                one.ask(range(first, first + MATCH_AT_ONCE))
+    return list(rows_beside(us, asked))
+
+
+def variants_of(name: str, stack: contextlib.ExitStack) -> Iterator[Asked]:
+    """A peer that has been started and filled, or the reason why not."""
+    try:
+        peer = stack.enter_context(peers.Lookup(name))
+        reasons = peer.fill(MATCH_PROMPTS, MATCH_TOKENS)
+    except peers.Unavailable as reason:
+        print(f"peer.{name} is left out: {reason}")
+        return
+    for variant, absent in reasons.items():
+        if absent:
+            print(f"peer.{name}.{variant} is left out: {absent}")
+            continue
+        yield Asked(name, variant, partial(peer.match, variant, more=MATCH_MORE))
+
+
+def rows_beside(us: Asked, asked: Sequence[Asked]) -> Iterator[Row]:
+    """Theirs, with theirs over ours as the ratio: more is better for us."""
+    ours = us.medians()
+    for kind, value in ours.items():
+        yield Row(f"match.32k.{kind}.beside", value, "ms")
+    for one in asked:
+        name = ".".join(filter(None, ("peer", one.peer, one.variant)))
+        for kind, value in one.medians().items():
+            against = f"ours {ours[kind]:.3f} ms"
+            yield Row(f"{name}.match.32k.{kind}", value, "ms", against, value / ours[kind], 1.0)
 
 
 # Long work, and matches that go on meanwhile
@@ -276,7 +387,7 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
     ledger.set_line(0, slots)
 
     def before(request: Request) -> None:
-        clock.now = request.at_s
+        clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
     totals = replay(requests, Emulator(InNumbers(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
@@ -322,15 +433,19 @@ def main() -> None:
         default=traces_folder(),
         help="where conversation.jsonl is (default: TRACES_DIR, or a folder `traces` near by)",
     )
-    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of keys million replays")
+    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of keys million peers replays")
+    parser.add_argument("--peers", nargs="*", choices=peers.LOOKUPS, metavar="NAME", help="which peers")
     given = parser.parse_args()
-    parts = given.only or ["keys", "million", "replays"]
+    parts = given.only or ["keys", "million", "peers", "replays"]
     effort = 1 if given.quick else 5
     rows: list[Row] = []
     if "keys" in parts:
         rows += key_rows(effort)
     if "million" in parts:
         rows += million_rows(effort)
+    if "peers" in parts:
+        named = given.peers if given.peers is not None else () if given.quick else peers.LOOKUPS
+        rows += peer_rows(named, effort)
     if "replays" in parts:
         rows += replay_rows(given.traces, quick=given.quick)
     show("The driver", rows, given.json)

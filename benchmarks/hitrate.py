@@ -81,6 +81,8 @@ class Store:
                 column.used_at = now
                 column.uses += 1
             tip = path[-1]
+            if not tip.holds:
+                policy.leaf(tip)  # it has been read; what follows is stored later
             tip.holds += 1  # a pin, which goes on to the child
         for depth in range(hits, len(request.blocks)):
             if len(present) >= self._size and not self._evict(now):

@@ -203,7 +203,7 @@ def _in_numbers(layout: Layout, slots: int) -> Serving:
         ledger.set_line(group, slots)
 
     def pass_time(request: Request) -> None:
-        clock.now = request.at_s
+        clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
     return Emulator(InNumbers(ledger, clock)), ledger, pass_time

@@ -1,5 +1,6 @@
 """The peers of the benchmarks: what they report is checked, and nothing of them stays behind."""
 
+import contextlib
 import os
 import sys
 import time
@@ -9,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import peers
-from benchmarks.peers import environment, peer, protocol
+from benchmarks import driver, peers
+from benchmarks.peers import environment, matching, peer, protocol
 from console.stack.binaries import wheel_redis
 
 SIZE = 4096
@@ -42,6 +43,40 @@ class Forgetful(Shelf):
 
     def get(self, first: int, n: int) -> None:  # noqa: ARG002
         self.latest = [self.kept[0]] * n
+
+
+class Memory(matching.Matcher):
+    """A look-up of prompts in a list, a token at a time."""
+
+    def start(self) -> None:
+        self.holds = 0
+
+    def fill(self, prompts: int, tokens: int) -> dict[str, str | None]:
+        self.kept = [matching.prompt(number, tokens) for number in range(prompts)]
+        return {"": None}
+
+    def use(self, variant: str) -> None:
+        self.variant = variant
+
+    def cold(self, tokens: list[int]) -> int:
+        self.tokens = tokens
+        return self.look_up()
+
+    def continued(self, more: list[int]) -> int:
+        self.tokens = self.tokens + more
+        return self.look_up()
+
+    def look_up(self) -> int:
+        self.holds += 1
+        return max(len(one) for one in self.kept if one == self.tokens[: len(one)])
+
+    def release(self) -> None:
+        self.holds -= 1
+
+
+class Optimist(Memory):
+    def look_up(self) -> int:
+        return super().look_up() + 1
 
 
 @pytest.fixture
@@ -96,9 +131,11 @@ def test_a_batch_of_any_size_fits_the_columns() -> None:
 
 
 def test_every_peer_has_a_runner_and_pinned_packages() -> None:
-    for name in peers.NAMES:
+    for name in (*peers.NAMES, *peers.LOOKUPS):
         assert (environment.REQUIREMENTS / f"run_{name}.py").is_file()
-        pins = (environment.REQUIREMENTS / f"{name}.txt").read_text().split()
+        assert (environment.REQUIREMENTS / f"{name}.txt").is_file()
+    for requirements in environment.REQUIREMENTS.glob("*.txt"):
+        pins = requirements.read_text().split()
         assert pins
         assert all("==" in pin for pin in pins)
 
@@ -108,9 +145,80 @@ def test_a_peer_that_can_not_be_installed_says_why(monkeypatch: pytest.MonkeyPat
         raise peers.Unavailable(f"{name} is too far away")
 
     monkeypatch.setattr(peer, "prepare", refuse)
-    assert peers.available() == {name: f"{name} is too far away" for name in peers.NAMES}
+    names = (*peers.NAMES, *peers.LOOKUPS)
+    assert peers.available() == {name: f"{name} is too far away" for name in names}
     with pytest.raises(peers.Unavailable, match="redis is too far away"):
         peers.Peer("redis").start()
+
+
+def test_a_look_up_has_the_seconds_of_each_kind_and_lets_go() -> None:
+    memory = Memory(Path())
+    memory.start()
+    ours = matching.MatchRunner(memory)
+    assert ours.on_fill(prompts=4, tokens=64) == {"variants": {"": None}}
+    seconds = ours.on_match(variant="", first=1, n=3, more=8)
+    assert {kind: len(each) for kind, each in seconds.items()} == {
+        "cold": 3,
+        "continued": 3,
+        "packed": 0,
+    }
+    assert not memory.holds
+
+
+def test_a_look_up_that_finds_something_else_is_noticed() -> None:
+    optimist = Optimist(Path())
+    optimist.start()
+    optimist.fill(prompts=1, tokens=64)
+    with pytest.raises(RuntimeError, match="65 tokens were found, 64 are there"):
+        matching.match_round(optimist, range(1), 64, 8)
+
+
+def test_prompts_are_the_same_on_both_sides_and_go_on_as_they_began() -> None:
+    assert matching.prompt(7, 100) == matching.prompt(7, 101)[:100]
+    assert matching.prompt(7, 100) != matching.prompt(8, 100)
+
+
+def test_our_own_look_up_is_asked_as_peers_are() -> None:
+    ours = driver.Ours()
+    ours.fill(prompts=2, tokens=256)
+    seconds = matching.match_round(ours, range(2), 256, 128)
+    assert {kind: len(each) for kind, each in seconds.items()} == dict.fromkeys(matching.KINDS, 2)
+
+
+def test_a_row_of_a_look_up_is_theirs_over_ours() -> None:
+    def after(seconds: float) -> driver.Asked:
+        asked = driver.Asked("vllm", "block16", lambda numbers: {"cold": [seconds] * len(numbers)})
+        asked.ask(range(3))
+        return asked
+
+    beside, theirs = driver.rows_beside(after(0.001), [after(0.003)])
+    assert (beside.id, beside.value) == ("match.32k.cold.beside", 1.0)
+    assert (theirs.id, theirs.value) == ("peer.vllm.block16.match.32k.cold", 3.0)
+    assert theirs.ratio == pytest.approx(3.0)
+    assert theirs.holds
+
+
+def test_a_look_up_that_is_absent_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> environment.Environment:
+        raise peers.Unavailable(f"{name} is too far away")
+
+    monkeypatch.setattr(peer, "prepare", refuse)
+    with contextlib.ExitStack() as stack:
+        assert not list(driver.variants_of("vllm", stack))
+    assert "peer.vllm is left out: vllm is too far away" in capsys.readouterr().out
+
+
+def test_a_variant_that_is_absent_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = {"": None, "keys": "no compiler"}
+    monkeypatch.setattr(peers.Lookup, "start", lambda _: None)
+    monkeypatch.setattr(peers.Lookup, "fill", lambda *_: reasons)
+    with contextlib.ExitStack() as stack:
+        assert [asked.variant for asked in driver.variants_of("sglang", stack)] == [""]
+    assert "peer.sglang.keys is left out: no compiler" in capsys.readouterr().out
 
 
 def test_a_real_peer_measures_and_leaves_nothing(redis_here: peers.Peer) -> None:

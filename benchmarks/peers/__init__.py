@@ -2,9 +2,11 @@
 
 from benchmarks.peers.environment import Unavailable
 from benchmarks.peers.peer import (
+    LOOKUPS,
     NAMES,
     SIZES,
     WORKING_SET,
+    Lookup,
     Peer,
     Samples,
     available,
@@ -13,9 +15,11 @@ from benchmarks.peers.peer import (
 )
 
 __all__ = [
+    "LOOKUPS",
     "NAMES",
     "SIZES",
     "WORKING_SET",
+    "Lookup",
     "Peer",
     "Samples",
     "Unavailable",

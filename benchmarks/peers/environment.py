@@ -79,14 +79,18 @@ def prepare(name: str) -> Environment:
 
 def _packages(name: str, venv: Path) -> Path:
     """The interpreter of an environment with the pinned packages."""
-    requirements = REQUIREMENTS / f"{name}.txt"
-    wanted = f"{requirements.read_text()}\n{sys.version}"
+    requirements, alone = REQUIREMENTS / f"{name}.txt", REQUIREMENTS / f"{name}.alone.txt"
+    wanted = "\n".join(
+        [one.read_text() for one in (requirements, alone) if one.exists()] + [sys.version]
+    )
     python, stamp = venv / "bin" / "python", venv / ".installed"
     if not (stamp.exists() and stamp.read_text() == wanted):
         print(f"installing {name} …", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", venv], "no environment can be made")
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]
         _run([python, *install, requirements], "its packages can't be installed")
+        if alone.exists():  # which asks for far more than what is measured of it needs
+            _run([python, *install, alone, "--no-deps"], "it can't be installed")
         stamp.write_text(wanted)
     return python
 

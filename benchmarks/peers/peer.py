@@ -20,6 +20,7 @@ from typing import Any, Self
 from benchmarks.peers.environment import NEEDS, PROJECT, Unavailable, prepare
 
 NAMES = tuple(NEEDS)
+LOOKUPS = ("vllm", "sglang")
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 WORKING_SET = 256 << 20  # far more than any cache: what is put or got is never at hand
 ROUND_BYTES = 64 << 20
@@ -167,10 +168,25 @@ class Peer:
         return answer
 
 
+class Lookup(Peer):
+    """A peer that finds prefixes: see `matching`."""
+
+    def fill(self, prompts: int, tokens: int) -> dict[str, str | None]:
+        """Have these prompts there. Of each of its variants why it can't be had, or None."""
+        variants: dict[str, str | None] = self._ask(op="fill", prompts=prompts, tokens=tokens)[
+            "variants"
+        ]
+        return variants
+
+    def match(self, variant: str, numbers: range, more: int) -> dict[str, list[float]]:
+        """Ask for these prompts, and go on with so many tokens: the seconds of each, by kind."""
+        return self._ask(op="match", variant=variant, first=numbers.start, n=len(numbers), more=more)
+
+
 def available() -> dict[str, str | None]:
     """Of each peer why it can't be measured here, or None; installs those that are not there yet."""
     reasons: dict[str, str | None] = {}
-    for name in NAMES:
+    for name in (*NAMES, *LOOKUPS):
         try:
             prepare(name)
         except Unavailable as reason:

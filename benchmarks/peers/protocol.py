@@ -26,9 +26,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 PR_SET_PDEATHSIG = 1
 WARM_BATCH_BYTES = 8 << 20
@@ -38,8 +38,8 @@ STOP_SECONDS_MAX = 5.0
 _libc = ctypes.CDLL(None)
 
 
-class Adapter(abc.ABC):
-    """One peer. Only `put` and `get` are timed."""
+class Part(abc.ABC):
+    """What runs in a peer's environment, and the servers that it starts."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -48,25 +48,6 @@ class Adapter(abc.ABC):
     @abc.abstractmethod
     def start(self) -> None:
         """Start the servers and connect."""
-
-    @abc.abstractmethod
-    def open(self, size: int, count: int) -> memoryview:
-        """Make room for columns; return the memory that `put` reads, for the caller to fill."""
-
-    @abc.abstractmethod
-    def put(self, first: int, n: int) -> None:
-        """Store the columns in one operation, or raise."""
-
-    @abc.abstractmethod
-    def get(self, first: int, n: int) -> None:
-        """Read the columns back in one operation, or raise."""
-
-    @abc.abstractmethod
-    def got(self, first: int, n: int) -> Sequence[Any]:
-        """What the latest `get` brought, as one buffer a column."""
-
-    def forget(self, first: int, n: int, batch: int) -> None:  # noqa: B027 # most can overwrite
-        """Before the clock runs: whatever a `put` of these columns needs."""
 
     def close(self) -> None:
         """Stop the servers."""
@@ -107,6 +88,29 @@ class Adapter(abc.ABC):
             time.sleep(0.02)
 
 
+class Adapter(Part):
+    """One peer that stores columns. Only `put` and `get` are timed."""
+
+    @abc.abstractmethod
+    def open(self, size: int, count: int) -> memoryview:
+        """Make room for columns; return the memory that `put` reads, for the caller to fill."""
+
+    @abc.abstractmethod
+    def put(self, first: int, n: int) -> None:
+        """Store the columns in one operation, or raise."""
+
+    @abc.abstractmethod
+    def get(self, first: int, n: int) -> None:
+        """Read the columns back in one operation, or raise."""
+
+    @abc.abstractmethod
+    def got(self, first: int, n: int) -> Sequence[Any]:
+        """What the latest `get` brought, as one buffer a column."""
+
+    def forget(self, first: int, n: int, batch: int) -> None:  # most can overwrite
+        """Before the clock runs: whatever a `put` of these columns needs."""
+
+
 def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -128,8 +132,16 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+P = TypeVar("P", bound=Part)
+
+
 def run(kind: type[Adapter]) -> None:
     """The main program of a runner: `python -m benchmarks.peers.run_NAME SCRATCH`."""
+    run_with(kind, Runner)
+
+
+def run_with(kind: Callable[[Path], P], runner: Callable[[P], object]) -> None:
+    """The same for a part whose lines this runner executes: each by its method `on_…`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Libraries write where they like; the answers have a channel of their own.
@@ -139,7 +151,7 @@ def run(kind: type[Adapter]) -> None:
         try:
             adapter.start()
             say(answers, {"ready": True})
-            Runner(adapter).listen(answers)
+            listen(runner(adapter), answers)
         except Exception as error:  # noqa: BLE001 # whatever it was, it is the answer
             say(answers, {"error": f"{type(error).__name__}: {error}"})
         finally:
@@ -154,18 +166,19 @@ def say(answers: IO[str], what: Mapping[str, Any]) -> None:
         sys.exit(0)
 
 
+def listen(runner: object, answers: IO[str]) -> None:
+    for line in sys.stdin:
+        message = json.loads(line)
+        operation = message.pop("op")
+        say(answers, getattr(runner, f"on_{operation}")(**message))
+
+
 class Runner:
     """Executes the lines."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.size = self.count = 0
-
-    def listen(self, answers: IO[str]) -> None:
-        for line in sys.stdin:
-            message = json.loads(line)
-            operation = message.pop("op")
-            say(answers, getattr(self, f"on_{operation}")(**message))
 
     def on_open(self, size: int, count: int) -> dict[str, Any]:
         self.size, self.count = size, count

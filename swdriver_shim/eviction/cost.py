@@ -126,9 +126,25 @@ class Cost(Eviction[C]):
         rate = self._returns.rate[kind]
         offers = [
             (rate[age_of(now - column.used_at)] * self._price(column), column)
-            for column in self._kinds[kind].ends()
+            for column in self._free_ends(kind)
         ]
         return min(offers, key=_worth, default=None)
+
+    def _free_ends(self, kind: int) -> list[C]:
+        """The oldest and the youngest of a kind. Who has come to be held is put again when it is let go.
+
+        It has to leave: hits pass through it, so it would look young for ever, and be in front as the
+        oldest, with all the others behind it.
+        """
+        ends = self._kinds[kind]
+        while True:
+            found = ends.ends()
+            held = {column for column in found if column.holds}  # the oldest may be the youngest
+            if not held:
+                return found
+            for column in held:
+                del self._kind_of[column]
+                ends.drop(column)
 
     def _price(self, column: C) -> float:
         """To compute it again, per byte."""

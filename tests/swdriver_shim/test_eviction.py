@@ -388,6 +388,18 @@ class TestCost:
             driver.policy.stored(column, column.used_at)
         assert [driver.evict(2.0), driver.evict(2.0)] == [large, small]
 
+    def test_who_is_gone_on_from_hides_nobody_who_waits_behind(self) -> None:
+        """The longest waiting leaf got a child, and is used with it again and again."""
+        driver = Driver(Cost())
+        first = driver.store("first", 0.0)
+        forgotten = driver.store("forgotten", 10.0)
+        child = driver.store("child", 20.0, first)
+        for now in range(30, 1001, 10):
+            driver.use([first, child], float(now))
+        driver.store("young", 1000.0)
+        driver.store("tail", 1000.0, tail=True)  # of a kind that is worth little, but not that little
+        assert driver.evict(1000.0) is forgotten
+
 
 class TestReturns:
     def test_before_anything_is_known_the_oldest_are_worth_least(self) -> None:

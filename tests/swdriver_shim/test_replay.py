@@ -14,7 +14,7 @@ from kvss_agent.client import Credentials
 from swdriver_shim import fleet
 from swdriver_shim.__main__ import main
 from swdriver_shim.adapters.wafer import wafer_layout
-from swdriver_shim.replay import output_tokens, prompt_tokens
+from swdriver_shim.replay import TraceClock, output_tokens, prompt_tokens
 from swdriver_shim.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
@@ -53,6 +53,16 @@ def replayed(trace: Path, *options: str) -> dict[str, Any]:
     assert main(["replay", str(trace), "--json", str(file), *options]) == 0
     found: dict[str, Any] = json.loads(file.read_text())
     return found
+
+
+def test_requests_of_one_moment_come_one_after_the_other() -> None:
+    clock = TraceClock()
+    moments = []
+    for at_s in (3.0, 3.0, 3.0, 4.0):
+        clock.pass_to(at_s)
+        moments.append(clock())
+    assert sorted(set(moments)) == moments
+    assert moments == pytest.approx([3.0, 3.0, 3.0, 4.0], abs=1e-3)
 
 
 def request(blocks: tuple[int, ...], tokens: int, block_tokens: int = BLOCK) -> Request:
