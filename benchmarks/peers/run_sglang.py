@@ -63,11 +63,11 @@ class Sglang(Matcher):
         os.environ["HF_HUB_OFFLINE"] = "1"
         for name in ("TORCH_EXTENSIONS_DIR", "SGLANG_CACHE_DIR"):  # what it compiles stays beside it
             os.environ[name] = str(Path(sys.prefix).parent / "compiled")
-        import transformers  # type: ignore[import-not-found]  # noqa: F401 # looks for the real one
+        import transformers  # noqa: F401 # looks for the real one
 
         sys.meta_path.append(_StandIn())
         bare_package("sglang")
-        import torch  # type: ignore[import-not-found]
+        import torch
         from sglang.srt.mem_cache import base_prefix_cache, utils  # type: ignore[import-not-found]
         from sglang.srt.mem_cache.radix_cache import (  # type: ignore[import-not-found]
             RadixCache,

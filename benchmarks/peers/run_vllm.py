@@ -32,7 +32,7 @@ SPARE = 2  # prompts: for a request that goes on, and for one that is stored
 class Vllm(Matcher):
     def start(self) -> None:
         os.environ.update(QUIET)
-        import torch  # type: ignore[import-not-found]
+        import torch
         from vllm.sampling_params import SamplingParams  # type: ignore[import-not-found]
         from vllm.utils.hashing import get_hash_fn_by_name  # type: ignore[import-not-found]
         from vllm.v1 import kv_cache_interface  # type: ignore[import-not-found]
