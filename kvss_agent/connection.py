@@ -251,7 +251,7 @@ class Connection:
         if self._may_share:
             features |= wire.Feature.SHARED
         if self.plane.tiering:
-            features |= wire.Feature.TIER | wire.Feature.PURGE
+            features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
         return features & said.features
 
     def _serve(self, shard: HostedShard) -> None:

@@ -11,6 +11,8 @@ from kvss_agent.hosting import HostedShard
 from kvss_agent.seal import Column, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.column_file import CLEAR, Form
+from kvss_agent.tier2.encryption import Encrypted
 from kvss_agent.tier2.store import Outcome, Tier2
 from kvss_agent.wire import Tier, TierAnswer, TierVerb
 
@@ -80,8 +82,12 @@ async def _spill(
         for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
         if not isinstance(slot, Miss)
     ]
-    outcomes = iter(await store.spill_many(items))
+    outcomes = iter(await store.spill_many(items, _form(asked)))
     return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots), ()
+
+
+def _form(asked: Tier) -> Form:
+    return Encrypted(asked.data_key) if asked.data_key else CLEAR
 
 
 def _answer(outcome: Outcome | Miss) -> Answer:
@@ -106,7 +112,7 @@ async def _recall(
         else:
             items.append((address, memory, asked.after))
             places.append(place)
-    for place, found in zip(places, await store.recall_many(items), strict=True):
+    for place, found in zip(places, await store.recall_many(items, _form(asked)), strict=True):
         if isinstance(found, Miss):
             answers[place] = found
         else:

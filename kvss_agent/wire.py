@@ -22,7 +22,8 @@ they belong and hands out exactly those places to be received into.
 | DELETE     | driver | request | SCRUB  | columns  | after 8, wait 4 ms, slot 4 of each               |
 | DELETED    | agent  | request |        |          |                                                  |
 | TIER       | driver | request | verb   | columns  | after 8, wait 4 ms; slot 4, key 16, tag 16,      |
-|            |        |         |        |          | sequence 8 and note 8 of each                    |
+|            |        |         |        |          | sequence 8 and note 8 of each; a data key 32, or |
+|            |        |         |        |          | none                                             |
 | TIERED     | agent  | request |        | answers  | outcome 1 of each; then none, or a note 8 of each|
 | TURNED     | agent  | request |        | reason   |                                                  |
 | RESIZED    | agent  | slots   |        | extents  | slots of each extent 8                           |
@@ -38,7 +39,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import Any, ClassVar, Final
 
@@ -57,6 +58,7 @@ PROOF_BYTES: Final = 32
 INCARNATION_BYTES: Final = 16
 TEXT_BYTES_MAX: Final = 255
 EXTENTS_MAX: Final = 64
+DATA_KEY_BYTES: Final = 32
 
 _HEAD = struct.Struct("<BBHIQ")
 _HELLO = struct.Struct("<4sBBBxI32s")
@@ -109,6 +111,7 @@ class Feature(IntFlag):
     SCRUB = 2  # a delete may ask for zeros
     TIER = 4  # the agent has a tier 2
     PURGE = 8  # which can be emptied of a tag
+    ENCRYPT = 16  # and encrypts with the key that a request brings
 
 
 class Flag(IntFlag):
@@ -136,7 +139,7 @@ class TierAnswer(IntEnum):
     MISS = 32
 
 
-FEATURES: Final = Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE
+FEATURES: Final = Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE | Feature.ENCRYPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,23 +350,26 @@ class Tier:
     after: int
     wait_ms: int
     columns: tuple[TierColumn, ...]
+    data_key: bytes = field(default=b"", repr=False)  # files are encrypted with it, if there is one
 
     def encode(self) -> bytes:
         body = _ASK.pack(self.after, self.wait_ms) + b"".join(
             _TIER.pack(column.slot, column.key, column.tag, column.sequence, column.note)
             for column in self.columns
         )
+        body += self.data_key
         return _frame(self.kind, body, self.request, flags=self.verb, count=len(self.columns))
 
     @classmethod
     def decode(cls, body: bytes, request: int, flags: int, count: int) -> Tier:
-        if not 0 < count <= BATCH_MAX or len(body) != _ASK.size + count * _TIER.size:
+        end = _ASK.size + count * _TIER.size
+        if not 0 < count <= BATCH_MAX or len(body) not in (end, end + DATA_KEY_BYTES):
             raise _malformed("a request of another length")
         if flags not in _TIER_VERBS:
             raise _malformed(f"no verb {flags}")
         after, wait_ms = _ASK.unpack_from(body)
-        columns = tuple(TierColumn(*fields) for fields in _TIER.iter_unpack(body[_ASK.size :]))
-        return cls(request, TierVerb(flags), after, wait_ms, columns)
+        columns = tuple(TierColumn(*fields) for fields in _TIER.iter_unpack(body[_ASK.size : end]))
+        return cls(request, TierVerb(flags), after, wait_ms, columns, bytes(body[end:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +496,7 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     Kind.REFILL: _ASK.size + 4 * BATCH_MAX,
     Kind.REFILLED: BATCH_MAX * HEADER_BYTES,
     Kind.DELETE: _ASK.size + 4 * BATCH_MAX,
-    Kind.TIER: _ASK.size + BATCH_MAX * _TIER.size,
+    Kind.TIER: _ASK.size + BATCH_MAX * _TIER.size + DATA_KEY_BYTES,
     Kind.TIERED: BATCH_MAX * (1 + _NOTE.size),
     Kind.RESIZED: 8 * EXTENTS_MAX,
     Kind.ERROR: 2 * (1 + TEXT_BYTES_MAX),

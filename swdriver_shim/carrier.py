@@ -11,7 +11,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -77,6 +77,7 @@ class Carrier:
         """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
         self.refilling, self.recalling, self.computing = Line(), Line(), Line()
         self.pace = Pace([self.recalling, self.refilling], self.computing)
+        self.data_keys: Mapping[str, bytes] = {}  # by org
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
         self._tier2 = ledger.tier2
@@ -193,6 +194,9 @@ class Carrier:
 
     def _recalled(self, recall: Recall) -> dict[Column, Dates | Reason]:
         began = time.perf_counter()
+        data_key = self._data_key(recall.encrypted_for)
+        if data_key is None:
+            return {}
         with self._lock:
             groups: dict[int, list[tuple[Column, Back]]] = {}
             for column, slot in recall.places:
@@ -203,7 +207,7 @@ class Carrier:
             columns = [back for _, back in groups[group]]
             answers: list[int | Miss] = []
             for at in range(0, len(columns), BATCH_MAX):
-                answers += shard.recall(columns[at : at + BATCH_MAX])
+                answers += shard.recall(columns[at : at + BATCH_MAX], data_key)
             return answers
 
         offset = self._wall_clock() - self._clock()
@@ -281,14 +285,28 @@ class Carrier:
             mine = [spill.leaving[place] for place in places[group]]
             if again := [(one.key, one.tag) for one in mine if one.again]:
                 shard.forget(again)
-            return shard.spill(
-                [Copy(one.slot, one.key, one.tag, _note(one.dates, offset)) for one in mine]
-            )
+            copied = [False] * len(mine)
+            for org in {one.encrypted_for for one in mine}:
+                data_key = self._data_key(org)
+                its = [place for place, one in enumerate(mine) if one.encrypted_for == org]
+                if data_key is None:
+                    continue
+                copies = [
+                    Copy(mine[at].slot, mine[at].key, mine[at].tag, _note(mine[at].dates, offset))
+                    for at in its
+                ]
+                for at, is_kept in zip(its, shard.spill(copies, data_key), strict=True):
+                    copied[at] = is_kept
+            return copied
 
         for group, parts in self._on_each(copy, places).items():
             for place, copied in zip(places[group], zip(*parts, strict=True), strict=True):
                 kept[place] = all(copied)
         return kept
+
+    def _data_key(self, encrypted_for: str) -> bytes | None:
+        """Of an org; none is needed in the clear. None if it was taken away."""
+        return self.data_keys.get(encrypted_for) if encrypted_for else b""
 
     def _forget(self, forgets: Sequence[Forget]) -> None:
         keys = [(one.key, one.tag) for one in forgets]

@@ -18,6 +18,7 @@ from kvss_agent.client import Address
 from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
+from kvss_agent.wire import DATA_KEY_BYTES
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.keys import Namespace
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
@@ -72,11 +73,16 @@ class HomeSpec(Document, frozen=True):
 
 
 class OrgSpec(Document, frozen=True):
-    """An org: what its keys are made with, what it wants, and whose requests are its own."""
+    """An org: what its keys are made with, what it wants, and whose requests are its own.
+
+    Its columns in tier 2 are encrypted with `data_key`, where its policy wants that; without a key they
+    are not kept there.
+    """
 
     name: Name
     secret: Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)]
     policies: OrgPolicies = OrgPolicies()
+    data_key: Annotated[bytes, Meta(min_length=DATA_KEY_BYTES, max_length=DATA_KEY_BYTES)] | None = None
     tokens: tuple[Annotated[str, Meta(pattern=SHA256)], ...] = ()  # SHA-256 of each, in hex
 
 

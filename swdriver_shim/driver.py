@@ -358,6 +358,13 @@ class Driver:
             self.ledger.set_policies(policies, self._clock())
         self._wake.set()
 
+    def set_data_keys(self, keys: Mapping[str, bytes]) -> None:
+        """Of orgs whose columns are encrypted in tier 2: 32 bytes each. Without its key, what an org has
+        there can't be read by anybody any more."""
+        with self._lock:
+            self._carrier.data_keys = dict(keys)
+            self.ledger.tier2.orgs_with_keys = frozenset(keys)
+
     def evict_policy(self, org: str, name: EvictionName) -> None:
         """What goes first of this org's, also of what is stored; until its policies are set again."""
         with self._lock:

@@ -262,8 +262,8 @@ class Shard:
             self._lose(client, error)
             return [False] * len(columns)
 
-    def spill(self, columns: Sequence[Copy]) -> list[bool]:
-        """Copy these to tier 2; whether it has them now."""
+    def spill(self, columns: Sequence[Copy], data_key: bytes = b"") -> list[bool]:
+        """Copy these to tier 2, encrypted if there is a key; whether it has them now."""
         with self._lock:
             self._reach(max(column.slot for column in columns))
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
@@ -278,7 +278,9 @@ class Shard:
             return kept
         try:
             answers = client.spill(
-                [wanted[place] for place in mine], notes=[columns[place].note for place in mine]
+                [wanted[place] for place in mine],
+                notes=[columns[place].note for place in mine],
+                data_key=data_key,
             )
         except Lost as error:
             self._lose(client, error)
@@ -287,7 +289,7 @@ class Shard:
             kept[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
         return kept
 
-    def recall(self, columns: Sequence[Back]) -> list[int | Miss]:
+    def recall(self, columns: Sequence[Back], data_key: bytes = b"") -> list[int | Miss]:
         """Bring these back from tier 2 into their slots, which nobody uses: their notes, or why not."""
         with self._lock:
             self._wait_for_pull(column.slot for column in columns)
@@ -296,7 +298,8 @@ class Shard:
         if client is None:
             return [Miss.LOST] * len(columns)
         try:
-            found = client.recall([Wanted(one.slot, Column(one.key, one.tag, 0)) for one in columns])
+            wanted = [Wanted(one.slot, Column(one.key, one.tag, 0)) for one in columns]
+            found = client.recall(wanted, data_key=data_key)
         except Lost as error:
             self._lose(client, error)
             return [Miss.LOST] * len(columns)

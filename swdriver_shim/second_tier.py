@@ -76,6 +76,7 @@ class Leaving(NamedTuple):
     tokens: int
     dates: Dates
     again: bool
+    encrypted_for: str  # an org; empty for in the clear
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +96,7 @@ class Recall(Use):
     """To be brought back, into these slots; of some shards only, where the others have their part."""
 
     tag: bytes
+    encrypted_for: str  # an org; empty for in the clear
     places: list[Place] = field(default_factory=list)
     shards: frozenset[int] | None = None
 
@@ -137,6 +139,7 @@ class SecondTier:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.flow = Flow()
+        self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted
         self.is_worth_it = True  # bringing a column back is faster than computing it anew
         self._ahead: deque[Column] = deque()
         self._giving_up: Counter[int] = Counter()  # by group: slots that are copied, and free then
@@ -181,7 +184,7 @@ class SecondTier:
                 self._recall_in(home, trail.keys[:whole], first, more, now, places)
         places.sort(key=lambda place: place.column.depth)
         recalls = [
-            Recall(trail.maker.tag, places[at : at + RECALL_AT_ONCE])
+            Recall(trail.maker.tag, _encrypted_for(account), places[at : at + RECALL_AT_ONCE])
             for at in range(0, len(places), RECALL_AT_ONCE)
         ]
         for recall in recalls:
@@ -248,7 +251,7 @@ class SecondTier:
             self._restores.popleft()
             if _is_coming(place) and not home.purged_by:
                 maker = home.account.makers[home.namespace]
-                recall = recall or Recall(maker.tag, [], shards)
+                recall = recall or Recall(maker.tag, _encrypted_for(home.account), [], shards)
                 recall.places.append(place)
                 kind = home, shards
         if recall:
@@ -407,6 +410,7 @@ class SecondTier:
             column.tokens,
             Dates(column.stored_at, column.used_at),
             column.kept_at is not None,
+            _encrypted_for(home.account),
         )
 
     def _may_keep(self, column: Column) -> bool:
@@ -484,8 +488,8 @@ class SecondTier:
     def policy_changed(self, account: Account, before: Policy) -> None:
         """What lies there and may not any more has to go."""
         now = account.policy
-        was_there = before.tiers is Tiers.TIER2 and not before.encrypt_tier2
-        if was_there and (now.tiers is not Tiers.TIER2 or now.encrypt_tier2):
+        was_there, is_there = before.tiers is Tiers.TIER2, now.tiers is Tiers.TIER2
+        if was_there and (not is_there or before.encrypt_tier2 is not now.encrypt_tier2):
             tags = {maker.tag for maker in account.makers.values()}
             if tags:
                 self.purge(account, tags, Removal(Reason.PURGED))
@@ -511,7 +515,7 @@ class SecondTier:
         policy = account.policy
         return (
             policy.tiers is Tiers.TIER2
-            and not policy.encrypt_tier2  # until it can be done, nothing lies there in the clear
+            and (not policy.encrypt_tier2 or account.org in self.orgs_with_keys)
             and account.org not in self._closed
             and self._ledger.reachable
         )
@@ -532,6 +536,10 @@ class SecondTier:
         """Raise RuntimeError if anything here contradicts itself."""
         if any(count < 0 for count in self._giving_up.values()):
             raise RuntimeError("slots are given up once")
+
+
+def _encrypted_for(account: Account) -> str:
+    return account.org if account.policy.encrypt_tier2 else ""
 
 
 def _is_coming(place: Place) -> bool:

@@ -109,24 +109,30 @@ class AsyncShardClient:
         columns: Sequence[Wanted],
         *,
         notes: Sequence[int] = (),
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         return await self._run(
             self._requests,
-            lambda: self.client.spill(columns, notes=notes, wait_seconds=wait_seconds, seconds=seconds),
+            lambda: self.client.spill(
+                columns, notes=notes, data_key=data_key, wait_seconds=wait_seconds, seconds=seconds
+            ),
         )
 
     async def recall(
         self,
         columns: Sequence[Wanted],
         *,
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[Recalled | Miss]:
         return await self._run(
             self._requests,
-            lambda: self.client.recall(columns, wait_seconds=wait_seconds, seconds=seconds),
+            lambda: self.client.recall(
+                columns, data_key=data_key, wait_seconds=wait_seconds, seconds=seconds
+            ),
         )
 
     async def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:

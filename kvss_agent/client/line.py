@@ -122,6 +122,11 @@ class Line:
         self.features = got.features & said.features
         self.welcome = self.receive_a(wire.Welcome)
 
+    @property
+    def is_private(self) -> bool:
+        """Nobody else can read what goes over it."""
+        return bool(self.address.path) or isinstance(self.channel, TlsChannel)
+
     def send(self, frame: wire.Frame, payloads: Sequence[memoryview] = ()) -> None:
         with lost(self.address):
             self.channel.send([frame.encode(), *payloads])

@@ -80,15 +80,20 @@ class Requests:
         after: int,
         wait_seconds: float,
         seconds: float,
+        data_key: bytes = b"",
     ) -> list[tuple[wire.TierAnswer | Miss, int]]:
         """Answers, each with its note, 0 where there is none. `seconds` is for what comes after the
         wait: a disk takes its time."""
         needed = wire.Feature.PURGE if verb is wire.TierVerb.PURGE else wire.Feature.TIER
-        if not self.line.features & needed:
+        if data_key:
+            needed |= wire.Feature.ENCRYPT
+        if needed & ~self.line.features or (data_key and not self.line.is_private):
             return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
             _Pending(),
-            lambda number: wire.Tier(number, verb, after, _milliseconds(wait_seconds), tuple(columns)),
+            lambda number: wire.Tier(
+                number, verb, after, _milliseconds(wait_seconds), tuple(columns), data_key
+            ),
             wait_seconds + seconds,
         )
         if isinstance(answer, wire.Tiered):

@@ -142,13 +142,15 @@ class ShardClient(ABC):
         columns: Sequence[Wanted],
         *,
         notes: Sequence[int] = (),
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now.
 
         `notes`, a number of 64 bits for each, come back when the columns are recalled. What is there
-        ALREADY keeps the note that it has.
+        ALREADY keeps the note that it has. With a data key, of 32 bytes, the files are encrypted; over a
+        connection that others could listen to that is REFUSED.
         """
 
     @abstractmethod
@@ -156,10 +158,13 @@ class ShardClient(ABC):
         self,
         columns: Sequence[Wanted],
         *,
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[Recalled | Miss]:
         """Copy these columns from tier 2 into these slots: how to refill them, or why not.
+
+        With the data key that they were copied with, or without one if it was without.
 
         The slots are the caller's: nothing is evicted to them until this returns.
         """

@@ -38,6 +38,7 @@ class TieredClient(ShardClient):
         columns: Sequence[Wanted],
         *,
         notes: Sequence[int] = (),
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
@@ -46,19 +47,20 @@ class TieredClient(ShardClient):
             for (slot, column), note in zip(columns, notes or repeat(0, len(columns)), strict=True)
         ]
         after = max((one.column.sequence for one in columns), default=0)
-        answers = self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds)
+        answers = self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds, data_key)
         return [answer for answer, _ in answers]
 
     def recall(
         self,
         columns: Sequence[Wanted],
         *,
+        data_key: bytes = b"",
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[Recalled | Miss]:
         after = self.number
         asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
-        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds)
+        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds, data_key)
         return [_recalled(answer, after, note) for answer, note in answers]
 
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
@@ -80,11 +82,12 @@ class TieredClient(ShardClient):
         after: int,
         wait_seconds: float = 0,
         seconds: float = TIER_SECONDS,
+        data_key: bytes = b"",
     ) -> list[tuple[TierAnswer | Miss, int]]:
         """Each with its note, 0 where there is none."""
         answers: list[tuple[TierAnswer | Miss, int]] = []
         for batch in batches(columns):
-            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds)
+            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds, data_key)
         return answers
 
 

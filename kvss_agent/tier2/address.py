@@ -54,14 +54,16 @@ class Address(_Fields):
         key = self.key.hex()
         return f"{self.namespace.hex()}/{self.tag.hex()}/{key[:2]}/{key}.{self.shard}"
 
-    def column(self, note: int) -> Column:
+    def column(self, note: int, *, encrypted: bool = False) -> Column:
         """What the header of the file says.
 
-        The rest of the address is mixed into the key: a file that has got to another shard's or
-        namespace's name is found out by its seal. It belongs to no evict; where a slot has the evict's
-        number, it has what the driver wanted noted.
+        The rest of the address is mixed into the key, and whether it is encrypted: a file that has got
+        to another shard's or namespace's name is found out by its seal. It belongs to no evict; where a
+        slot has the evict's number, it has what the driver wanted noted.
         """
-        rest = xxh3_128_intdigest(self.namespace + self.shard.encode())
+        rest = xxh3_128_intdigest(
+            self.namespace + self.shard.encode() + (b"/encrypted" if encrypted else b"")
+        )
         key = (int.from_bytes(self.key) ^ rest).to_bytes(KEY_BYTES)
         return Column(key, self.tag, note)
 

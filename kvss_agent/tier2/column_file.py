@@ -6,7 +6,8 @@ the next page, so that a disk can take it past the page cache.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from kvss_agent.arena import SLOT_ALIGNMENT, slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover
@@ -15,6 +16,50 @@ from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT
 _ZEROS: Final = memoryview(bytes(PAGE))
+
+
+class Landing(NamedTuple):
+    """Where the bytes of a file go to, and then, with their number, what they are."""
+
+    parts: Sequence[memoryview]
+    accept: Callable[[int], Header | Miss]
+
+
+class Form(Protocol):
+    """How a column is put into a file. Nothing but the seal is trusted on the way back: a miss may leave
+    anything in the slot's payload."""
+
+    def file_bytes(self, length: int) -> int:
+        """Of a payload of so many bytes."""
+
+    def outgoing(
+        self, slot: memoryview, header: Header, address: Address, note: int
+    ) -> Sequence[memoryview]:
+        """The parts of the file for what the slot holds."""
+
+    def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
+        """To be filled from the file. The slot's header stays as it is."""
+
+
+class Clear:
+    """As it lies in the slot."""
+
+    def file_bytes(self, length: int) -> int:
+        return slot_bytes_for(length)
+
+    def outgoing(
+        self, slot: memoryview, header: Header, address: Address, note: int
+    ) -> Sequence[memoryview]:
+        return outgoing(slot, header, address.column(note))
+
+    def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
+        head = bytearray(HEADER_BYTES)
+        return Landing(
+            incoming(slot, head), lambda received: accept(slot, head, received, address, mover)
+        )
+
+
+CLEAR: Final = Clear()
 
 
 def plausible(file_bytes: int) -> bool:
@@ -41,13 +86,9 @@ def accept(
 
     Nothing but the seal is trusted. On a miss the slot's payload may be anything.
     """
-    if received < HEADER_BYTES:
-        return Miss.TORN
-    header = read(head)
-    note = 0 if isinstance(header, Miss) else header.sequence
-    found = identify(head, address.column(note))
+    found = read_head(head, received, address)
     if isinstance(found, Miss):
-        return Miss.TORN if found is Miss.ABSENT else found  # zeros: the file's blocks never came
+        return found
     payload = payload_of(slot, found)
     if payload is None:
         return Miss.CORRUPT
@@ -55,3 +96,15 @@ def accept(
     if received != expected:
         return Miss.TORN if received < expected else Miss.CORRUPT
     return found if mover.checksum(payload) == found.checksum else Miss.CORRUPT
+
+
+def read_head(
+    head: bytearray, received: int, address: Address, *, encrypted: bool = False
+) -> Header | Miss:
+    """The header, if it is the one of that column's file."""
+    if received < HEADER_BYTES:
+        return Miss.TORN
+    header = read(head)
+    note = 0 if isinstance(header, Miss) else header.sequence
+    found = identify(head, address.column(note, encrypted=encrypted))
+    return Miss.TORN if found is Miss.ABSENT else found  # zeros: the file's blocks never came

@@ -40,7 +40,7 @@ from kvss_agent.tier2.backend import (
     Seen,
     silent,
 )
-from kvss_agent.tier2.column_file import PAGE, accept, incoming, outgoing, plausible
+from kvss_agent.tier2.column_file import CLEAR, PAGE, Form, plausible
 from kvss_agent.tier2.index import Caps, Index, Limits, Ticket
 
 THREADS_MAX: Final = 256
@@ -119,7 +119,8 @@ class _Spill:
     address: Address
     slot: memoryview
     expected: Column
-    note: int = 0
+    note: int
+    form: Form
     outcome: Outcome | Miss | None = None
     failed: Failed | None = None
     ticket: Ticket | None = None
@@ -133,6 +134,7 @@ class _Recall:
     address: Address
     slot: memoryview
     sequence: int
+    form: Form
     found: Header | Miss | None = None
     failed: Failed | None = None
 
@@ -223,18 +225,18 @@ class Tier2:
             return [address in there for address in addresses]
 
     async def spill(
-        self, address: Address, slot: memoryview, expected: Column, note: int = 0
+        self, address: Address, slot: memoryview, expected: Column, note: int = 0, form: Form = CLEAR
     ) -> Outcome | Miss:
         """`spill_many` of one."""
-        (outcome,) = await self.spill_many([(address, slot, expected, note)])
+        (outcome,) = await self.spill_many([(address, slot, expected, note)], form)
         return outcome
 
     async def spill_many(
-        self, items: Sequence[tuple[Address, memoryview, Column, int]]
+        self, items: Sequence[tuple[Address, memoryview, Column, int]], form: Form = CLEAR
     ) -> list[Outcome | Miss]:
         """Store what each slot holds, if it is what was expected, and tell what has become of it.
 
-        The number is a note of the driver's: whoever recalls the column gets it back.
+        The number is a note of the driver's: whoever recalls the column gets it back, in the same form.
 
         A slot lies at a page's boundary and is only read. It should not change meanwhile: if it does,
         nothing is stored. Each column has an outcome of its own; what is there twice is stored once.
@@ -246,7 +248,7 @@ class Tier2:
                 raise ValueError("a column is stored under its own key and tag")
         with self._measured("spill", len(items)) as work:
             taken = items[: self._room_in_flight()]
-            spills = [_Spill(*item) for item in taken]
+            spills = [_Spill(*item, form) for item in taken]
             if spills:
                 await self._whole(self._spill(spills, work), len(spills))
             outcomes = [spill.outcome or Miss.LOST for spill in spills]
@@ -254,12 +256,16 @@ class Tier2:
             self._counts.spills.update(outcomes)
             return outcomes
 
-    async def recall(self, address: Address, slot: memoryview, sequence: int) -> Header | Miss:
+    async def recall(
+        self, address: Address, slot: memoryview, sequence: int, form: Form = CLEAR
+    ) -> Header | Miss:
         """`recall_many` of one."""
-        (found,) = await self.recall_many([(address, slot, sequence)])
+        (found,) = await self.recall_many([(address, slot, sequence)], form)
         return found
 
-    async def recall_many(self, items: Sequence[tuple[Address, memoryview, int]]) -> list[Header | Miss]:
+    async def recall_many(
+        self, items: Sequence[tuple[Address, memoryview, int]], form: Form = CLEAR
+    ) -> list[Header | Miss]:
         """Bring columns back into these slots, sealed as the evicts of these numbers, or say why not.
 
         The headers are those of the files: where a slot has the evict's number, they have the note.
@@ -274,7 +280,7 @@ class Tier2:
             for _, slot, sequence in items:
                 seal.open_slot(slot, sequence)
             taken = items[: self._room_in_flight()]
-            recalls = [_Recall(*item) for item in taken]
+            recalls = [_Recall(*item, form) for item in taken]
             try:
                 if recalls:
                     await self._whole(self._recall(recalls, work), len(recalls))
@@ -378,7 +384,7 @@ class Tier2:
             header = seal.identify(spill.slot[:HEADER_BYTES], spill.expected)
             if isinstance(header, Miss):
                 spill.outcome = header
-            elif (size := slot_bytes_for(header.length)) > len(spill.slot):
+            elif slot_bytes_for(header.length) > len(spill.slot):
                 spill.outcome = Miss.CORRUPT
             elif self._is_purging(spill.address):
                 spill.outcome = Miss.REFUSED
@@ -387,7 +393,7 @@ class Tier2:
                 spill.outcome = Outcome.ALREADY
             elif self._index.is_busy(spill.address):
                 waiting.append(spill)  # only then one can tell if the column is there
-            elif ticket := self._index.reserve(spill.address, size):
+            elif ticket := self._index.reserve(spill.address, spill.form.file_bytes(header.length)):
                 spill.ticket, spill.header = ticket, header
                 admitted.append(spill)
             else:
@@ -460,8 +466,8 @@ class Tier2:
             spill.outcome = found if isinstance(found, Miss) else Miss.TORN
             return False
 
-        column = spill.address.column(spill.note)
-        return Outgoing(spill.address.name, outgoing(slot, header, column), intact)
+        parts = spill.form.outgoing(slot, header, spill.address, spill.note)
+        return Outgoing(spill.address.name, parts, intact)
 
     # Recalling
 
@@ -521,8 +527,9 @@ class Tier2:
         elif self._is_purging(address):  # it waits for us, and what was read goes with the file
             recall.found = Miss.ABSENT
         elif isinstance(found, Header):
-            size = slot_bytes_for(found.length)
-            self._index.adopt(address, size)
+            size = recall.form.file_bytes(found.length)
+            # Where another agent wrote it, that one knows since when.
+            self._index.adopt(address, size, written=self._clock())
             _seal(recall.slot, found, Column(address.key, address.tag, recall.sequence))
             work.bytes += size
         elif found is Miss.ABSENT:
@@ -530,19 +537,19 @@ class Tier2:
 
     def _load(self, run: Sequence[_Recall]) -> None:
         """In a thread: read the files into the slots and check them. A miss leaves no bytes there."""
-        heads = [bytearray(HEADER_BYTES) for _ in run]
         try:
+            landings = [recall.form.incoming(recall.slot, recall.address, self._mover) for recall in run]
             files = [
-                (recall.address.name, incoming(recall.slot, head))
-                for recall, head in zip(run, heads, strict=True)
+                (recall.address.name, landing.parts)
+                for recall, landing in zip(run, landings, strict=True)
             ]
-            for recall, head, size in zip(run, heads, self._backend.read(files), strict=True):
+            for recall, landing, size in zip(run, landings, self._backend.read(files), strict=True):
                 if isinstance(size, Failed):
                     recall.failed = size
                 elif size is None:
                     recall.found = Miss.ABSENT
                 else:
-                    recall.found = accept(recall.slot, head, size, recall.address, self._mover)
+                    recall.found = landing.accept(size)
         finally:
             for recall in run:
                 if not isinstance(recall.found, Header):

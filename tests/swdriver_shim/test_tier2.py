@@ -24,7 +24,7 @@ from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import Engine, Fleet, driving, tokens
+from tests.swdriver_shim.test_driver import Engine, Fleet, driving, kv, tokens
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -241,6 +241,28 @@ def test_nothing_is_kept_in_the_clear_that_is_to_be_encrypted(fleet: Fleet, file
         engine.store(prompt(tokens(2)))
         engine.load(prompt(tokens(2)))
         assert engine.driver.ledger.tier2.begin_spill(time.monotonic(), 10) is None
+
+
+def test_what_is_encrypted_needs_its_key_and_a_line_nobody_listens_to(fleet: Fleet, files: Path) -> None:
+    policy = Policy(tiers=Tiers.TIER2, encrypt_tier2=True)
+    asked = prompt(tokens(1, 2))
+    with driving(fleet, acme=policy) as engine:
+        engine.driver.set_data_keys({"acme": b"k" * 32})
+        store_and_keep(engine, files, 1, 2)
+        plain = bytes(kv(asked, 0, 0, 0, C))
+        assert not any(plain[:64] in file.read_bytes() for file in kept(files))
+        is_evicted(engine, fleet)
+        assert engine.load(asked, SOON) == 2 * C
+    with driving(fleet, acme=policy) as engine:
+        assert engine.load(asked, SOON) == 0
+    with driving(fleet, "tcp", acme=policy) as engine:
+        engine.driver.set_data_keys({"acme": b"k" * 32})
+        assert engine.load(asked, SOON) == 0, "its key does not go over a line without TLS"
+    assert len(kept(files)) == 2 * SHARDS
+    with driving(fleet, acme=policy) as engine:
+        engine.driver.set_data_keys({"acme": b"another key, since it was destroyed"[:32]})
+        assert engine.load(asked, SOON) == 0
+        wait_until("what nobody can read is removed", lambda: not kept(files))
 
 
 def test_a_damaged_file_is_a_miss_and_is_removed(fleet: Fleet, files: Path) -> None:
