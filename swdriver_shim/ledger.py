@@ -33,7 +33,7 @@ from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Pol
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason, Tally
 from swdriver_shim.room import Account, Payers
-from swdriver_shim.second_tier import Recall, SecondTier, Spill
+from swdriver_shim.second_tier import Recall, SecondTier, Spill, Trail
 from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
 
 DRAM: Final = "dram"
@@ -112,7 +112,7 @@ class ColumnState:
 
 
 @dataclass(slots=True)
-class _Path:
+class Path:
     """What one group has of a prompt. `reach`: how many columns in a row, up to each, can be used."""
 
     map: PrefixMap
@@ -248,9 +248,10 @@ class Ledger:
         account = self.account(prompt.org)
         return self._agree(account, self.paths(account, prompt, now), prompt, now)[1]
 
-    def paths(self, account: Account, prompt: Prompt, now: float) -> list[_Path]:
+    def paths(self, account: Account, prompt: Trail, now: float) -> list[Path]:
+        """What each group has of a prompt."""
         maps = self.maps_of(account, prompt.maker)
-        paths = [_Path(one, one.find(prompt.keys)) for one in maps]
+        paths = [Path(one, one.find(prompt.keys)) for one in maps]
         for path in paths:
             if path.map.linked:
                 path.fresh = self._fresh(account, path.found, now)
@@ -289,7 +290,7 @@ class Ledger:
         return fresh
 
     def _agree(
-        self, account: Account, paths: list[_Path], prompt: Prompt, now: float
+        self, account: Account, paths: list[Path], prompt: Prompt, now: float
     ) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups have, and its columns."""
         whole = min((path.fresh for path in paths if path.map.linked), default=len(prompt.keys))
@@ -304,7 +305,7 @@ class Ledger:
             columns[-1] += tails[index : index + 1]
         return tuple(columns), tokens
 
-    def _covers(self, paths: list[_Path], whole: int, tokens: int) -> bool:
+    def _covers(self, paths: list[Path], whole: int, tokens: int) -> bool:
         """Do all windows have what comes before so many tokens, as far as it lies in whole columns?"""
         return all(
             path.map.linked or path.reach[whole - 1] >= whole - group.first_needed(tokens)
@@ -313,7 +314,7 @@ class Ledger:
         )
 
     def _tails(
-        self, account: Account, paths: list[_Path], prompt: Prompt, whole: int, now: float
+        self, account: Account, paths: list[Path], prompt: Prompt, whole: int, now: float
     ) -> list[Column]:
         """The longest tail right behind the whole columns that all groups have: one column of each."""
         left = prompt.tokens - whole * COLUMN_TOKENS
@@ -328,7 +329,7 @@ class Ledger:
         return []
 
     def _why(
-        self, account: Account, paths: list[_Path], prompt: Prompt, tokens: int, now: float
+        self, account: Account, paths: list[Path], prompt: Prompt, tokens: int, now: float
     ) -> Counter[Reason]:
         """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
         if not tokens and self._is_elsewhere(account, prompt):
@@ -901,7 +902,7 @@ def _over(policy: Policy, now: float) -> tuple[float, float]:
     return _ALWAYS if first is None else now - first, _ALWAYS if last is None else now - last
 
 
-def _coming(paths: Sequence[_Path], whole: int) -> int:
+def _coming(paths: Sequence[Path], whole: int) -> int:
     """How many tokens right behind so many columns will be here soon, since tier 2 is at it."""
     full = [path.found[whole:] for path in paths if path.map.linked]
     there = (State.READY, State.COMING)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
@@ -522,15 +523,24 @@ class SecondTier:
 
     def _here(self, account: Account, trail: Trail, now: float) -> list[list[bool]]:
         """For each group and column: whether it can be used, or is on its way from tier 2."""
-        expires_at, coming, ready = self._ledger.expires_at, State.COMING, State.READY
-        return [
-            [
-                column is not None
-                and (column.state is coming or (column.state is ready and expires_at(column) > now))
-                for column in home.find(trail.keys)
-            ]
-            for home in self._ledger.maps_of(account, trail.maker)
-        ]
+        here = []
+        for path in self._ledger.paths(account, trail, now):
+            if path.map.linked:
+                usable = [True] * path.fresh
+                usable += map(self._is_usable, path.found[path.fresh :], repeat(now))
+            else:
+                usable = [
+                    reach > 0 or (column is not None and column.state is State.COMING)
+                    for reach, column in zip(path.reach, path.found, strict=True)
+                ]
+            here.append(usable)
+        return here
+
+    def _is_usable(self, column: Column | None, now: float) -> bool:
+        return column is not None and (
+            column.state is State.COMING
+            or (column.state is State.READY and self._ledger.expires_at(column) > now)
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
