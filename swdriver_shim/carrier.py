@@ -125,6 +125,12 @@ class Carrier:
         self._searches.submit(self._seek, trail, search, seeking, match)
         return seeking
 
+    def look(self, trail: Trail, start: int) -> list[set[int]]:
+        """By group, the columns behind the first so many that would be brought back from tier 2."""
+        with self._lock:
+            search = self._tier2.search(trail, start, self._clock())
+        return self._answered(trail, search) if search else [set() for _ in self._shards]
+
     def _seek(self, trail: Trail, search: Search, seeking: Seeking, match: Match | None) -> None:
         try:
             there = self._answered(trail, search)

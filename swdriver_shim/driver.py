@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from kvss_agent.client import Miss
@@ -371,8 +371,18 @@ class Driver:
             self.ledger.evict_policy(org, name, self._clock())
 
     def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
+        """Group by group and column by column: what is there, until when, and why not. Asks tier 2."""
         with self._lock:
-            return self.ledger.explain(prompt, self._clock())
+            now = self._clock()
+            told, tokens = self.ledger.explain(prompt, now), self.ledger.query(prompt, now)
+        there = self._carrier.look(prompt, tokens // COLUMN_TOKENS)
+        return {
+            name: [
+                replace(column, tier2=True) if depth in depths else column
+                for depth, column in enumerate(columns)
+            ]
+            for (name, columns), depths in zip(told.items(), there, strict=True)
+        }
 
     def set_priority(self, prompt: Prompt, priority: int) -> int:
         with self._lock:

@@ -109,6 +109,7 @@ class ColumnState:
     uses: int | None = None
     priority: int | None = None
     slot: int | None = None
+    tier2: bool = False  # it is there, and would be brought back
 
 
 @dataclass(slots=True)
