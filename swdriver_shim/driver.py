@@ -511,7 +511,7 @@ class Driver:
 
     def _follow_shards(self) -> None:
         """Agents come, go, come back empty, and give more slots or fewer."""
-        lost = [shard for shard in self._all if shard.slots is None]
+        lost = [shard for shard in self._all if not shard.is_open]
         list(self._threads.map(Shard.open, lost))  # at the same time: each may take seconds
         with self._lock:
             for group, shards in enumerate(self._shards):

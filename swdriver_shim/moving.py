@@ -109,6 +109,12 @@ class Shard:
         client = self._client
         return client.slots if client else None
 
+    @property
+    def is_open(self) -> bool:
+        """As far as is known without asking the agent."""
+        client = self._client
+        return client is not None and client.lost is None
+
     # Its home
 
     def open(self) -> bool:
@@ -116,6 +122,9 @@ class Shard:
 
         Requests never wait for this: it is for whoever keeps house.
         """
+        client = self._client
+        if client and client.lost:
+            self._lose(client, client.lost)
         with self._lock:
             if self._client:
                 return True
@@ -141,8 +150,11 @@ class Shard:
             self._written = array("Q", bytes(8 * client.slots))
             self._incarnation = client.incarnation
             self.lives += 1
-        client.on_line = lambda _: self.on_line()
+        client.on_line = client.on_lost = self._tell
         self._client, self.lost_because = client, ""
+
+    def _tell(self, *_: object) -> None:
+        self.on_line()
 
     def _lose(self, client: ShardClient, error: Exception) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from kvss_agent.client.line import Lost
 from kvss_agent.seal import Column, Header, Miss
 from kvss_agent.wire import TierAnswer
 
@@ -80,6 +81,12 @@ class ShardClient(ABC):
     payload_bytes_max: int
     incarnation: bytes  # another one than before: the memory is new, and empty
     on_line: Callable[[int], None] | None = None  # called in a thread of ours when the line moves
+    on_lost: Callable[[], None] | None = None  # likewise, when the agent is found to be lost
+
+    @property
+    def lost(self) -> Lost | None:
+        """Why the agent is lost, if that is known before anybody asks it for something."""
+        return None
 
     @property
     @abstractmethod

@@ -225,6 +225,12 @@ class SharedClient(TieredClient):
             self._lost = self._lost or error
             self._window.shut()
             self._freed.notify_all()
+        if self.on_lost and not self._closed:
+            self.on_lost()
+
+    @property
+    def lost(self) -> Lost | None:
+        return self._lost
 
     def _follow(self, resized: wire.Resized) -> None:
         """The line has moved, or the memory has changed."""

@@ -296,6 +296,14 @@ def test_what_an_agent_lost_is_restored_from_tier_2(fleet: Fleet, files: Path) -
         assert engine.load(prompt(tokens(7))) == 0
 
 
+def test_an_agent_that_ends_is_noticed_before_anybody_asks(fleet: Fleet) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        shard = engine.driver._shards[0][1]
+        fleet.end_one("0.1")
+        wait_until("it is noticed", lambda: shard.slots is None)
+        assert not engine.driver.ledger.reachable
+
+
 def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path) -> None:
     with driving(fleet, "unix", acme=KEPT) as engine:
         store_and_keep(engine, files, 1, 2, 3)
