@@ -395,6 +395,35 @@ def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
 
 
+def test_what_a_match_has_found_is_known_though_it_is_removed_meanwhile() -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2, rest=5))
+    slots = store(made, asked)
+    found = made.match(asked, 0)
+    made.delete(asked, shared=True)
+    assert found.slots == (slots,)
+
+
+def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:
+    made = ledger()
+    asked = prompt(conversation(1))
+    store(made, asked)
+    asked.extend(conversation(2, rest=5))
+    found = made.match(asked, 0)
+    made.release(found)
+    asked.extend(conversation(3))
+    made.recount(found, 0)
+    assert made.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
+    made.check_integrity()
+    more = made.again(found, 0, C)
+    made.release(more)
+    assert made.account("acme").tally.requested == 3 * C + 5
+    made.check_integrity()
+    asked.rewind(C)
+    made.recount(more, 0)
+    made.check_integrity()
+
+
 def test_a_prompt_is_explained_column_by_column() -> None:
     made = ledger(acme=Policy(ttl_last_use_seconds=10))
     store(made, prompt(conversation(1, 2)), 0, Rules(priority=50))
