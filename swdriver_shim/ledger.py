@@ -764,6 +764,7 @@ class Ledger:
     def arrived(self, column: Column, now: float) -> None:
         """Its bytes are in its slot, on all agents."""
         column.state = State.READY
+        self.slots.overwritten(column.home.group, column.slot)
         self.ghosts.forget(column.key)
         column.home.account.queue(column).stored(column, now)
 

@@ -330,6 +330,33 @@ def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot()
     assert receipt.columns == 1
 
 
+def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> None:
+    made = ledger(1, acme=Policy(eviction="lru"))
+    store(made, prompt(conversation(1)))
+    began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
+    receipt = made.purge("acme")
+    finish(made)
+    assert not receipt.done, "its bytes may still be where globex is going to write"
+    made.finish_store(began, 0, {column: Reason.AGENT_LOST for column, _ in began.places})
+    assert not receipt.done, "and are if it has not come to that"
+    finish(made)
+    assert receipt.done
+    made.check_integrity()
+
+
+def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_them() -> None:
+    made = ledger(1, acme=Policy(eviction="lru"))
+    store(made, prompt(conversation(1)))
+    began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
+    receipt = made.purge("acme")
+    made.finish_store(began, 0)
+    made.reclaim()
+    assert not made.slots.take_clears(64)
+    finish(made)
+    assert receipt.done
+    assert made.query(prompt(conversation(1), "globex"), 0) == C
+
+
 def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     made = ledger()
     store(made, prompt(conversation(1)))
