@@ -30,6 +30,7 @@ from kvss_agent.core import (
     Turn,
 )
 from kvss_agent.leases import FOREVER
+from kvss_agent.mover import zero
 
 MEMBERS_MAX: Final = 64
 OTHERS_MAX: Final = 48  # connections of others than the driver, who is never locked out by them
@@ -240,7 +241,8 @@ class HostedShard:
             before = self.core.slots
             if slots > before:
                 # Memory that was going to be given back, and is there still, is kept from here on: the
-                # arena must not be cut while it grows.
+                # arena must not be cut while it grows. What comes back is empty, as if it were new.
+                self._empty(before, slots)
                 with self._lock:
                     self._must_be_here()
                     kept = min(slots, self.core.capacity)
@@ -258,6 +260,16 @@ class HostedShard:
         """The driver that shares the arena uses nothing above this line any more."""
         if slots <= self._agreed:
             self._shrunk.set()
+
+    def _empty(self, first: int, end: int) -> None:
+        """Zeros, for slots above the line as far as there is memory. Whoever still reads or writes there
+        finds out by their seals."""
+        for number in range(first, end):
+            with self._lock:
+                if number >= self.arena.slots:
+                    return
+                slot = self.arena.slot(number)
+            zero(slot)
 
     def _agree_to_shrink(self, slots: int) -> None:
         with self._lock:

@@ -304,25 +304,28 @@ class Driver:
 
     def _bring(self, match: Match, into: Part) -> dict[Column, Miss]:
         """Columns that some shard does not have as they should be."""
-        new = [[column for column in hit if _is_new(column, match)] for hit in match.columns]
+        new = [
+            [(column, slot) for column, slot in zip(hit, slots, strict=True) if _is_new(column, match)]
+            for hit, slots in zip(match.columns, match.slots, strict=True)
+        ]
 
         def bring(group: int, index: int) -> list[tuple[Column, Miss]]:
-            shard, columns = self._shards[group][index], new[group]
+            shard, places = self._shards[group][index], new[group]
             refused: list[tuple[Column, Miss]] = []
-            for at in range(0, len(columns), BATCH_MAX):
-                batch = columns[at : at + BATCH_MAX]
+            for at in range(0, len(places), BATCH_MAX):
+                batch = places[at : at + BATCH_MAX]
                 wanted = [
                     In(
-                        column.slot,
+                        slot,
                         column.key,
                         match.prompt.maker.tag,
                         column.tokens,
                         into(group, index, column.depth, column.tokens),
                     )
-                    for column in batch
+                    for column, slot in batch
                 ]
                 misses = zip(batch, shard.refill(wanted), strict=True)
-                refused += [(column, miss) for column, miss in misses if miss is not None]
+                refused += [(column, miss) for (column, _), miss in misses if miss is not None]
                 if refused:
                     break
             return refused

@@ -50,12 +50,15 @@ class Match(Use):
     """What of a prompt can be refilled: `columns` of each group, in order.
 
     All groups agree on `tokens`, counted from the start. A group with a window has only those columns
-    that cover it.
+    that cover it. `slots` are theirs until `release`, though they be removed meanwhile.
     """
 
     prompt: Prompt
+    asked: int  # tokens of the prompt, which may go on since
+    keys: Sequence[bytes]  # of the columns that it had then
     tokens: int
     columns: tuple[list[Column], ...]
+    slots: tuple[list[int], ...]
     had: int = 0  # so many tokens have been refilled already
     at_first: int = 0  # so many were in memory when they were asked for
     missed: Counter[Reason] = field(default_factory=Counter)
@@ -198,6 +201,7 @@ class Ledger:
         match.count(account.tally, -1)
         found = self._find(account, match.prompt, had, now)
         found.at_first = min(match.at_first, max(found.tokens, had))
+        account.tally.requested += found.asked - match.asked
         found.count(account.tally)
         before = {id(column) for hit in match.columns for column in hit}
         for hit in found.columns:
@@ -209,19 +213,23 @@ class Ledger:
     def _find(self, account: Account, prompt: Prompt, had: int, now: float) -> Match:
         paths = self.paths(account, prompt, now)
         columns, tokens = self._agree(account, paths, prompt, now)
-        match = Match(prompt, tokens, columns, had)
-        if max(tokens, had) < prompt.tokens:
-            match.missed = self._why(account, paths, prompt, max(tokens, had), now)
+        slots = tuple([column.slot for column in hit] for hit in columns)
+        match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, had)
+        if not max(tokens, had) and self._is_elsewhere(account, prompt):
+            match.missed[Reason.OTHER_NAMESPACE] = prompt.tokens
+        elif max(tokens, had) < prompt.tokens:
+            self._tell_why(match, paths, now)
             match.coming = _coming(paths, tokens // COLUMN_TOKENS)
         return match
 
     def recount(self, match: Match, now: float) -> None:
-        """There is more to know about why its tokens were missed."""
-        if match.is_counted:
-            account, had = self.account(match.prompt.org), max(match.tokens, match.had)
+        """There is more to know about why its tokens were missed. The prompt may be gone on with: all
+        of it that is looked at is in the match."""
+        if match.is_counted and Reason.OTHER_NAMESPACE not in match.missed:
+            account = self.account(match.prompt.org)
             match.count(account.tally, -1)
-            paths = self.paths(account, match.prompt, now)
-            match.missed = self._why(account, paths, match.prompt, had, now)
+            maps = self.maps_of(account, match.prompt.maker)
+            self._tell_why(match, [Path(one, one.find(match.keys)) for one in maps], now)
             match.count(account.tally)
 
     def release(self, match: Match) -> None:
@@ -329,22 +337,18 @@ class Ledger:
                 return tails
         return []
 
-    def _why(
-        self, account: Account, paths: list[Path], prompt: Prompt, tokens: int, now: float
-    ) -> Counter[Reason]:
+    def _tell_why(self, match: Match, paths: list[Path], now: float) -> None:
         """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
-        if not tokens and self._is_elsewhere(account, prompt):
-            return Counter({Reason.OTHER_NAMESPACE: prompt.tokens})
-        missed: Counter[Reason] = Counter()
+        tokens = max(match.tokens, match.had)
+        missed = match.missed = Counter()
         gap = Reason.NEVER_STORED
-        for depth in range(tokens // COLUMN_TOKENS, len(prompt.keys)):
+        for depth in range(tokens // COLUMN_TOKENS, len(match.keys)):
             for path in paths:
-                if reason := self._reason(path.found[depth], prompt.keys[depth], now):
+                if reason := self._reason(path.found[depth], match.keys[depth], now):
                     gap = reason
                     break
             missed[gap] += COLUMN_TOKENS
-        missed[gap] += prompt.tokens - tokens - missed.total()  # the tail, less what is hit of a column
-        return missed
+        missed[gap] += match.asked - tokens - missed.total()  # the tail, less what is hit of a column
 
     def _reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
         """Why this column can't be served; None if it can."""
@@ -780,6 +784,7 @@ class Ledger:
     def arrived(self, column: Column, now: float) -> None:
         """Its bytes are in its slot, on all agents."""
         column.state = State.READY
+        self.slots.overwritten(column.home.group, column.slot)
         self.ghosts.forget(column.key)
         column.home.account.queue(column).stored(column, now)
 

@@ -7,7 +7,7 @@ own. Columns that are in use, or have others behind them, are never taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Any
@@ -32,7 +32,8 @@ class Pool:
         self._untouched = 0  # from here on nobody has ever had one
         self._free: list[int] = []
         self._above: list[int] = []
-        self._left_by: dict[int, PrefixMap] = {}  # whose bytes still lie in a slot that is free
+        # Whose bytes may still lie in a slot that is free, or in one that is going to be written to.
+        self._left_by: dict[int, tuple[PrefixMap, ...]] = {}
 
     @property
     def free(self) -> int:
@@ -42,9 +43,7 @@ class Pool:
         """A slot below the line, or None if there is none."""
         if self._free:
             self.used += 1
-            slot = self._free.pop()
-            self._left_by.pop(slot, None)
-            return slot
+            return self._free.pop()
         if self._untouched < self.line:
             self._untouched += 1
             self.used += 1
@@ -56,17 +55,25 @@ class Pool:
         self.used -= 1
         (self._free if slot < self.line else self._above).append(slot)
         if left_by is not None:
-            self._left_by[slot] = left_by
+            before = self._left_by.get(slot, ())
+            self._left_by[slot] = before if left_by in before else (*before, left_by)
 
-    def take_left_by(self, is_meant: Callable[[PrefixMap], bool]) -> list[tuple[PrefixMap, int]]:
-        """The free slots in which such bytes still lie; they are in use again, to be emptied."""
-        taken = {slot: home for slot, home in self._left_by.items() if is_meant(home)}
-        for slot in taken:
-            del self._left_by[slot]
-        self._free = [slot for slot in self._free if slot not in taken]
-        self._above = [slot for slot in self._above if slot not in taken]
+    def overwritten(self, slot: int) -> None:
+        """Nothing is left in it of those who had it before, on any agent."""
+        self._left_by.pop(slot, None)
+
+    def left_by(self, is_meant: Callable[[PrefixMap], bool]) -> dict[int, PrefixMap]:
+        """The slots in which such bytes may still lie, free or not."""
+        found = {slot: list(filter(is_meant, homes)) for slot, homes in self._left_by.items()}
+        return {slot: homes[0] for slot, homes in found.items() if homes}
+
+    def take_these(self, slots: Collection[int]) -> list[int]:
+        """Those of these slots that are free; they are in use again."""
+        taken = [slot for slot in (*self._free, *self._above) if slot in slots]
+        self._free = [slot for slot in self._free if slot not in slots]
+        self._above = [slot for slot in self._above if slot not in slots]
         self.used += len(taken)
-        return [(home, slot) for slot, home in taken.items()]
+        return taken
 
     def set_line(self, slots: int) -> None:
         """From now on only slots below this line are given out."""

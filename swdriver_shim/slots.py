@@ -139,7 +139,8 @@ class Slots:
     def _let_go(self, freed: Freed) -> None:
         """Nobody uses this slot any more. It is free, or once it has been emptied."""
         home, slot, removal, clear = freed
-        if clear or home.purged_by or home.account.policy.scrub:
+        is_awaited = any((home.group, slot) in one.earlier for one in self._removals)
+        if clear or is_awaited or home.purged_by or home.account.policy.scrub:
             self._clear(home, slot, removal)
         else:
             self.pools[home.group].give_back(slot, home)
@@ -153,12 +154,20 @@ class Slots:
         slots = [(freed.home, freed.slot) for _, freed in self._limbo]
         slots += [(home, slot) for (_, slot), home in self._clearing.items()]
         removal.earlier = {(home.group, slot) for home, slot in slots if is_meant(home)}
-        for pool in self.pools:
-            for home, slot in pool.take_left_by(is_meant):
+        for group, pool in enumerate(self.pools):
+            left = pool.left_by(is_meant)
+            free = pool.take_these(left)
+            for slot in free:
                 removal.waiting += 1
-                self._clear(home, slot, removal)
+                self._clear(left[slot], slot, removal)
+            removal.earlier |= {(group, slot) for slot in left.keys() - free}  # until it is written to
         if removal.earlier:
             self._removals.append(removal)
+
+    def overwritten(self, group: int, slot: int) -> None:
+        """All agents have something new there."""
+        self.pools[group].overwritten(slot)
+        self._happened_to((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
@@ -175,12 +184,18 @@ class Slots:
         for clear in clears:
             slot = (clear.group, clear.slot)
             del self._clearing[slot]
+            self.pools[clear.group].overwritten(clear.slot)
             self.pools[clear.group].give_back(clear.slot)
             if clear.removal:
                 clear.removal.waiting -= 1
+            self._happened_to(slot)
+
+    def _happened_to(self, slot: tuple[int, int]) -> None:
+        """Removals that waited for it do not any more."""
+        if self._removals:
             for removal in self._removals:
                 removal.earlier.discard(slot)
-        self._removals = [removal for removal in self._removals if removal.earlier]
+            self._removals = [removal for removal in self._removals if removal.earlier]
 
     def not_cleared(self, clears: Sequence[Clear]) -> None:
         """They could not be emptied; they are to be tried again."""

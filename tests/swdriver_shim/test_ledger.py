@@ -352,6 +352,33 @@ def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot()
     assert receipt.columns == 1
 
 
+def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> None:
+    made = ledger(1, acme=Policy(eviction="lru"))
+    store(made, prompt(conversation(1)))
+    began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
+    receipt = made.purge("acme")
+    finish(made)
+    assert not receipt.done, "its bytes may still be where globex is going to write"
+    made.finish_store(began, 0, {column: Reason.AGENT_LOST for column, _ in began.places})
+    assert not receipt.done, "and are if it has not come to that"
+    finish(made)
+    assert receipt.done
+    made.check_integrity()
+
+
+def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_them() -> None:
+    made = ledger(1, acme=Policy(eviction="lru"))
+    store(made, prompt(conversation(1)))
+    began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
+    receipt = made.purge("acme")
+    made.finish_store(began, 0)
+    made.reclaim()
+    assert not made.slots.take_clears(64)
+    finish(made)
+    assert receipt.done
+    assert made.query(prompt(conversation(1), "globex"), 0) == C
+
+
 def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     made = ledger()
     store(made, prompt(conversation(1)))
@@ -415,6 +442,35 @@ def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     made.release(match)
     tally = made.account("acme").tally
     assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
+
+
+def test_what_a_match_has_found_is_known_though_it_is_removed_meanwhile() -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2, rest=5))
+    slots = store(made, asked)
+    found = made.match(asked, 0)
+    made.delete(asked, shared=True)
+    assert found.slots == (slots,)
+
+
+def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:
+    made = ledger()
+    asked = prompt(conversation(1))
+    store(made, asked)
+    asked.extend(conversation(2, rest=5))
+    found = made.match(asked, 0)
+    made.release(found)
+    asked.extend(conversation(3))
+    made.recount(found, 0)
+    assert made.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
+    made.check_integrity()
+    more = made.again(found, 0, C)
+    made.release(more)
+    assert made.account("acme").tally.requested == 3 * C + 5
+    made.check_integrity()
+    asked.rewind(C)
+    made.recount(more, 0)
+    made.check_integrity()
 
 
 def test_a_prompt_is_explained_column_by_column() -> None:
