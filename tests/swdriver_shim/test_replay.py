@@ -14,7 +14,8 @@ from kvss_agent.client import Credentials
 from swdriver_shim import fleet
 from swdriver_shim.__main__ import main
 from swdriver_shim.adapters.wafer import wafer_layout
-from swdriver_shim.replay import TraceClock, output_tokens, prompt_tokens
+from swdriver_shim.reasons import Reason, Tally
+from swdriver_shim.replay import Totals, TraceClock, output_tokens, prompt_tokens, report
 from swdriver_shim.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
@@ -89,6 +90,12 @@ def test_tokens_that_no_block_names_are_like_no_others() -> None:
 
 
 # Numbers alone
+
+
+def test_a_reason_that_no_token_was_missed_for_is_left_out() -> None:
+    tally = Tally()
+    tally.missed.update({Reason.EVICTED: 5, Reason.TIER2_LATE: 0})  # they came after all
+    assert report(Totals(), {"acme": tally})["all"]["missed_tokens"] == {"evicted": 5}
 
 
 def test_prefixes_that_come_again_are_hits_and_the_rest_has_its_reason(trace: Path) -> None:
