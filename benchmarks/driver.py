@@ -404,8 +404,8 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
     copies = [memory.memcpy(index % memory.count) for index in range(4 * memory.count)]
     memcpy = part_bytes / statistics.median(copies) / 1e9
     rows = []
-    with fleet.started(wafer.layout, 4096, 2) as shards:
-        driver = Driver(wafer.layout, "bench", shards)
+    with fleet.started(wafer.layout, 4096, 2) as agents:
+        driver = Driver(wafer.layout, "bench", agents.shards())
         try:
             orgs = Orgs(4, 0, wafer.namespace)
             totals = replay(requests, Emulator(InBytes(driver, wafer)), orgs, lambda _: None)
