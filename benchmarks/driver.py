@@ -1,5 +1,5 @@
 """How fast the driver decides: keys, matches, a million columns, long work beside requests, replays,
-and what look-ups of prefixes cost elsewhere.
+and what look-ups of prefixes cost elsewhere. What hit rates do while a shard moves, and with tier 2.
 
 Traces come from --traces or TRACES_DIR; without them replays are left out. Garbage is collected as
 Python does it by itself.
@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 from blake3 import blake3
 
-from benchmarks import peers
+from benchmarks import peers, under_load
 from benchmarks.dataplane import Memory
 from benchmarks.harness import Row, percentile, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
@@ -404,8 +404,8 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
     copies = [memory.memcpy(index % memory.count) for index in range(4 * memory.count)]
     memcpy = part_bytes / statistics.median(copies) / 1e9
     rows = []
-    with fleet.started(wafer.layout, 4096, 2) as shards:
-        driver = Driver(wafer.layout, "bench", shards)
+    with fleet.started(wafer.layout, 4096, 2) as agents:
+        driver = Driver(wafer.layout, "bench", agents.shards())
         try:
             orgs = Orgs(4, 0, wafer.namespace)
             totals = replay(requests, Emulator(InBytes(driver, wafer)), orgs, lambda _: None)
@@ -424,7 +424,7 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--quick", action="store_true", help="end within a minute or so")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--traces",
@@ -433,10 +433,12 @@ def main() -> None:
         default=traces_folder(),
         help="where conversation.jsonl is (default: TRACES_DIR, or a folder `traces` near by)",
     )
-    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of keys million peers replays")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WHAT", help="of keys million peers replays moves tier2"
+    )
     parser.add_argument("--peers", nargs="*", choices=peers.LOOKUPS, metavar="NAME", help="which peers")
     given = parser.parse_args()
-    parts = given.only or ["keys", "million", "peers", "replays"]
+    parts = given.only or ["keys", "million", "peers", "replays", "moves", "tier2"]
     effort = 1 if given.quick else 5
     rows: list[Row] = []
     if "keys" in parts:
@@ -448,6 +450,10 @@ def main() -> None:
         rows += peer_rows(named, effort)
     if "replays" in parts:
         rows += replay_rows(given.traces, quick=given.quick)
+    if "moves" in parts:
+        rows += under_load.move_rows(quick=given.quick)
+    if "tier2" in parts:
+        rows += under_load.tier2_rows(quick=given.quick)
     show("The driver", rows, given.json)
 
 

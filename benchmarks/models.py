@@ -61,8 +61,8 @@ def rows_of(name: str, model: Any, prompts: tuple[int, ...]) -> list[Row]:
     spec = model_spec(model.config, model.dtype, name, "random")
     shape, rows = spec.shape(), []
     slots = 2 * (max(prompts) // COLUMN_TOKENS + 2)
-    with fleet.started(shape, slots, 1) as shards:
-        driver = Driver(shape, name, shards)
+    with fleet.started(shape, slots, 1) as agents:
+        driver = Driver(shape, name, agents.shards())
         try:
             cache = PrefixCache(model, Here(driver, Keys("bench", bytes(32), spec.namespace())))
             for length in prompts:

@@ -217,8 +217,8 @@ def _nothing(request: Request) -> None:
 def _shards(given: argparse.Namespace, layout: Layout) -> Iterator[fleet.Shards]:
     if given.agent is None:
         slots = given.slots or SLOTS_BYTES
-        with fleet.started(layout, slots, given.agents, given.tier2 or 0) as shards:
-            yield shards
+        with fleet.started(layout, slots, given.agents, given.tier2 or 0) as agents:
+            yield agents.shards()
         return
     if given.secret_file is None:
         raise Unusable("--agent needs --secret-file: the secret that the agent knows the driver by.")

@@ -182,7 +182,7 @@ def _hits(tallies: Sequence[Tally]) -> dict[str, Any]:
     hits, missed = Counter[str](), Counter[str]()
     for tally in tallies:
         hits += tally.hits
-        missed.update({str(reason): count for reason, count in tally.missed.items()})
+        missed.update({str(reason): count for reason, count in (+tally.missed).items()})
     return {
         "requests": sum(tally.requests for tally in tallies),
         "requested_tokens": requested,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,11 @@ from benchmarks.harness import traces_folder
 from kvss_agent.client import Credentials
 from swdriver_shim import fleet
 from swdriver_shim.__main__ import main
-from swdriver_shim.adapters.wafer import wafer_layout
-from swdriver_shim.replay import TraceClock, output_tokens, prompt_tokens
+from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.reasons import Reason, Tally
+from swdriver_shim.replay import Totals, TraceClock, output_tokens, prompt_tokens, report
 from swdriver_shim.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
@@ -89,6 +93,12 @@ def test_tokens_that_no_block_names_are_like_no_others() -> None:
 
 
 # Numbers alone
+
+
+def test_a_reason_that_no_token_was_missed_for_is_left_out() -> None:
+    tally = Tally()
+    tally.missed.update({Reason.EVICTED: 5, Reason.TIER2_LATE: 0})  # they came after all
+    assert report(Totals(), {"acme": tally})["all"]["missed_tokens"] == {"evicted": 5}
 
 
 def test_prefixes_that_come_again_are_hits_and_the_rest_has_its_reason(trace: Path) -> None:
@@ -195,6 +205,25 @@ def test_bytes_go_through_agents_that_are_started_and_gone_after(trace: Path) ->
     assert made["store"]["bytes"] >= (ASKED - BLOCK * 6) * 96
     assert made["load"]["gigabytes_per_second"] > 0
     assert made["wrong_bytes"] == 0
+
+
+def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() -> None:
+    wafer = Wafer(wafer_layout(1, 96))
+    keys, tokens = Keys("acme", b"s" * 32, wafer.namespace), [7] * BLOCK
+    with fleet.started(wafer.layout, 20, 2) as agents:
+        shards = agents.shards()
+        with contextlib.closing(Driver(wafer.layout, "m", shards)) as driver:
+            emulator = Emulator(InBytes(driver, wafer))
+            emulator.serve(keys, tokens)
+            move = agents.move(shards[0][0], to=1)
+            assert move.slots == BLOCK / COLUMN_TOKENS
+            assert move.began < move.ended
+            served = emulator.serve(keys, tokens)
+            assert (served.hit, served.load.wrong_bytes) == (BLOCK, 0)
+        again = agents.shards()
+        assert [shard.slots for shard in again[0]] == [20] * 4, "all are where the fleet says"
+        for shard in again[0]:
+            shard.close()
 
 
 def test_bytes_go_to_an_agent_that_runs_already(trace: Path, tmp_path: Path) -> None:
