@@ -8,6 +8,7 @@ what comes too late for one request is there for the next.
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import threading
 import time
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kvss_agent.client import Miss
+from kvss_agent.client import TIER_SECONDS, Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.ledger import Ledger, Match
@@ -28,6 +29,7 @@ from swdriver_shim.second_tier import (
     Answer,
     Dates,
     Forget,
+    Known,
     Purge,
     Question,
     Recall,
@@ -38,7 +40,7 @@ from swdriver_shim.second_tier import (
 
 log = logging.getLogger(__name__)
 
-SEARCHES_AT_ONCE: Final = 4
+SEARCHES_AT_ONCE: Final = 16
 SEARCHES_MAX: Final = 256  # with those that wait for their turn; more are not begun
 SPILLS_AT_ONCE: Final = 2
 SPILL_COLUMNS: Final = 64  # at once
@@ -46,6 +48,7 @@ RESTORE_COLUMNS: Final = 64
 FORGET_COLUMNS: Final = 256
 THREADS_MAX: Final = 64
 RETRY_SECONDS: Final = 0.2
+AHEAD_SECONDS: Final = 5.0  # clocks of agents may be ahead by so much
 _NOTE: Final = struct.Struct("<II")  # stored and used at: seconds since 1970
 _NUMBER: Final = struct.Struct("<Q")
 _REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.EVICTED}
@@ -75,8 +78,8 @@ class Carrier:
         on_change: Callable[[], None],
     ) -> None:
         """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
-        self.refilling, self.recalling, self.computing = Line(), Line(), Line()
-        self.pace = Pace([self.recalling, self.refilling], self.computing)
+        self.refilling, self.recalling = Line(), Line()
+        self._paces: dict[str, Pace] = {}  # by org: one must not spoil it for the others
         self.data_keys: Mapping[str, bytes] = {}  # by org
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
@@ -87,8 +90,11 @@ class Carrier:
         self._wall_clock = wall_clock
         self._on_change = on_change
         self._searching = 0
+        self._seekings: set[Seeking] = set()
         self._spilling = 0
         self._is_busy = False  # restoring, forgetting or purging
+        self._turn = 0  # of those three
+        self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
         self._column_bytes = sum(group.column_bytes for group in ledger.layout.groups)
         self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.layout.groups)
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
@@ -100,12 +106,26 @@ class Carrier:
         """Once the shards are closed: what is under way ends soon."""
         for pool in (self._searches, self._works, self._threads):
             pool.shutdown(cancel_futures=True)
+        for seeking in list(self._seekings):  # those that never had their turn
+            seeking.done.set()
+        self._say_arrived()
+
+    def pace(self, org: str) -> Pace:
+        """Of what comes from tier 2, against the computing of an org's engines."""
+        pace = self._paces.get(org)
+        if pace is None:
+            pace = self._paces[org] = Pace([self.recalling, self.refilling], Line())
+        return pace
 
     @property
-    def tokens_min(self) -> int | None:
+    def orgs_that_compute(self) -> list[str]:
+        """Whose engines have told how long that takes."""
+        return [org for org, pace in self._paces.items() if pace.computing.count]
+
+    def tokens_min(self, org: str) -> int | None:
         """From how many tokens on it is faster to bring them back than to compute them; None for
         never."""
-        return self.pace.tokens_min(self._token_bytes)
+        return self.pace(org).tokens_min(self._token_bytes)
 
     # Back
 
@@ -120,8 +140,10 @@ class Carrier:
             search = self._tier2.search(trail, start, self._clock())
             if search is None:
                 return None
+            trail = Known(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
             self._searching += 1
         seeking = Seeking()
+        self._seekings.add(seeking)
         self._searches.submit(self._seek, trail, search, seeking, match)
         return seeking
 
@@ -141,6 +163,7 @@ class Carrier:
         finally:
             with self._lock:
                 self._searching -= 1
+            self._seekings.discard(seeking)
             seeking.done.set()
             self._say_arrived()
 
@@ -175,7 +198,7 @@ class Carrier:
         with self._lock:
             now = self._clock()
             recalls: list[Recall] = []
-            if self.pace.is_worth_it(tokens, size, now):
+            if self.pace(trail.maker.org).is_worth_it(tokens, size, now):
                 recalls = self._tier2.begin_recall(trail, there, now)
             else:
                 self._tier2.leave(trail, there)
@@ -188,15 +211,18 @@ class Carrier:
         for place, recall in enumerate(recalls):
             found: dict[Column, Dates | Reason] = {}
             try:
-                found = self._recalled(recall)
-            finally:
                 with self._lock:
-                    now = self._clock()
-                    self._tier2.finish_recall(recall, now, found)
-                    if len(found) < len(recall.places):  # it has failed as a whole, and so do the rest
-                        for rest in recalls[place + 1 :]:
-                            self._tier2.finish_recall(rest, now, {})
+                    is_wanted = self._tier2.start(recall, self._clock())
+                if is_wanted:
+                    found = self._recalled(recall)
+            finally:
+                has_failed = len(found) < len(recall.places)  # as a whole, and so do the rest
+                with self._lock:
+                    for one in recalls[place:] if has_failed else [recall]:
+                        self._tier2.finish_recall(one, self._clock(), found)
                 self._say_arrived()
+            if has_failed:
+                return
 
     def _recalled(self, recall: Recall) -> dict[Column, Dates | Reason]:
         began = time.perf_counter()
@@ -216,16 +242,24 @@ class Carrier:
                 answers += shard.recall(columns[at : at + BATCH_MAX], data_key)
             return answers
 
-        offset = self._wall_clock() - self._clock()
+        now, (_, offset) = self._clock(), self._offset()
         found: dict[Column, Dates | Reason] = {}
         size = 0
         for group, parts in self._on_each(bring, groups, recall.shards).items():
             for (column, _), notes in zip(groups[group], zip(*parts, strict=True), strict=True):
-                found[column] = _dates(notes, offset)
+                found[column] = _dates(notes, offset, now)
                 size += column.bytes
         if recall.shards is None:
             self.recalling.add(size, time.perf_counter() - began)
         return found
+
+    def _offset(self) -> tuple[float, float]:
+        """Between the calendar and our clock: the least and the most so far. The calendar may be put
+        right: what is noted with the least and read with the most is never younger than it is."""
+        offset = self._wall_clock() - self._clock()
+        least, most = self._offsets
+        self._offsets = min(least, offset), max(most, offset)
+        return self._offsets
 
     def _say_arrived(self) -> None:
         with self.arrived:
@@ -237,7 +271,9 @@ class Carrier:
         """Begin what there is to do, as far as not enough is under way. Returns at once."""
         with self._lock:
             now = self._clock()
-            self._tier2.is_worth_it = self.tokens_min is not None
+            self._tier2.not_worth_it = [
+                org for org, pace in self._paces.items() if pace.tokens_min(self._token_bytes) is None
+            ]
             while self._spilling < SPILLS_AT_ONCE:
                 spill = self._tier2.begin_spill(now, SPILL_COLUMNS)
                 if spill is None:
@@ -246,16 +282,21 @@ class Carrier:
                 self._works.submit(self._spill, spill)
             if self._is_busy:
                 return
-            recall = self._tier2.begin_restore(now, RESTORE_COLUMNS)
-            forgets = [] if recall else self._tier2.take_forgets(FORGET_COLUMNS)
-            purge = None if recall or forgets else self._tier2.take_purge()
-            self._is_busy = bool(recall or forgets or purge)
-        if recall:
-            self._works.submit(self._do, self._carry_back, [recall])
-        elif forgets:
-            self._works.submit(self._do, self._forget, forgets)
-        elif purge:
-            self._works.submit(self._do, self._purge, purge)
+            for _ in range(3):  # in turns: what fails must not keep the others from being done
+                self._turn = (self._turn + 1) % 3
+                if self._turn == 0 and (recall := self._tier2.begin_restore(RESTORE_COLUMNS)):
+                    self._submit(self._carry_back, [recall])
+                elif self._turn == 1 and (forgets := self._tier2.take_forgets(FORGET_COLUMNS)):
+                    self._submit(self._forget, forgets)
+                elif self._turn == 2 and (purge := self._tier2.take_purge()):
+                    self._submit(self._purge, purge)
+                else:
+                    continue
+                return
+
+    def _submit(self, work: Callable[[T], None], what: T) -> None:
+        self._is_busy = True
+        self._works.submit(self._do, work, what)
 
     def _do(self, work: Callable[[T], None], what: T) -> None:
         try:
@@ -281,7 +322,7 @@ class Carrier:
 
     def _spilled(self, spill: Spill) -> list[bool]:
         """For each whether all shards have copied their part."""
-        offset = self._wall_clock() - self._clock()
+        offset, _ = self._offset()
         places: dict[int, list[int]] = {}
         for place, one in enumerate(spill.leaving):
             places.setdefault(one.group, []).append(place)
@@ -293,6 +334,8 @@ class Carrier:
                 shard.forget(again)
             copied = [False] * len(mine)
             for org in {one.encrypted_for for one in mine}:
+                if self._ledger.slots.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
+                    break  # it would be given up while it is copied
                 data_key = self._data_key(org)
                 its = [place for place, one in enumerate(mine) if one.encrypted_for == org]
                 if data_key is None:
@@ -382,7 +425,7 @@ def _note(dates: Dates, offset: float) -> int:
     return int(note)
 
 
-def _dates(notes: Sequence[int | Miss], offset: float) -> Dates | Reason:
+def _dates(notes: Sequence[int | Miss], offset: float, now: float) -> Dates | Reason:
     """The earliest of all shards', or why it has not come."""
     stored_at, used_at = [], []
     for note in notes:
@@ -392,4 +435,6 @@ def _dates(notes: Sequence[int | Miss], offset: float) -> Dates | Reason:
         stored, used = _NOTE.unpack(_NUMBER.pack(note))
         stored_at.append(stored - offset)
         used_at.append(used - offset)
+    if max(*stored_at, *used_at) > now + AHEAD_SECONDS:
+        return Reason.EXPIRED  # as far as anybody can tell: the calendar has been put back
     return Dates(min(stored_at), min(used_at))

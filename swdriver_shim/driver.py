@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeVar
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
+from kvss_agent.wire import DATA_KEY_BYTES
 from swdriver_shim.carrier import Carrier, Seeking
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
@@ -139,13 +140,14 @@ class Driver:
         self._lives = [[0] * len(of) for of in shards]
         self._clock = clock
         self._lock = threading.Lock()
+        self._moves = 0
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._housekept = threading.Condition()
         count = min(THREADS_MAX, sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
         self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
-        self._pace = Pace([self._carrier.refilling], self._carrier.computing)
+        self._paces: dict[str, Pace] = {}  # of refills, by org
         for shard in self._all:
             shard.on_line = self._wake.set
         self._follow_shards()
@@ -181,9 +183,14 @@ class Driver:
         """
         with self._lock:
             match = self.ledger.match(prompt, self._clock())
-        seeking = None
-        if match.tokens < prompt.tokens:
-            seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
+        try:
+            seeking = None
+            if match.tokens < prompt.tokens:
+                seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
+        except BaseException:
+            with self._lock:
+                self.ledger.release(match)
+            raise
         return self._load(match, into, seconds, seeking)
 
     def load_more(self, loaded: Loading, into: Part, *, seconds: float = 0.0) -> Loading:
@@ -198,10 +205,11 @@ class Driver:
         trail = self.ledger.tier2.trail(org, continue_id)
         return trail is not None and self._carrier.seek(trail, 0) is not None
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """So many tokens took the engine so long: what fetching is held against."""
+    def computed(self, org: str, tokens: int, seconds: float) -> None:
+        """So many tokens of this org took the engine so long: what fetching its columns is held
+        against."""
         with self._lock:
-            self._carrier.computing.add(tokens, seconds)
+            self._carrier.pace(org).computing.add(tokens, seconds)
 
     def _load(self, match: Match, into: Part, seconds: float, seeking: Seeking | None) -> Loading:
         try:
@@ -231,10 +239,11 @@ class Driver:
     def _wait(self, match: Match, seconds: float, seeking: Seeking | None) -> Match:
         """Until all that can come has, at most so long. The match takes the place of the other."""
         until = time.monotonic() + seconds
-        while match.coming or (seeking and not seeking.done.is_set()):
-            left = until - time.monotonic()
-            if left <= 0:
-                break
+        if seeking:
+            seeking.done.wait(seconds)
+            with self._lock:
+                match = self.ledger.again(match, self._clock(), match.had)
+        while match.coming and (left := until - time.monotonic()) > 0:  # somebody else is bringing it
             with self._carrier.arrived:
                 self._carrier.arrived.wait(min(left, WAIT_SECONDS_MAX))
             with self._lock:
@@ -245,7 +254,7 @@ class Driver:
         """A refill that takes longer than computing is not done."""
         new, size = match.tokens - match.had, sum(column.bytes for column in _new(match))
         with self._lock:
-            if new > 0 and not self._pace.is_worth_it(new, size, self._clock()):
+            if new > 0 and not self._pace(match.prompt.org).is_worth_it(new, size, self._clock()):
                 self.ledger.shorten(match, match.had, Reason.NOT_WORTH_IT)
 
     def _note_refill(self, match: Match, seconds: float) -> None:
@@ -304,6 +313,8 @@ class Driver:
 
     def _bring(self, match: Match, into: Part) -> dict[Column, Miss]:
         """Columns that some shard does not have as they should be."""
+        if match.tokens <= match.had:
+            return {}
         new = [
             [(column, slot) for column, slot in zip(hit, slots, strict=True) if _is_new(column, match)]
             for hit, slots in zip(match.columns, match.slots, strict=True)
@@ -355,15 +366,21 @@ class Driver:
 
     # Verbs
 
-    def set_policies(self, policies: Mapping[str, OrgPolicies]) -> None:
-        """They hold at once, and for what is stored already."""
+    def set_policies(
+        self, policies: Mapping[str, OrgPolicies], tags: Mapping[str, bytes] | None = None
+    ) -> None:
+        """They hold at once, and for what is stored already. `tags`: the isolation tags of orgs, to
+        reach what lies in tier 2 of those that have asked for nothing yet."""
         with self._lock:
-            self.ledger.set_policies(policies, self._clock())
+            self.ledger.set_policies(policies, self._clock(), tags)
         self._wake.set()
 
     def set_data_keys(self, keys: Mapping[str, bytes]) -> None:
         """Of orgs whose columns are encrypted in tier 2: 32 bytes each. Without its key, what an org has
-        there can't be read by anybody any more."""
+        there can't be read by anybody any more. Raises ValueError for what is no key."""
+        for key in keys.values():
+            if len(key) != DATA_KEY_BYTES:
+                raise ValueError(f"a data key has {DATA_KEY_BYTES} bytes")
         with self._lock:
             self._carrier.data_keys = dict(keys)
             self.ledger.tier2.orgs_with_keys = frozenset(keys)
@@ -464,11 +481,23 @@ class Driver:
                 for org, account in self.ledger.accounts.items()
             ]
 
-    def worth(self) -> Worth:
-        """From how many tokens on fetching is faster than computing, as measured."""
+    def worth(self) -> dict[str, Worth]:
+        """From how many tokens on fetching is faster than computing, as measured: for each org whose
+        engines have told what computing takes."""
         with self._lock:
             each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
-            return Worth(self._pace.tokens_min(each), self._carrier.tokens_min)
+            return {
+                org: Worth(self._pace(org).tokens_min(each), self._carrier.tokens_min(org))
+                for org in self._carrier.orgs_that_compute
+            }
+
+    def _pace(self, org: str) -> Pace:
+        """Of refills, against the computing of an org's engines."""
+        pace = self._paces.get(org)
+        if pace is None:
+            computing = self._carrier.pace(org).computing
+            pace = self._paces[org] = Pace([self._carrier.refilling], computing)
+        return pace
 
     # Housekeeping
 
@@ -526,6 +555,9 @@ class Driver:
                 lines = [shard.slots for shard in shards if shard.slots is not None]
                 if len(lines) == len(shards) and min(lines) != self.ledger.slots.pools[group].line:
                     self.ledger.set_line(group, min(lines))
+            if (moves := sum(shard.moves for shard in self._all)) != self._moves:
+                self._moves = moves
+                self.ledger.tier2.purge_again()
             self.ledger.reachable = all(shard.slots is not None for shard in self._all)
 
 

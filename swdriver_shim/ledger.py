@@ -63,7 +63,9 @@ class Match(Use):
     at_first: int = 0  # so many were in memory when they were asked for
     missed: Counter[Reason] = field(default_factory=Counter)
     coming: int = 0  # so many more are on their way from tier 2
+    settled: Counter[Reason] = field(default_factory=Counter)  # of those missed: hits that were left
     is_counted: bool = False
+    replaced_by: Match | None = None
 
     @property
     def held(self) -> list[Column]:
@@ -141,16 +143,28 @@ class Ledger:
         self._rescans: deque[list[Column]] = deque()
         self._purged: deque[tuple[PrefixMap, Removal]] = deque()
         self._lost: deque[tuple[deque[Column], frozenset[int]]] = deque()
+        self._losing: dict[int, frozenset[int]] = {}  # by group: the shards of those
 
     # Intent
 
-    def set_policies(self, policies: Mapping[str, OrgPolicies], now: float) -> None:
-        """All orgs' policies, for what is stored already, too. Who is not in it has the usual one."""
-        self._policies = policies
+    def set_policies(
+        self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes] | None = None
+    ) -> None:
+        """All orgs' policies, for what is stored already, too. Who is not in it has the usual one.
+
+        `tags`: the isolation tags of orgs, so that policies reach what lies in tier 2 of those that have
+        not been seen yet.
+        """
+        tags = tags or {}
+        before_that, self._policies = self._policies, policies
+        for org in tags.keys() - self.accounts.keys():
+            before = before_that.get(org, OrgPolicies()).of(self.model)
+            if before.tiers is Tiers.TIER2:
+                self.tier2.policy_changed(self.account(org), before, tags[org])
         for account in self.accounts.values():
             before = account.policy
             account.set_policy(policies.get(account.org, OrgPolicies()).of(self.model), now)
-            self.tier2.policy_changed(account, before)
+            self.tier2.policy_changed(account, before, tags.get(account.org))
             if account.policy != before:
                 rescans = [list(account.columns(group)) for group in range(len(self.layout.groups))]
                 self._rescans += filter(None, rescans)
@@ -169,6 +183,7 @@ class Ledger:
         if found is None:
             found = self.accounts[org] = Account(org, len(self.layout.groups))
             found.set_policy(self._policies.get(org, OrgPolicies()).of(self.model), 0)
+            self.tier2.policy_changed(found, Policy())
         return found
 
     # Match
@@ -196,10 +211,12 @@ class Ledger:
 
         `had`: so many tokens have been refilled, whatever has become of their columns since.
         """
+        while match.replaced_by:
+            match = match.replaced_by
         self.release(match)
         account = self.account(match.prompt.org)
         match.count(account.tally, -1)
-        found = self._find(account, match.prompt, had, now)
+        found = match.replaced_by = self._find(account, match.prompt, had, now)
         found.at_first = min(match.at_first, max(found.tokens, had))
         account.tally.requested += found.asked - match.asked
         found.count(account.tally)
@@ -241,15 +258,18 @@ class Ledger:
         tally, lost = self.account(match.prompt.org).tally, match.tokens - tokens
         if lost > 0:
             match.count(tally, -1)
-            counted = max(match.tokens, match.had)
+            left = max(match.tokens, match.had) - max(tokens, match.had)
             match.tokens = tokens
-            match.missed[reason] += counted - max(tokens, match.had)
+            match.settled[reason] += left
+            match.missed[reason] += left
             match.at_first = min(match.at_first, max(tokens, match.had))
             match.count(tally)
 
     def refuse(self, column: Column, reason: Reason) -> None:
-        """What lay in its slot was not it, or can't be had: it is not served again."""
-        if column.state is State.READY:
+        """What lay in its slot was not it, or can't be had: it is not served again, unless it was lost
+        with an agent and comes back from tier 2."""
+        lost = self._losing.get(column.home.group)
+        if column.state is State.READY and not (lost and self.tier2.restore(column, lost)):
             self.remove(column, reason)
 
     def query(self, prompt: Prompt, now: float) -> int:
@@ -274,6 +294,7 @@ class Ledger:
     def lose(self, group: int, shards: frozenset[int]) -> None:
         """What these shards have of a group is gone. `reclaim` goes through it: what tier 2 has is
         brought back from there, the others are taken out. Refills that come first are refused."""
+        self._losing[group] = self._losing.get(group, frozenset()) | shards
         for account in self.accounts.values():
             self._lost.append((deque(account.columns(group)), shards))
 
@@ -339,8 +360,8 @@ class Ledger:
 
     def _tell_why(self, match: Match, paths: list[Path], now: float) -> None:
         """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
-        tokens = max(match.tokens, match.had)
-        missed = match.missed = Counter()
+        tokens = max(match.tokens, match.had) + match.settled.total()
+        missed = match.missed = Counter(match.settled)
         gap = Reason.NEVER_STORED
         for depth in range(tokens // COLUMN_TOKENS, len(match.keys)):
             for path in paths:
@@ -348,7 +369,8 @@ class Ledger:
                     gap = reason
                     break
             missed[gap] += COLUMN_TOKENS
-        missed[gap] += match.asked - tokens - missed.total()  # the tail, less what is hit of a column
+        left = match.asked - tokens - (missed.total() - match.settled.total())
+        missed[gap] += left  # the tail, less what is hit of a column
 
     def _reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
         """Why this column can't be served; None if it can."""
@@ -418,6 +440,7 @@ class Ledger:
         """The columns are in their slots on every agent, but for those that failed."""
         if not self.slots.end(store):
             return
+        self.tier2.stored(store.places)
         seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
         for column, slot in store.places:
             if column.state is not State.WRITING or column.slot != slot:
@@ -732,22 +755,27 @@ class Ledger:
                 self._purged.popleft()
                 home.account.purged.remove(home)
                 removal.waiting -= 1
-        while self._lost and columns > 0:
+        while self._lost and columns > 0 and self.tier2.may_restore_more:
             left, shards = self._lost[0]
             while left and columns > 0:
                 columns -= 1
                 column = left.popleft()
-                if not self.tier2.restore(column, shards):
-                    self.refuse(column, Reason.AGENT_LOST)
+                if column.state is State.READY and not self.tier2.restore(column, shards):
+                    self.remove(column, Reason.AGENT_LOST)
             if not left:
                 self._lost.popleft()
-        return bool(self._purged or self._lost)
+        if not self._lost:
+            self._losing.clear()
+        return bool(self._purged or (self._lost and self.tier2.may_restore_more))
 
     # Inside
 
     def maps_of(self, account: Account, maker: Keys) -> list[PrefixMap]:
         """The maps of an org in a namespace, one for each group."""
         found = account.maps.get(maker.namespace)
+        if found is not None and account.makers[maker.namespace].tag != maker.tag:
+            self.purge(account.org, maker.namespace)  # its secret is another one now
+            found = None
         if found is None:
             if len(account.maps) >= NAMESPACES_MAX:
                 account.forget_empty_maps()

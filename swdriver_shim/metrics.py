@@ -129,11 +129,9 @@ def _tier2(made: Page, shim: Shim) -> None:
         "swdriver_worth_tokens_min",
         "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
         [
-            ({"tier": tier}, math.inf if tokens is None else tokens)
-            for tier, tokens in (
-                ("dram", worth.dram_tokens_min),
-                ("tier2", worth.tier2_tokens_min),
-            )
+            ({"org": org, "tier": tier}, math.inf if tokens is None else tokens)
+            for org, one in list(worth.items())[:ORGS_MAX]
+            for tier, tokens in (("dram", one.dram_tokens_min), ("tier2", one.tier2_tokens_min))
         ],
     )
 

@@ -89,6 +89,7 @@ class Shard:
         # Told, from any thread, when `slots` may have changed.
         self.on_line: Callable[[], None] = _nobody
         self.lost_because = "not connected yet"
+        self.moves = 0  # to other homes
         self.lives = 0  # how often its memory was new: what was there before is gone
         self._connect = connect
         self._writing = threading.Lock()  # one evict or clear at a time, and none while its home changes
@@ -398,6 +399,7 @@ class Shard:
             return False
         with self._writing, self._lock:
             self._old, self._connect = self._client, connect
+            self.moves += 1
             slots = [slot for slot, number in enumerate(self._written) if number]
             self._still_there = set(slots)
             if self._old:

@@ -55,19 +55,19 @@ class Pace:
     def __init__(self, steps: Sequence[Line], computing: Line) -> None:
         """Steps are measured by bytes, computing by tokens."""
         self._steps = steps
-        self._computing = computing
+        self.computing = computing
         self._tried_at = float("-inf")
 
     @property
     def has_an_opinion(self) -> bool:
-        return min(line.count for line in (*self._steps, self._computing)) >= MEASURED_MIN
+        return min(line.count for line in (*self._steps, self.computing)) >= MEASURED_MIN
 
     def is_worth_it(self, tokens: int, size: int, now: float) -> bool:
         """Whether so many tokens, of so many bytes, had better be fetched."""
         if not self.has_an_opinion:
             return True
         fetching = sum(step.seconds(size) for step in self._steps)
-        if fetching < self._computing.seconds(tokens):
+        if fetching < self.computing.seconds(tokens):
             return True
         if now < self._tried_at + AGAIN_SECONDS:
             return False
@@ -79,8 +79,8 @@ class Pace:
         if not self.has_an_opinion:
             return 0
         each = bytes_per_token * sum(step.each for step in self._steps)
-        saved = self._computing.each - each
-        lacking = sum(step.wait for step in self._steps) - self._computing.wait
+        saved = self.computing.each - each
+        lacking = sum(step.wait for step in self._steps) - self.computing.wait
         if lacking < 0 <= saved:
             return 0
         if saved <= 0 or lacking / saved > TOKENS_MAX:

@@ -70,4 +70,4 @@ class Here:
         return self._driver.store(self._keys.prompt(tokens), verified, read, rules, first)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        self._driver.computed(tokens, seconds)
+        self._driver.computed(self._keys.org, tokens, seconds)

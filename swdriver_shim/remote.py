@@ -66,7 +66,7 @@ class Remote:
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0) -> Loaded:
         """At most as many tokens as go at once. Raises Refused."""
-        answer = self._ask("load", tokens[: self._tokens_max], {"seconds": seconds})
+        answer = self._ask("load", tokens[: self._tokens_max], {"seconds": seconds}, seconds)
         if answer is None:
             return Loaded(0, len(tokens))
         try:
@@ -122,15 +122,21 @@ class Remote:
         return self._post("store", pack(header, kv.raw), OCTETS)
 
     def _ask(
-        self, verb: str, tokens: Sequence[int], more: Mapping[str, object] | None = None
+        self,
+        verb: str,
+        tokens: Sequence[int],
+        more: Mapping[str, object] | None = None,
+        seconds: float = 0.0,
     ) -> bytes | None:
         body = {"tokens": list(tokens), **self._who, **(more or {})}
-        return self._post(verb, msgspec.json.encode(body), JSON)
+        return self._post(verb, msgspec.json.encode(body), JSON, seconds)
 
-    def _post(self, verb: str, body: bytes, media_type: str) -> bytes | None:
-        """The answer; None if there is none."""
+    def _post(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
+        """The answer; None if there is none. `seconds`: how long the daemon may wait for something."""
+        timeout = httpx.Timeout(ANSWER_SECONDS_MAX + seconds, connect=CONNECT_SECONDS_MAX)
+        headers = {"content-type": media_type}
         try:
-            answer = self._http.post(f"/v1/{verb}", content=body, headers={"content-type": media_type})
+            answer = self._http.post(f"/v1/{verb}", content=body, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
             self._lose(f"{type(error).__name__}: {error}")
             return None

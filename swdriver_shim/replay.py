@@ -154,6 +154,8 @@ def keep_house(ledger: Ledger, now: float) -> None:
         pass
     while clears := ledger.slots.take_clears(CLEARS_AT_ONCE):
         ledger.slots.cleared(clears)
+    while forgets := ledger.tier2.take_forgets(64):
+        ledger.tier2.forgotten(forgets)
     while purge := ledger.tier2.take_purge():
         ledger.tier2.purged(purge)
 

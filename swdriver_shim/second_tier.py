@@ -32,8 +32,13 @@ from swdriver_shim.slots import Place, Removal, Use
 if TYPE_CHECKING:
     from swdriver_shim.ledger import Ledger
 
-RESERVE_PART: Final = 32  # of the slots, and of a quota, are free before they are needed
-RESERVE_MAX: Final = 2048  # slots
+RESERVE_PART: Final = 32  # of the slots, and of a quota, are free before they are needed; or, up to
+RESERVE_PART_MAX: Final = 4  # this part, as many as stores have been taking at once
+RESERVE_MAX: Final = 4096  # slots
+BURST_FADES: Final = 0.98  # with each store
+RESTORES_MAX: Final = 256  # columns that are kept for it: nobody can use them, or their room
+FORGETS_MAX: Final = 1 << 20  # beyond, what has expired is left to the agents
+LOOK_AT: Final = 1000  # of the columns that wait to be copied while they stay, in one go
 STALE_PART: Final = 4  # of a time to live: what was used so much later than noted is noted anew
 AHEAD_MAX: Final = 100_000  # columns that wait to be copied while they stay
 ASK_FIRST: Final = 4  # columns; most prompts that miss were never stored
@@ -141,15 +146,18 @@ class SecondTier:
         self._ledger = ledger
         self.flow = Flow()
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted
-        self.is_worth_it = True  # bringing a column back is faster than computing it anew
+        self.not_worth_it: Collection[str] = ()  # orgs for which computing anew is always faster
+        self._orgs: dict[str, Account] = {}  # that have a tier 2
+        self._grown: dict[str, Account] = {}  # of those: may be close to their quota
+        self._burst = [0.0] * len(ledger.layout.groups)  # slots that a store takes at once, lately
         self._ahead: deque[Column] = deque()
-        self._giving_up: Counter[int] = Counter()  # by group: slots that are copied, and free then
         self._restores: deque[tuple[Place, frozenset[int]]] = deque()
         self._forgets: deque[tuple[int, Forget]] = deque()  # once this moment is over
         self._forgetting: Counter[tuple[int, bytes]] = Counter()  # group and key of those
         self._purges: deque[Purge] = deque()
         self._trails: dict[tuple[str, str], Known] = {}  # by org and `continue_id`, the oldest first
         self._trail_keys = 0
+        self._purged: dict[str, set[bytes]] = {}  # tags, by org, since the start
         self._closed: Counter[str] = Counter()  # orgs of which something is being purged
 
     # Back
@@ -167,7 +175,8 @@ class SecondTier:
     def begin_recall(self, trail: Trail, there: Sequence[Collection[int]], now: float) -> list[Recall]:
         """Slots for columns that tier 2 has, as far as they make a longer prefix, and as there is room.
 
-        In pieces, the first columns of the prompt first. `finish_recall` has to follow for each.
+        In pieces, the first columns of the prompt first. For each, `start` and `finish_recall` have to
+        follow when its turn has come; or only the latter, if it never comes.
         """
         ledger, places = self._ledger, list[Place]()
         account = ledger.account(trail.maker.org)
@@ -184,13 +193,17 @@ class SecondTier:
                 first = group.first_needed(whole * COLUMN_TOKENS)
                 self._recall_in(home, trail.keys[:whole], first, more, now, places)
         places.sort(key=lambda place: place.column.depth)
-        recalls = [
+        return [
             Recall(trail.maker.tag, _encrypted_for(account), places[at : at + RECALL_AT_ONCE])
             for at in range(0, len(places), RECALL_AT_ONCE)
         ]
-        for recall in recalls:
-            ledger.slots.begin(recall, now)
-        return recalls
+
+    def start(self, recall: Recall, now: float) -> bool:
+        """It is carried out from here on. What was purged or taken away since is left out; whether there
+        is anything left."""
+        recall.places = [place for place in recall.places if _is_coming(place)]
+        self._ledger.slots.begin(recall, now)
+        return bool(recall.places)
 
     def leave(self, trail: Trail, there: Sequence[Collection[int]]) -> None:
         """It is faster to compute these columns."""
@@ -240,8 +253,9 @@ class SecondTier:
         """How far a conversation had come; None if nobody remembers."""
         return self._trails.get((org, continue_id))
 
-    def begin_restore(self, now: float, most: int) -> Recall | None:
-        """Some of what was lost with an agent, for its shards only. `finish_recall` has to follow."""
+    def begin_restore(self, most: int) -> Recall | None:
+        """Some of what was lost with an agent, for its shards only. `start` and `finish_recall` have to
+        follow."""
         recall: Recall | None = None
         kind = None
         while self._restores and (recall is None or len(recall.places) < most):
@@ -255,9 +269,11 @@ class SecondTier:
                 recall = recall or Recall(maker.tag, _encrypted_for(home.account), [], shards)
                 recall.places.append(place)
                 kind = home, shards
-        if recall:
-            self._ledger.slots.begin(recall, now)
         return recall
+
+    @property
+    def may_restore_more(self) -> bool:
+        return len(self._restores) < RESTORES_MAX
 
     def restore(self, column: Column, shards: frozenset[int]) -> bool:
         """Some shards have lost their part of it. Whether tier 2 may have it."""
@@ -274,7 +290,7 @@ class SecondTier:
     def finish_recall(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
         """These columns are in their slots, or why not. What is not told of did not come."""
         ledger, flow = self._ledger, self.flow
-        if not ledger.slots.end(recall):
+        if recall.number and not ledger.slots.end(recall):
             return
         for place in recall.places:
             if not _is_coming(place):
@@ -293,6 +309,7 @@ class SecondTier:
             else:  # its last use is known here
                 column.stored_at = min(got.stored_at, column.stored_at)
             column.kept_at = got.used_at
+            self.grown(column.home.account)
             if ledger.expires_at(column) <= now:
                 flow.late += 1
                 ledger.remove(column, Reason.EXPIRED)
@@ -305,7 +322,8 @@ class SecondTier:
     @property
     def is_short_of_room(self) -> bool:
         """Spilling should go on now, not when it is the next turn."""
-        return bool(self._ahead) or any(map(self._lacks, range(len(self._ledger.layout.groups))))
+        groups = range(len(self._ledger.layout.groups))
+        return bool(self._ahead or self._grown) or any(self._lacks(group) > 0 for group in groups)
 
     def used(self, account: Account, hit: Sequence[Column]) -> None:
         """These were asked for. What was so for the first time is worth a copy."""
@@ -316,6 +334,18 @@ class SecondTier:
         """It goes at once, copied or not."""
         self.flow.no_time += self._may_keep(leaf) and leaf.kept_at is None
 
+    def stored(self, store: Sequence[Place]) -> None:
+        """A store has taken slots; the next ones may take as many at once."""
+        taken = Counter(place.column.home.group for place in store)
+        for group, burst in enumerate(self._burst):
+            self._burst[group] = max(burst * BURST_FADES, taken[group])
+        if store:
+            self.grown(store[0].column.home.account)
+
+    def grown(self, account: Account) -> None:
+        if account.policy.dram_bytes_max is not None and account.org in self._orgs:
+            self._grown[account.org] = account
+
     def begin_spill(self, now: float, most: int) -> Spill | None:
         """About so many columns to copy now; None if there are none. `finish_spill` has to follow.
 
@@ -324,7 +354,9 @@ class SecondTier:
         ledger, spill = self._ledger, Spill()
         if not ledger.reachable:
             return None
-        while self._ahead and len(spill.staying) < most:
+        for _ in range(min(LOOK_AT, len(self._ahead))):
+            if len(spill.staying) == most:
+                break
             column = self._ahead.popleft()
             is_there = column.state is State.READY and column.kept_at is None
             if is_there and self._may_keep(column):
@@ -333,53 +365,52 @@ class SecondTier:
         ledger.slots.begin(spill, now)  # before slots are given up: so they wait for it
         for group in range(len(ledger.layout.groups)):
             self._make_reserve(group, spill, now, most)
-        for account in ledger.accounts.values():
-            self._make_reserve_of(account, spill, now, most)
+        while self._grown and len(spill.leaving) < most:
+            _, account = self._grown.popitem()
+            if not self._make_reserve_of(account, spill, now, most):
+                self._grown[account.org] = account
+                break
         if spill.leaving:
             return spill
         ledger.slots.end(spill)
         return None
 
-    def _lacks(self, group: int) -> bool:
-        pool = self._ledger.slots.pools[group]
-        reserve = min(pool.line // RESERVE_PART, RESERVE_MAX)
-        return pool.free + self._giving_up[group] < reserve and any(
-            account.group_bytes[group] and account.policy.tiers is Tiers.TIER2
-            for account in self._ledger.accounts.values()
-        )
+    def _lacks(self, group: int) -> int:
+        """How many slots more should be free, or be so soon."""
+        slots = self._ledger.slots
+        pool = slots.pools[group]
+        if not self._orgs:
+            return 0
+        reserve = max(pool.line // RESERVE_PART, int(self._burst[group]))
+        reserve = min(reserve, pool.line // RESERVE_PART_MAX, RESERVE_MAX)
+        return reserve - pool.free - slots.coming_free[group]
 
     def _make_reserve(self, group: int, spill: Spill, now: float, most: int) -> None:
-        if not self._lacks(group):
-            return
-        pool = self._ledger.slots.pools[group]
-        lacking = min(pool.line // RESERVE_PART, RESERVE_MAX) - pool.free - self._giving_up[group]
         payers = Payers(self._ledger.accounts, group)
-        for _ in range(min(lacking, most)):
+        for _ in range(min(self._lacks(group), most - len(spill.leaving))):
             victim = payers.victim(now)
             if victim is None:
                 return
             self._give_up(victim, Reason.EVICTED, spill)
 
-    def _make_reserve_of(self, account: Account, spill: Spill, now: float, most: int) -> None:
-        """Below its quota, where it has one."""
+    def _make_reserve_of(self, account: Account, spill: Spill, now: float, most: int) -> bool:
+        """Below its quota, where it has one. Whether it is done with."""
         limit = account.policy.dram_bytes_max
-        if limit is None or account.policy.tiers is not Tiers.TIER2:
-            return
         groups = range(len(self._ledger.layout.groups))
-        for _ in range(most):
-            if account.bytes <= limit - limit // RESERVE_PART:
-                return
+        for _ in range(most - len(spill.leaving)):
+            if limit is None or account.bytes <= limit - limit // RESERVE_PART:
+                return True
             victim = next(filter(None, (account.victim(group, now) for group in groups)), None)
             if victim is None:
-                return
+                return True
             self._give_up(victim, Reason.QUOTA, spill)
+        return False
 
     def _give_up(self, victim: Column, reason: Reason, spill: Spill) -> None:
         """Its slot is free once it has been copied, if it has to be."""
         has_to = self._may_keep(victim) and (victim.kept_at is None or self._is_stale(victim))
         if has_to:
             spill.leaving.append(self._leaving(victim))
-            self._giving_up[victim.home.group] += 1
         self._ledger.remove(victim, reason, idle=not has_to)
 
     def finish_spill(self, spill: Spill, kept: Sequence[bool]) -> None:
@@ -395,10 +426,12 @@ class SecondTier:
             else:
                 self.flow.not_spilled += 1
             if place >= len(staying):
-                self._giving_up[one.group] -= 1
                 continue
             column, state, slot = staying[place]
-            if is_kept and state is State.READY and slot == one.slot:
+            is_removed = (
+                column.home.account.org in self._closed or (one.group, one.key) in self._forgetting
+            )
+            if is_kept and state is State.READY and slot == one.slot and not is_removed:
                 column.kept_at = one.dates.used_at
 
     def _leaving(self, column: Column) -> Leaving:
@@ -418,7 +451,7 @@ class SecondTier:
         home = column.home
         return (
             self._may_ask(home.account)
-            and self.is_worth_it
+            and home.account.org not in self.not_worth_it
             and not column.tail
             and column.ttl is None
             and home.purged_by is None
@@ -439,7 +472,7 @@ class SecondTier:
     def forget(self, home: PrefixMap, keys: Iterable[bytes], removal: Removal | None = None) -> None:
         """What tier 2 has under these keys has to go, once nobody is copying it any more."""
         maker = home.account.makers.get(home.namespace)
-        if maker is None or home.account.policy.tiers is not Tiers.TIER2:
+        if maker is None or (removal is None and len(self._forgets) > FORGETS_MAX):
             return
         for key in keys:
             self._forgets.append(
@@ -470,14 +503,16 @@ class SecondTier:
                 forget.removal.waiting -= 1
 
     def not_forgotten(self, forgets: Sequence[Forget]) -> None:
-        """To be tried again."""
-        self._forgets.extendleft((0, forget) for forget in reversed(forgets))
+        """To be tried again, after the others."""
+        self._forgets.extend((0, forget) for forget in forgets)
 
     def purge(self, account: Account, tags: Collection[bytes], removal: Removal) -> None:
         """All that carries these tags has to go, once nobody is copying it any more. Nothing is copied
         there or back until then."""
         removal.waiting += 1
         self._closed[account.org] += 1
+        if removal.reason is Reason.PURGED:
+            self._purged.setdefault(account.org, set()).update(tags)
         for name in [name for name in self._trails if name[0] == account.org]:
             self._forget_trail(name)
         self._purges.append(Purge(account, tags, removal, self._ledger.slots.moment))
@@ -486,14 +521,24 @@ class SecondTier:
                 for column in home.columns.values():
                     column.kept_at = None
 
-    def policy_changed(self, account: Account, before: Policy) -> None:
-        """What lies there and may not any more has to go."""
+    def policy_changed(self, account: Account, before: Policy, tag: bytes | None = None) -> None:
+        """What lies there and may not any more has to go. `tag`: the org's, where it is known."""
         now = account.policy
         was_there, is_there = before.tiers is Tiers.TIER2, now.tiers is Tiers.TIER2
+        if is_there:
+            self._orgs[account.org] = account
+            self.grown(account)
+        else:
+            self._orgs.pop(account.org, None)
         if was_there and (not is_there or before.encrypt_tier2 is not now.encrypt_tier2):
-            tags = {maker.tag for maker in account.makers.values()}
+            tags = {maker.tag for maker in account.makers.values()} | ({tag} if tag else set())
             if tags:
                 self.purge(account, tags, Removal(Reason.PURGED))
+
+    def purge_again(self) -> None:
+        """A shard has another home, which may be one that it had before, with files of that time."""
+        for org, tags in list(self._purged.items()):
+            self.purge(self._ledger.account(org), set(tags), Removal(Reason.PURGED))
 
     def take_purge(self) -> Purge | None:
         """`purged` has to follow, or `not_purged`."""
@@ -544,8 +589,11 @@ class SecondTier:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
-        if any(count < 0 for count in self._giving_up.values()):
-            raise RuntimeError("slots are given up once")
+        with_tier2 = {
+            org for org, account in self._ledger.accounts.items() if account.policy.tiers is Tiers.TIER2
+        }
+        if self._orgs.keys() != with_tier2:
+            raise RuntimeError("it is known who has a tier 2")
 
 
 def _encrypted_for(account: Account) -> str:

@@ -213,9 +213,9 @@ class Service:
         loaded = driver.load(prompt, kv.part, seconds=body.seconds)
         return Response(kv.encode(loaded.tokens), media_type=octets.OCTETS)
 
-    def computed(self, _org: OrgSpec, body: ComputedBody) -> Response:
-        self.shim.driver.computed(body.tokens, body.seconds)
-        return as_json(self.shim.driver.worth())
+    def computed(self, org: OrgSpec, body: ComputedBody) -> Response:
+        self.shim.driver.computed(org.name, body.tokens, body.seconds)
+        return as_json(self.shim.driver.worth()[org.name])
 
     def prefetch(self, org: OrgSpec, body: PrefetchBody) -> Response:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})

@@ -114,7 +114,10 @@ class Shim:
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
-        self._driver.set_policies({org.name: org.policies for org in told.orgs})
+        self._driver.set_policies(
+            {org.name: org.policies for org in told.orgs},
+            {org.name: isolation_tag(org.name, org.secret) for org in told.orgs},
+        )
         self._callers = told.callers()
         self._keys.clear()
         secrets = {org.name: org.secret for org in told.orgs}

@@ -86,6 +86,7 @@ class Slots:
         self._clears: deque[Clear] = deque()
         self._clearing: dict[tuple[int, int], PrefixMap] = {}
         self._removals: list[Removal] = []  # those that wait for what others had removed before
+        self.coming_free = [0] * groups  # slots that will be, without anybody doing more about it
 
     # Uses
 
@@ -103,11 +104,18 @@ class Slots:
             return False
         oldest = next(iter(self._uses), self._numbers + 1)
         while self._limbo and self._limbo[0][0] < oldest:
-            self._let_go(self._limbo.popleft()[1])
+            freed = self._limbo.popleft()[1]
+            self.coming_free[freed.home.group] -= 1
+            self._let_go(freed)
         for column in use.held:
             column.holds -= 1
             prune(column)
         return True
+
+    def seconds_left(self, use: Use, now: float) -> float:
+        """Until it is given up; 0 if it is not under way any more."""
+        began, _ = self._uses.get(use.number, (now - USE_SECONDS_MAX, use))
+        return began + USE_SECONDS_MAX - now
 
     @property
     def moment(self) -> int:
@@ -133,6 +141,7 @@ class Slots:
         """Its column has gone. `idle`: nobody is using the slot."""
         if self._uses and not idle:
             self._limbo.append((self._numbers, freed))
+            self.coming_free[freed.home.group] += 1
         else:
             self._let_go(freed)
 
@@ -147,6 +156,7 @@ class Slots:
 
     def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
         self._clearing[home.group, slot] = home
+        self.coming_free[home.group] += 1
         self._clears.append(Clear(home.group, slot, home.account.policy.scrub, removal))
 
     def remove_rest(self, removal: Removal, is_meant: Callable[[PrefixMap], bool]) -> None:
@@ -184,6 +194,7 @@ class Slots:
         for clear in clears:
             slot = (clear.group, clear.slot)
             del self._clearing[slot]
+            self.coming_free[clear.group] -= 1
             self.pools[clear.group].overwritten(clear.slot)
             self.pools[clear.group].give_back(clear.slot)
             if clear.removal:
@@ -207,6 +218,9 @@ class Slots:
         taken += [(freed.home.group, freed.slot) for _, freed in self._limbo]
         for group, pool in enumerate(self.pools):
             pool.check_integrity(slot for which, slot in taken if which == group)
+            waiting = [*self._clearing, *((freed.home.group, 0) for _, freed in self._limbo)]
+            if self.coming_free[group] != sum(which == group for which, _ in waiting):
+                raise RuntimeError("the slots that are coming free are counted")
 
 
 def prune(column: Column) -> None:

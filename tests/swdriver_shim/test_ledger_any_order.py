@@ -398,6 +398,7 @@ class LedgerMachine(RuleBasedStateMachine):
         recalls = self.ledger.tier2.begin_recall(asked, there, self.now)
         for recall in recalls:
             assert self.policy(asked.org).tiers is Tiers.TIER2
+            assert self.ledger.tier2.start(recall, self.now)
             self.begin_recall(recall)
         return recalls
 
@@ -435,9 +436,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=recalls)
     def restore(self) -> Any:
-        recall = self.ledger.tier2.begin_restore(self.now, 3)
+        recall = self.ledger.tier2.begin_restore(3)
         if recall is None:
             return multiple()
+        self.ledger.tier2.start(recall, self.now)
         self.begin_recall(recall)
         return recall
 
@@ -506,7 +508,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for org in list(self.ledger.accounts):
             self.purge(org, None)
         self.reclaim()
-        while self.ledger.tier2.begin_restore(self.now, 10):
+        while self.ledger.tier2.begin_restore(10):
             raise AssertionError("of what is purged nothing is restored")
         for taken in self.taken:
             self.forget(taken, works=True)

@@ -334,14 +334,14 @@ def test_what_is_slower_than_computing_is_not_fetched(fleet: Fleet, files: Path)
         store_and_keep(engine, files, 1, 2)
         asked = prompt(tokens(1, 2))
         for _ in range(10):
-            engine.driver.computed(1000, 1e-9)
+            engine.driver.computed("acme", 1000, 1e-9)
             engine.load(asked)
         _, missed = of(engine)
         assert missed[Reason.NOT_WORTH_IT] > 0
-        assert engine.driver.worth().dram_tokens_min is None
+        assert engine.driver.worth()["acme"].dram_tokens_min is None
         for _ in range(200):
-            engine.driver.computed(1000, 1000.0)
-        tokens_min = engine.driver.worth().dram_tokens_min
+            engine.driver.computed("acme", 1000, 1000.0)
+        tokens_min = engine.driver.worth()["acme"].dram_tokens_min
         assert tokens_min is not None
         assert tokens_min <= 1
         assert engine.load(asked) == 2 * C
