@@ -757,7 +757,7 @@ class Ledger:
                 removal.waiting -= 1
         while self._lost and columns > 0 and self.tier2.may_restore_more:
             left, shards = self._lost[0]
-            while left and columns > 0:
+            while left and columns > 0 and self.tier2.may_restore_more:
                 columns -= 1
                 column = left.popleft()
                 if column.state is State.READY and not self.tier2.restore(column, shards):

@@ -27,6 +27,7 @@ from kvss_agent.client import (
     TierAnswer,
     Wanted,
 )
+from kvss_agent.core import BATCH_MAX
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ class Shard:
             self._tried_at, connect = time.monotonic(), self._connect
         try:
             client = connect()
+            if not self._incarnation:
+                _empty(client)
         except Lost as error:
             self.lost_because = str(error)
             return False
@@ -437,6 +440,16 @@ class Shard:
         """Under the lock. Nobody writes to slots while another agent fetches them."""
         while self._pulling and not self._pulling.isdisjoint(slots):
             self._changed.wait()
+
+
+def _empty(client: ShardClient) -> None:
+    """What another driver, or this one in another life, has left there: nobody knows what it is, so that
+    no purge would find it."""
+    for first in range(0, client.slots, BATCH_MAX):
+        slots = range(first, min(client.slots, first + BATCH_MAX))
+        if client.delete(slots) is not None:
+            client.close()
+            raise Lost("its slots could not be emptied")
 
 
 def _checked(answer: Header | Miss, column: In) -> Miss | None:

@@ -201,7 +201,9 @@ class SecondTier:
     def start(self, recall: Recall, now: float) -> bool:
         """It is carried out from here on. What was purged or taken away since is left out; whether there
         is anything left."""
-        recall.places = [place for place in recall.places if _is_coming(place)]
+        recall.places = [
+            place for place in recall.places if _is_coming(place) and not place.column.home.purged_by
+        ]
         self._ledger.slots.begin(recall, now)
         return bool(recall.places)
 
@@ -273,7 +275,8 @@ class SecondTier:
 
     @property
     def may_restore_more(self) -> bool:
-        return len(self._restores) < RESTORES_MAX
+        least = min(pool.line for pool in self._ledger.slots.pools)
+        return len(self._restores) < min(RESTORES_MAX, max(1, least // RESERVE_PART_MAX))
 
     def restore(self, column: Column, shards: frozenset[int]) -> bool:
         """Some shards have lost their part of it. Whether tier 2 may have it."""

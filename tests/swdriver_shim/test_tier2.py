@@ -301,7 +301,7 @@ def test_an_agent_that_ends_is_noticed_before_anybody_asks(fleet: Fleet) -> None
         shard = engine.driver._shards[0][1]
         fleet.end_one("0.1")
         wait_until("it is noticed", lambda: shard.slots is None)
-        assert not engine.driver.ledger.reachable
+        wait_until("and told", lambda: not engine.driver.ledger.reachable)
 
 
 def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path) -> None:
@@ -345,6 +345,32 @@ def test_what_is_slower_than_computing_is_not_fetched(fleet: Fleet, files: Path)
         assert tokens_min is not None
         assert tokens_min <= 1
         assert engine.load(asked) == 2 * C
+
+
+def test_a_prompt_may_go_on_while_tier_2_is_asked(
+    fleet: Fleet, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2)
+        is_evicted(engine, fleet)
+        carrier, go_on = engine.driver._carrier, threading.Event()
+        ask = carrier._ask
+        monkeypatch.setattr(carrier, "_ask", lambda *what: (go_on.wait(), ask(*what))[1])
+        asked = prompt(tokens(1, 2))
+        first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
+        asked.extend(tokens(7, 8))
+        go_on.set()
+        assert first.seeking
+        assert first.seeking.done.wait(SOON)
+        assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
+
+
+def test_a_new_driver_purges_what_lay_in_memory_before_it(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        engine.store(prompt(tokens(1, 2)))
+    with driving(fleet) as engine:
+        assert engine.driver.purge("acme", tag=keys().tag).done
+        assert not any(shard.occupied() for shard in fleet.plane.shards.values())
 
 
 def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> None:

@@ -1,0 +1,189 @@
+"""What the ledger decides about tier 2, one thing at a time."""
+
+from __future__ import annotations
+
+from swdriver_shim.carrier import _dates, _note
+from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.ledger import Ledger
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from swdriver_shim.prefix_map import State
+from swdriver_shim.reasons import Reason
+from swdriver_shim.second_tier import Dates
+from swdriver_shim.slots import USE_SECONDS_MAX
+from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
+from tests.swdriver_shim.test_ledger import conversation, finish, ledger, store
+
+C = COLUMN_TOKENS
+KEPT = Policy(tiers=Tiers.TIER2)
+
+
+def in_state(made: Ledger, state: State) -> int:
+    return sum(
+        column.state is state for account in made.accounts.values() for column in account.columns(0)
+    )
+
+
+def test_one_slow_use_does_not_empty_memory() -> None:
+    made = ledger(1024, acme=KEPT)
+    for kind in range(1024):
+        store(made, prompt(conversation(kind + 1)))
+    made.match(prompt(conversation(1)), 1)  # which is never released
+    for _ in range(200):
+        if spill := made.tier2.begin_spill(1, 64):
+            made.tier2.finish_spill(spill, [True] * len(spill.leaving))
+    assert in_state(made, State.READY) > 900
+    made.check_integrity()
+
+
+def test_room_is_kept_for_as_much_as_stores_take_at_once() -> None:
+    made = ledger(64, acme=KEPT)
+    for first in range(0, 64, 8):
+        store(made, prompt(conversation(*range(first + 1, first + 9))))
+    while spill := made.tier2.begin_spill(1, 64):
+        made.tier2.finish_spill(spill, [True] * len(spill.leaving))
+    assert made.slots.pools[0].free == 8
+    store(made, prompt(conversation(*range(101, 109))))
+    assert made.tier2.flow.no_time == 0
+
+
+def test_a_spill_is_no_larger_than_asked_for() -> None:
+    size = FULL.groups[0].column_bytes
+    orgs = [f"org-{number}" for number in range(20)]
+    made = ledger(2000)
+    made.set_policies(dict.fromkeys(orgs, OrgPolicies(policy=KEPT)), 0)
+    for org in orgs:
+        store(made, prompt(conversation(*range(1, 41)), org))
+    lower = Policy(tiers=Tiers.TIER2, dram_bytes_max=20 * size)
+    made.set_policies(dict.fromkeys(orgs, OrgPolicies(policy=lower)), 1)
+    copied = 0
+    while spill := made.tier2.begin_spill(1, 64):
+        assert len(spill.leaving) <= 64
+        copied += len(spill.leaving)
+        made.tier2.finish_spill(spill, [True] * len(spill.leaving))
+    assert copied >= 20 * 20
+    assert all(made.account(org).bytes <= 20 * size for org in orgs)
+
+
+def test_a_piece_of_a_recall_holds_slots_from_its_turn_on() -> None:
+    made = ledger(200, acme=KEPT)
+    asked = prompt(conversation(*range(1, 101)))
+    first, second = made.tier2.begin_recall(asked, [set(range(100))], 1)
+    assert made.tier2.start(first, 1)
+    made.sweep(1 + USE_SECONDS_MAX)  # the first takes for ever
+    assert in_state(made, State.COMING) == len(second.places)
+    made.purge("acme")
+    assert not made.tier2.start(second, 400), "nothing of it may come back"
+    made.tier2.finish_recall(second, 400, {})
+    finish(made)
+    assert not made.slots.pools[0].used
+
+
+def test_restoring_leaves_room_for_others() -> None:
+    made = ledger(64, acme=KEPT)
+    for kind in range(64):
+        store(made, prompt(conversation(kind + 1)))
+    for column in made.account("acme").columns(0):
+        column.kept_at = 0.0
+    made.lose(0, frozenset({0}))
+    while made.reclaim():
+        pass
+    assert in_state(made, State.COMING) == 16
+    assert store(made, prompt(conversation(500)))
+    restored = 0
+    while recall := made.tier2.begin_restore(64):
+        assert made.tier2.start(recall, 1)
+        restored += len(recall.places)
+        made.tier2.finish_recall(recall, 1, {column: Dates(0, 0) for column, _ in recall.places})
+        while made.reclaim():
+            pass
+    assert restored == 63
+    made.check_integrity()
+
+
+def test_what_is_asked_for_first_is_restored_first() -> None:
+    made = ledger(64, acme=KEPT)
+    for kind in range(64):
+        store(made, prompt(conversation(kind + 1)))
+    for column in made.account("acme").columns(0):
+        column.kept_at = 0.0
+    made.lose(0, frozenset({1}))
+    match = made.match(prompt(conversation(60)), 1)
+    made.refuse(match.columns[0][0], Reason.SEAL_REFUSED)
+    assert match.columns[0][0].state is State.COMING
+    made.release(match)
+
+
+def test_what_fails_to_be_forgotten_keeps_no_purge_waiting() -> None:
+    made = ledger(8, acme=KEPT, globex=KEPT)
+    store(made, prompt(conversation(1)))
+    made.delete(prompt(conversation(1)))
+    made.purge("globex", tag=keys("globex").tag)
+    made.tier2.not_forgotten(made.tier2.take_forgets(256))
+    assert made.tier2.take_purge() is not None
+
+
+def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:
+    made = ledger(8, acme=KEPT)
+    asked = prompt(conversation(1))
+    store(made, asked)
+    made.release(made.match(asked, 1))
+    spill = made.tier2.begin_spill(1, 10)
+    assert spill
+    encrypted = Policy(tiers=Tiers.TIER2, encrypt_tier2=True)
+    made.set_policies({"acme": OrgPolicies(policy=encrypted)}, 1)
+    made.tier2.finish_spill(spill, [True])
+    purge = made.tier2.take_purge()
+    assert purge
+    made.tier2.purged(purge)
+    assert made.match(asked, 2).columns[0][0].kept_at is None
+
+
+def test_a_stricter_policy_reaches_an_org_that_was_not_seen_yet() -> None:
+    made = ledger(8, acme=KEPT)
+    made.set_policies({"acme": OrgPolicies()}, 1, {"acme": keys().tag})
+    purge = made.tier2.take_purge()
+    assert purge
+    assert set(purge.tags) == {keys().tag}
+
+
+def test_an_org_with_another_secret_is_another_org() -> None:
+    made = ledger(64, acme=KEPT)
+    old, new = Keys("acme", SECRET, NAMESPACE), Keys("acme", SECRET[::-1], NAMESPACE)
+    waiting = made.match(old.prompt(conversation(1)), 1)
+    made.purge("acme", tag=old.tag)
+    waiting = made.again(waiting, 1)  # it looks again, with the key that it came with
+    made.release(waiting)
+    asked = new.prompt(conversation(2))
+    store(made, asked)
+    finish(made)
+    made.release(made.match(asked, 2))
+    spill = made.tier2.begin_spill(2, 10)
+    assert spill
+    assert [one.tag for one in spill.leaving] == [new.tag]
+
+
+def test_a_prompt_may_be_asked_for_again_with_an_old_answer() -> None:
+    made = ledger(8, acme=KEPT)
+    asked = prompt(conversation(1, 2))
+    first = made.match(asked, 1)
+    made.release(made.again(first, 1))
+    store(made, asked)
+    made.release(made.again(first, 1))
+    made.account("acme").tally.check_integrity()
+
+
+def test_what_was_left_since_computing_is_faster_stays_so_when_it_is_counted_again() -> None:
+    made = ledger(8, acme=KEPT)
+    store(made, prompt(conversation(1, 2)))
+    match = made.match(prompt(conversation(1, 2, 3)), 1)
+    made.shorten(match, 0, Reason.NOT_WORTH_IT)
+    made.recount(match, 1)
+    tally = made.account("acme").tally
+    tally.check_integrity()
+    assert +tally.missed == {Reason.NOT_WORTH_IT: 2 * C, Reason.NEVER_STORED: C}
+
+
+def test_a_calendar_that_is_put_back_makes_nothing_younger() -> None:
+    note = _note(Dates(100.0, 100.0), 9900)  # by the calendar, 10,000
+    assert _dates([note], 9900, now=3700) == Dates(100.0, 100.0)
+    assert _dates([note], 9900 - 3600, now=100) is Reason.EXPIRED, "as far as anybody can tell"
