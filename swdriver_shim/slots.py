@@ -148,11 +148,13 @@ class Slots:
     def _let_go(self, freed: Freed) -> None:
         """Nobody uses this slot any more. It is free, or once it has been emptied."""
         home, slot, removal, clear = freed
-        is_awaited = any((home.group, slot) in one.earlier for one in self._removals)
-        if clear or is_awaited or home.purged_by or home.account.policy.scrub:
+        if clear or home.purged_by or home.account.policy.scrub or self._is_awaited(home.group, slot):
             self._clear(home, slot, removal)
         else:
             self.pools[home.group].give_back(slot, home)
+
+    def _is_awaited(self, group: int, slot: int) -> bool:
+        return any((group, slot) in removal.earlier for removal in self._removals)
 
     def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
         self._clearing[home.group, slot] = home
@@ -177,7 +179,8 @@ class Slots:
     def overwritten(self, group: int, slot: int) -> None:
         """All agents have something new there."""
         self.pools[group].overwritten(slot)
-        self._happened_to((group, slot))
+        if self._removals:
+            self._happened_to((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
@@ -203,10 +206,9 @@ class Slots:
 
     def _happened_to(self, slot: tuple[int, int]) -> None:
         """Removals that waited for it do not any more."""
-        if self._removals:
-            for removal in self._removals:
-                removal.earlier.discard(slot)
-            self._removals = [removal for removal in self._removals if removal.earlier]
+        for removal in self._removals:
+            removal.earlier.discard(slot)
+        self._removals = [removal for removal in self._removals if removal.earlier]
 
     def not_cleared(self, clears: Sequence[Clear]) -> None:
         """They could not be emptied; they are to be tried again."""
