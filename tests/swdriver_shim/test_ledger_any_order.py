@@ -104,6 +104,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now = 100.0
         self.policies: dict[str, OrgPolicies] = {}
         self.memory: dict[Slot, Held] = {}
+        self.lost: set[Slot] = set()  # with an agent; what the driver has there may not be noticed yet
         self.used_at: dict[tuple[int, bytes], float] = {}
         self.reading: dict[Match, dict[Slot, Held]] = {}
         self.writing: dict[Use, list[Slot]] = {}
@@ -142,6 +143,10 @@ class LedgerMachine(RuleBasedStateMachine):
             needed += [asked.tail(whole, rest)] if rest else []
             assert [column.key for column in hit] == needed
             for column in hit:
+                if (group, column.slot) not in self.memory:
+                    assert (group, column.slot) in self.lost, "nothing lies there"
+                    self.ledger.refuse(column, Reason.SEAL_REFUSED)  # as a refill would
+                    continue
                 read[group, column.slot] = self.legal(asked, group, column)
                 self.used_at[group, column.key] = self.now
         return found
@@ -324,7 +329,11 @@ class LedgerMachine(RuleBasedStateMachine):
         slots = self.copying[spill] = {}
         self.began[spill] = self.now
         for one in spill.leaving:
-            held = slots[one.group, one.slot] = self.memory[one.group, one.slot]
+            held = self.memory.get((one.group, one.slot))
+            if held is None:
+                assert (one.group, one.slot) in self.lost, "nothing lies there"
+                continue
+            slots[one.group, one.slot] = held
             assert (held.key, prompt([], held.org).maker.tag) == (one.key, one.tag)
             assert self.policy(held.org).tiers is Tiers.TIER2
             assert not held.purged
@@ -430,6 +439,7 @@ class LedgerMachine(RuleBasedStateMachine):
         group = data.draw(st.integers(0, len(self.layout.groups) - 1))
         if any(slot[0] == group for slots in self.writing.values() for slot in slots):
             return
+        self.lost |= {slot for slot in self.memory if slot[0] == group}
         self.memory = {slot: held for slot, held in self.memory.items() if slot[0] != group}
         self.ledger.lose(group, frozenset({0}))
         self.reclaim()
