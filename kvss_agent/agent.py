@@ -254,6 +254,7 @@ class Agent:
     async def _follow_tier2(self, told: Tier2Settings | None) -> None:
         store = self.tiering.store
         before, self._tier2_settings = self._tier2_settings, told
+        self.tiering.is_off = told is None and store is None
         if told == before and (told is None or self.tier2.state == "ready"):
             return
         try:
@@ -267,6 +268,7 @@ class Agent:
                 await store.close()
             if told is None:
                 self.tier2 = Progress("off")
+                self.tiering.is_off = True
                 return
             self.tier2 = Progress("indexing")
             opened: Tier2 = make(told)

@@ -27,10 +27,12 @@ Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there a
 
 
 class LoopTiering:
-    """Carries out requests on the store of the moment. Without one they are refused."""
+    """Carries out requests on the store of the moment. Without one they are refused: it may be on its
+    way. Only if tier 2 is off there is nothing to be removed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.store: Tier2 | None = None
+        self.is_off = False  # the document that we follow has no tier 2
         self._loop = loop
 
     def start(
@@ -54,7 +56,7 @@ class LoopTiering:
     async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
         store = self.store
         if store is None:
-            return tuple(Miss.REFUSED for _ in asked.columns), ()
+            return self._without_store(asked)
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
         if asked.verb is TierVerb.EXISTS:
@@ -68,6 +70,12 @@ class LoopTiering:
             return tuple(TierAnswer.DONE for _ in addresses), ()
         carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
         return await carry_out(store, shard, asked, addresses, slots)
+
+    def _without_store(self, asked: Tier) -> Answers:
+        if self.is_off and asked.verb is TierVerb.PURGE:
+            return (TierAnswer.DONE, TierAnswer.DONE), (0, 0)
+        is_gone = self.is_off and asked.verb is TierVerb.DELETE
+        return tuple(TierAnswer.DONE if is_gone else Miss.REFUSED for _ in asked.columns), ()
 
 
 async def _spill(

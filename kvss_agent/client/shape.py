@@ -178,7 +178,8 @@ class ShardClient(ABC):
 
     @abstractmethod
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
-        """Remove these columns from tier 2."""
+        """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever
+        else it says has to be repeated, REFUSED too: tier 2 may be about to open."""
 
     @abstractmethod
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:

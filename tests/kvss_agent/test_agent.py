@@ -13,7 +13,13 @@ from kvss_agent.agent import Agent
 from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
 from tests.kvss_agent.process import document, spec
+from tests.kvss_agent.test_process import tier2
 from tests.live import wait_until
+
+
+def made(directory: Path) -> Agent:
+    settings = Settings("a", directory, directory / "data.sock", ("127.0.0.1", 0), "t" * 20)
+    return Agent(settings, "test")
 
 
 async def test_a_document_that_cannot_be_followed_is_tried_again(
@@ -28,8 +34,7 @@ async def test_a_document_that_cannot_be_followed_is_tried_again(
         await provide(self, told)
 
     monkeypatch.setattr(Agent, "_provide", fail_at_first)
-    settings = Settings("a", tmp_path, tmp_path / "data.sock", ("127.0.0.1", 0), "t" * 20)
-    agent = Agent(settings, "test")
+    agent = made(tmp_path)
     await agent.start()
     try:
         await agent.set_desired(json.dumps(document(1, spec())).encode())
@@ -38,3 +43,29 @@ async def test_a_document_that_cannot_be_followed_is_tried_again(
     finally:
         await agent.stop(0)
     assert caplog.text.count("cannot be followed") == 2
+
+
+async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_path: Path) -> None:
+    agent = made(tmp_path)
+    (tmp_path / "file").write_text("no directory")
+    assert not agent.tiering.is_off, "nobody knows yet"
+    await agent.start()
+
+    async def tell(generation: int, *, state: str, **more: object) -> None:
+        await agent.set_desired(json.dumps(document(generation, **more)).encode())
+        await asyncio.to_thread(
+            wait_until, "it is followed", lambda: agent.observed_generation == generation
+        )
+        assert agent.tier2.state == state
+        assert agent.tiering.is_off is (state == "off")
+
+    try:
+        await tell(1, state="off")
+        await tell(2, state="refused", tier2=tier2(tmp_path / "file"))
+        await tell(3, state="off")
+        await tell(4, state="ready", tier2=tier2(tmp_path / "files"))
+        await tell(5, state="ready", tier2={**tier2(tmp_path / "files"), "ttl_seconds": 60})
+        await tell(6, state="off")
+        await tell(7, state="off")
+    finally:
+        await agent.stop(0)
