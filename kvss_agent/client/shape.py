@@ -184,7 +184,8 @@ class ShardClient(ABC):
     @abstractmethod
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
         """Remove all that carries this tag from tier 2, in the shard's namespace. None if some may be
-        left, and it has to be repeated; nothing where there is no tier 2."""
+        left, and it has to be repeated: it goes on meanwhile. Files count once, for who is told of it
+        first. Nothing where there is no tier 2."""
 
     @abstractmethod
     def close(self) -> None:
