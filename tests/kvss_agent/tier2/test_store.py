@@ -907,6 +907,18 @@ async def test_what_lies_there_for_too_long_is_removed_for_each_org_in_its_time(
         assert len(files_in(tmp_path)) == 1
 
 
+async def test_what_another_agent_wrote_is_as_old_as_its_file(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store, opened(tmp_path) as other:
+        await put(other, address_of(1))
+        for file in files_in(tmp_path):
+            os.utime(file, (0, 0))
+        await put(store, address_of(2))
+        assert await store.exists([address_of(1)]) == [True]
+        store.limits = Limits(3600)
+        assert await store.expire() == 1
+        assert await store.exists([address_of(1), address_of(2)]) == [False, True]
+
+
 async def test_the_age_of_a_file_outlives_its_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await put(store, address_of(1))
