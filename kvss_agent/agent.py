@@ -284,8 +284,12 @@ class Agent:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
             if store := self.tiering.store:
-                with contextlib.suppress(Failed):  # counted by the store; there is a next time
+                try:
                     await store.expire()
+                except Failed:
+                    pass  # counted by the store; there is a next time
+                except Exception:
+                    log.exception("What is too old in tier 2 cannot be removed; trying again soon")
 
     # Verbs
 

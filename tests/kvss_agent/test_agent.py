@@ -12,6 +12,8 @@ from kvss_agent import agent as agents
 from kvss_agent.agent import Agent
 from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
+from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.process import document, spec
 from tests.kvss_agent.test_process import tier2
 from tests.live import wait_until
@@ -69,3 +71,29 @@ async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_pat
         await tell(7, state="off")
     finally:
         await agent.stop(0)
+
+
+async def test_what_is_too_old_is_looked_for_again_whatever_happened_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agents, "EXPIRE_SECONDS", 0.01)
+    failures: list[Exception] = [RuntimeError("after shutdown"), Failed(Fault.IO_ERROR, "a bad sector")]
+    looked = 0
+
+    async def fail_at_first(_: Tier2) -> int:
+        nonlocal looked
+        looked += 1
+        if failures:
+            raise failures.pop()
+        return 0
+
+    monkeypatch.setattr(Tier2, "expire", fail_at_first)
+    agent = made(tmp_path)
+    await agent.start()
+    try:
+        told = document(1, tier2=tier2(tmp_path / "files"))
+        await agent.set_desired(json.dumps(told).encode())
+        await asyncio.to_thread(wait_until, "it goes on", lambda: looked > 3)
+    finally:
+        await agent.stop(0)
+    assert caplog.text.count("cannot be removed") == 1
