@@ -254,6 +254,7 @@ class Agent:
     async def _follow_tier2(self, told: Tier2Settings | None) -> None:
         store = self.tiering.store
         before, self._tier2_settings = self._tier2_settings, told
+        self.tiering.is_off = told is None and store is None
         if told == before and (told is None or self.tier2.state == "ready"):
             return
         try:
@@ -267,6 +268,7 @@ class Agent:
                 await store.close()
             if told is None:
                 self.tier2 = Progress("off")
+                self.tiering.is_off = True
                 return
             self.tier2 = Progress("indexing")
             opened: Tier2 = make(told)
@@ -282,8 +284,12 @@ class Agent:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
             if store := self.tiering.store:
-                with contextlib.suppress(Failed):  # counted by the store; there is a next time
+                try:
                     await store.expire()
+                except Failed:
+                    pass  # counted by the store; there is a next time
+                except Exception:
+                    log.exception("What is too old in tier 2 cannot be removed; trying again soon")
 
     # Verbs
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from kvss_agent import seal
 from kvss_agent.connection import TierDone
 from kvss_agent.hosting import HostedShard
 from kvss_agent.seal import Column, Miss
-from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.backend import Failed, Removed
 from kvss_agent.tier2.column_file import CLEAR, Form
 from kvss_agent.tier2.encryption import Encrypted
 from kvss_agent.tier2.store import Outcome, Tier2
 from kvss_agent.wire import Tier, TierAnswer, TierVerb
 
+PURGE_ANSWER_SECONDS: Final = 10.0  # then it goes on, and its driver asks again: sooner than it gives up
+PURGES_MAX: Final = 256  # that run at once, and as many receipts that nobody has fetched
 _OUTCOMES = {
     Outcome.STORED: TierAnswer.DONE,
     Outcome.ALREADY: TierAnswer.ALREADY,
@@ -27,11 +30,15 @@ Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there a
 
 
 class LoopTiering:
-    """Carries out requests on the store of the moment. Without one they are refused."""
+    """Carries out requests on the store of the moment. Without one they are refused: it may be on its
+    way. Only if tier 2 is off there is nothing to be removed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.store: Tier2 | None = None
+        self.is_off = False  # the document that we follow has no tier 2
         self._loop = loop
+        self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
+        self._untold: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
 
     def start(
         self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
@@ -54,20 +61,60 @@ class LoopTiering:
     async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
         store = self.store
         if store is None:
-            return tuple(Miss.REFUSED for _ in asked.columns), ()
+            return self._without_store(shard, asked)
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
             return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
         if asked.verb is TierVerb.PURGE:
-            receipt = await store.purge(tag=asked.columns[0].tag, namespace=namespace)
-            return (TierAnswer.DONE, TierAnswer.DONE), (receipt.columns, receipt.bytes)
+            return await self._purge(store, Scope(asked.columns[0].tag, namespace))
         if asked.verb is TierVerb.DELETE:
             await store.delete(addresses)
             return tuple(TierAnswer.DONE for _ in addresses), ()
         carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
         return await carry_out(store, shard, asked, addresses, slots)
+
+    def _without_store(self, shard: HostedShard, asked: Tier) -> Answers:
+        if self.is_off and asked.verb is TierVerb.PURGE:
+            return self._receipt(Scope(asked.columns[0].tag, shard.identity.namespace))
+        is_gone = self.is_off and asked.verb is TierVerb.DELETE
+        return tuple(TierAnswer.DONE if is_gone else Miss.REFUSED for _ in asked.columns), ()
+
+    async def _purge(self, store: Tier2, scope: Scope) -> Answers:
+        """Who asks while it runs waits for the same one: from its begin on nothing was let in.
+
+        Who asks later has a purge of its own, since there may be more by then. It is told of all that is
+        gone and that nobody has been told of.
+        """
+        purge = self._purges.get((store, scope))
+        if purge is None:
+            if len(self._purges) >= PURGES_MAX:
+                return (Miss.REFUSED,), ()
+            purge = asyncio.create_task(self._purge_all(store, scope))
+            self._purges[store, scope] = purge
+        await asyncio.wait([purge], timeout=PURGE_ANSWER_SECONDS)
+        if not purge.done() or not purge.result():
+            return (TierAnswer.FAILED,), ()
+        return self._receipt(scope)
+
+    async def _purge_all(self, store: Tier2, scope: Scope) -> bool:
+        try:
+            receipt = await store.purge(tag=scope.tag, namespace=scope.namespace)
+        except Failed:
+            return False  # counted by the store; perhaps nobody waits any more
+        finally:
+            del self._purges[store, scope]
+        before = self._untold.pop(scope, Removed(0, 0))
+        self._untold[scope] = Removed(before.columns + receipt.columns, before.bytes + receipt.bytes)
+        if len(self._untold) > PURGES_MAX:
+            del self._untold[next(iter(self._untold))]
+        return True
+
+    def _receipt(self, scope: Scope) -> Answers:
+        """Told once: several shards may have asked for this purge, and their driver adds up."""
+        removed = self._untold.pop(scope, Removed(0, 0))
+        return (TierAnswer.DONE, TierAnswer.DONE), (removed.columns, removed.bytes)
 
 
 async def _spill(

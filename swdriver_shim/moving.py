@@ -337,7 +337,7 @@ class Shard:
         except Lost as error:
             self._lose(client, error)
             return False
-        return all(answer in (TierAnswer.DONE, Miss.REFUSED) for answer in answers)
+        return all(answer is TierAnswer.DONE for answer in answers)
 
     def purge(self, tag: bytes) -> Purged | None:
         """Remove all of this tag from tier 2, in this shard's namespace; what that was, None if it is

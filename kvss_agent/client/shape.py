@@ -178,12 +178,14 @@ class ShardClient(ABC):
 
     @abstractmethod
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
-        """Remove these columns from tier 2."""
+        """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever
+        else it says has to be repeated, REFUSED too: tier 2 may be about to open."""
 
     @abstractmethod
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
         """Remove all that carries this tag from tier 2, in the shard's namespace. None if some may be
-        left, and it has to be repeated; nothing where there is no tier 2."""
+        left, and it has to be repeated: it goes on meanwhile. Files count once, for who is told of it
+        first. Nothing where there is no tier 2."""
 
     @abstractmethod
     def close(self) -> None:

@@ -11,7 +11,7 @@ from kvss_agent.client.requests import Requests
 from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, Purged, Recalled, ShardClient, Wanted
 from kvss_agent.core import BATCH_MAX
 from kvss_agent.seal import KEY_BYTES, Column, Miss
-from kvss_agent.wire import TierAnswer, TierColumn, TierVerb
+from kvss_agent.wire import Feature, TierAnswer, TierColumn, TierVerb
 
 T = TypeVar("T")
 
@@ -64,16 +64,25 @@ class TieredClient(ShardClient):
         return [_recalled(answer, after, note) for answer, note in answers]
 
     def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+        if self._is_without_tier2:
+            return [TierAnswer.DONE for _ in columns]
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
         return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0)]
 
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
+        if self._is_without_tier2:
+            return Purged(0, 0)
         asked = [TierColumn(0, bytes(KEY_BYTES), tag)]
         answers = self.requests.tier(TierVerb.PURGE, asked, 0, 0, seconds)
         (first, files), *rest = answers
         if first is TierAnswer.DONE and rest:
             return Purged(files, rest[0][1])
-        return Purged(0, 0) if first is Miss.REFUSED else None
+        return None  # also if it was refused: tier 2 may be on its way, and have much of this tag
+
+    @property
+    def _is_without_tier2(self) -> bool:
+        """This agent never has one. One whose tier 2 is off just now says so when it is asked."""
+        return not self.requests.line.features & Feature.TIER
 
     def _tier(
         self,

@@ -15,8 +15,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 from kvss_agent.tier2.address import Address, Scope
+
+LOOKS_MAX: Final = 10_000  # at an org's oldest columns, in one go: others wait for it
+STALE_MAX: Final = 100  # ages of columns that are gone, and as many more as there are columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,42 @@ class _Account:
 @dataclass(slots=True)
 class _Org(_Account):
     idle: OrderedDict[Address, int] = field(default_factory=OrderedDict)  # the oldest use first
-    written: dict[Address, float] = field(default_factory=dict)  # when, the oldest first
+    written: dict[Address, float] = field(default_factory=dict)  # when
+    # The same as a heap, since what others wrote is learnt of late. What is gone stays for a while.
+    ages: list[tuple[float, Address]] = field(default_factory=list)
 
     def filled(self, more: int = 0) -> float:
         return (self.staying() + more) / self.cap if self.cap else float("inf")
+
+    def note(self, address: Address, written: float) -> None:
+        self.written[address] = written
+        heappush(self.ages, (written, address))
+        self._tidy()
+
+    def unnote(self, address: Address) -> None:
+        self.written.pop(address, None)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self.ages) > 2 * len(self.written) + STALE_MAX:
+            self.ages = [(when, address) for address, when in self.written.items()]
+            heapify(self.ages)
+
+    def overdue(self, until: float, most: int) -> dict[Address, float]:
+        """Idle columns that were written until then, and when; the oldest first."""
+        found: dict[Address, float] = {}
+        entries = []
+        for _ in range(LOOKS_MAX):
+            if not self.ages or self.ages[0][0] > until or len(found) == most:
+                break
+            written, address = entry = heappop(self.ages)
+            if self.written.get(address) == written:
+                entries.append(entry)
+                if address in self.idle:
+                    found[address] = written
+        for entry in entries:  # they stay until their files are gone, which may fail
+            heappush(self.ages, entry)
+        return found
 
 
 @dataclass(eq=False, slots=True)
@@ -204,13 +241,8 @@ class Index:
             reading.bytes = size
         else:
             org.idle[address] = size
-        self._note(org, address, written)
+        org.note(address, written)
         return True
-
-    @staticmethod
-    def _note(org: _Org, address: Address, written: float) -> None:
-        org.written.pop(address, None)
-        org.written[address] = written
 
     # Writing
 
@@ -256,7 +288,7 @@ class Index:
         del self._writing[ticket.address]
         org = self._org(ticket.address.tag)
         org.idle[ticket.address] = ticket.bytes
-        self._note(org, ticket.address, written)
+        org.note(ticket.address, written)
 
     def cancel(self, ticket: Ticket) -> None:
         """Nothing was written. Victims that may still be there are known again."""
@@ -288,7 +320,7 @@ class Index:
 
     def _unnote(self, address: Address) -> None:
         if org := self._orgs.get(address.tag):
-            org.written.pop(address, None)
+            org.unnote(address)
 
     def expire(self, limits: Limits, now: float, most: int) -> dict[Address, float]:
         """Columns that lie here for longer than their org allows, and for how much longer: they are
@@ -298,11 +330,8 @@ class Index:
             seconds = limits.of(tag)
             if seconds is None:
                 continue
-            for address, written in org.written.items():
-                if written + seconds > now or len(expired) == most:
-                    break
-                if address in org.idle:
-                    expired[address] = now - written - seconds
+            overdue = org.overdue(now - seconds, most - len(expired))
+            expired |= {address: now - written - seconds for address, written in overdue.items()}
         for address in expired:
             self.leave(address)
         return expired
@@ -378,6 +407,10 @@ class Index:
         there = {*idle, *(a for a, size in reading.items() if size)}
         there |= {address for address, size in self._leaving.items() if size}
         _must(written == there, "of all that is there it is known since when")
+        for org in self._orgs.values():
+            ages = {(when, address) for address, when in org.written.items()}
+            _must(ages <= {*org.ages}, "and it is found by its age")
+            _must(len(org.ages) <= 2 * len(org.written) + STALE_MAX, "what is gone does not pile up")
         _must(all(org.cap == self.caps.of(tag) for tag, org in self._orgs.items()), "caps are kept")
 
     # Inside

@@ -183,6 +183,7 @@ class Tier2:
         self._counts = _Counts()
         self._purging: list[Scope] = []
         self._in_flight = 0
+        self._is_closing = False
         self._change = asyncio.Event()
 
     # Start and end
@@ -203,6 +204,7 @@ class Tier2:
 
     async def close(self) -> None:
         """Wait for what is under way, then let go of everything."""
+        self._is_closing = True
         await self._until(lambda: not self._in_flight)
         self._reads.shutdown()
         self._writes.shutdown()
@@ -323,9 +325,12 @@ class Tier2:
 
     async def expire(self) -> int:
         """Remove what lies here for longer than its org allows; how many columns that were. Raises
-        Failed."""
+        Failed. Ends as soon as the store is being closed, which would else wait for all of it."""
         count = 0
-        while expired := self._index.expire(self.limits, self._clock(), _EXPIRE_AT_ONCE):
+        while not self._is_closing:
+            expired = self._index.expire(self.limits, self._clock(), _EXPIRE_AT_ONCE)
+            if not expired:
+                break
             with self._measured("expire", len(expired)):
                 await self._whole(self._remove_leaving(list(expired)))
             count += len(expired)

@@ -12,8 +12,16 @@ from kvss_agent import agent as agents
 from kvss_agent.agent import Agent
 from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
+from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.process import document, spec
+from tests.kvss_agent.test_process import tier2
 from tests.live import wait_until
+
+
+def made(directory: Path) -> Agent:
+    settings = Settings("a", directory, directory / "data.sock", ("127.0.0.1", 0), "t" * 20)
+    return Agent(settings, "test")
 
 
 async def test_a_document_that_cannot_be_followed_is_tried_again(
@@ -28,8 +36,7 @@ async def test_a_document_that_cannot_be_followed_is_tried_again(
         await provide(self, told)
 
     monkeypatch.setattr(Agent, "_provide", fail_at_first)
-    settings = Settings("a", tmp_path, tmp_path / "data.sock", ("127.0.0.1", 0), "t" * 20)
-    agent = Agent(settings, "test")
+    agent = made(tmp_path)
     await agent.start()
     try:
         await agent.set_desired(json.dumps(document(1, spec())).encode())
@@ -38,3 +45,55 @@ async def test_a_document_that_cannot_be_followed_is_tried_again(
     finally:
         await agent.stop(0)
     assert caplog.text.count("cannot be followed") == 2
+
+
+async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_path: Path) -> None:
+    agent = made(tmp_path)
+    (tmp_path / "file").write_text("no directory")
+    assert not agent.tiering.is_off, "nobody knows yet"
+    await agent.start()
+
+    async def tell(generation: int, *, state: str, **more: object) -> None:
+        await agent.set_desired(json.dumps(document(generation, **more)).encode())
+        await asyncio.to_thread(
+            wait_until, "it is followed", lambda: agent.observed_generation == generation
+        )
+        assert agent.tier2.state == state
+        assert agent.tiering.is_off is (state == "off")
+
+    try:
+        await tell(1, state="off")
+        await tell(2, state="refused", tier2=tier2(tmp_path / "file"))
+        await tell(3, state="off")
+        await tell(4, state="ready", tier2=tier2(tmp_path / "files"))
+        await tell(5, state="ready", tier2={**tier2(tmp_path / "files"), "ttl_seconds": 60})
+        await tell(6, state="off")
+        await tell(7, state="off")
+    finally:
+        await agent.stop(0)
+
+
+async def test_what_is_too_old_is_looked_for_again_whatever_happened_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agents, "EXPIRE_SECONDS", 0.01)
+    failures: list[Exception] = [RuntimeError("after shutdown"), Failed(Fault.IO_ERROR, "a bad sector")]
+    looked = 0
+
+    async def fail_at_first(_: Tier2) -> int:
+        nonlocal looked
+        looked += 1
+        if failures:
+            raise failures.pop()
+        return 0
+
+    monkeypatch.setattr(Tier2, "expire", fail_at_first)
+    agent = made(tmp_path)
+    await agent.start()
+    try:
+        told = document(1, tier2=tier2(tmp_path / "files"))
+        await agent.set_desired(json.dumps(told).encode())
+        await asyncio.to_thread(wait_until, "it goes on", lambda: looked > 3)
+    finally:
+        await agent.stop(0)
+    assert caplog.text.count("cannot be removed") == 1

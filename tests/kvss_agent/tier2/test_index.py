@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvss_agent.tier2 import index as indexes
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.index import Caps, Index, Ticket
+from kvss_agent.tier2.index import Caps, Index, Limits, Ticket
 from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of
 
 COZY = b"cozy............"
@@ -152,6 +153,47 @@ def test_nobody_writes_what_is_there_or_in_use() -> None:
 def test_a_negative_cap_is_refused() -> None:
     with pytest.raises(ValueError, match="not negative"):
         Caps(1, 1, {ACME: -1})
+
+
+def test_what_is_learnt_of_late_is_as_old_as_it_is() -> None:
+    index = Index(Caps(100, 100))
+    for number, written in enumerate([50.0, 10.0, 30.0, 90.0, 10.0]):
+        assert index.adopt(address_of(number), 1, written=written)
+    assert index.expire(Limits(60), 60, 10) == {}
+    assert index.expire(Limits(20), 60, 2) == {address_of(1): 30, address_of(4): 30}, "the oldest"
+    assert index.expire(Limits(20), 60, 10) == {address_of(2): 10}
+    index.stayed(address_of(4))
+    index.left(address_of(1))
+    assert index.expire(Limits(20), 70, 10) == {address_of(4): 40, address_of(0): 0}
+    index.left(address_of(4))
+    index.check_integrity()
+    assert index.adopt(address_of(4), 1, written=65.0)
+    assert index.expire(Limits(20), 70, 10) == {}, "it is another one now"
+    index.check_integrity()
+
+
+def test_what_is_being_read_is_too_old_for_no_longer_than_that() -> None:
+    index = Index(Caps(100, 100))
+    index.adopt(address_of(1), 1, written=10.0)
+    index.begin_read(address_of(1))
+    index.adopt(address_of(2), 1, written=20.0)
+    assert index.expire(Limits(5), 30, 10) == {address_of(2): 5}
+    index.end_read(address_of(1))
+    assert index.expire(Limits(5), 30, 10) == {address_of(1): 15}
+
+
+def test_ages_of_what_is_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody asks for what is too old, or for less at a time than is gone."""
+    monkeypatch.setattr(indexes, "LOOKS_MAX", 3)
+    index = Index(Caps(10, 10))
+    for number in range(2000):
+        stored(index, number, 1)
+        index.check_integrity()
+    assert len(index._orgs[ACME].ages) <= 20 + indexes.STALE_MAX
+    for _ in range(100):
+        if index.expire(Limits(1), 2, 10):
+            return
+    pytest.fail("it never comes to an end of what is gone")
 
 
 class AgainstADisk(RuleBasedStateMachine):

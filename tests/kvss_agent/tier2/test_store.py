@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -905,6 +906,35 @@ async def test_what_lies_there_for_too_long_is_removed_for_each_org_in_its_time(
         stats = store.stats()
         assert (stats.expired, stats.overstay_seconds_max) == (3, 971)
         assert len(files_in(tmp_path)) == 1
+
+
+async def test_a_store_that_is_closed_removes_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_EXPIRE_AT_ONCE", 1)
+    async with opened(tmp_path) as store:
+        for number in range(3):
+            await put(store, address_of(number))
+        store.limits = Limits(60)
+        store._clock = lambda: time.time() + 1000
+        expiring = asyncio.create_task(store.expire())
+        await asyncio.sleep(0)  # the first one is being removed
+        await store.close()
+        assert await expiring == 1
+        assert await store.expire() == 0
+    assert len(files_in(tmp_path)) == 2
+
+
+async def test_what_another_agent_wrote_is_as_old_as_its_file(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store, opened(tmp_path) as other:
+        await put(other, address_of(1))
+        for file in files_in(tmp_path):
+            os.utime(file, (0, 0))
+        await put(store, address_of(2))
+        assert await store.exists([address_of(1)]) == [True]
+        store.limits = Limits(3600)
+        assert await store.expire() == 1
+        assert await store.exists([address_of(1), address_of(2)]) == [False, True]
 
 
 async def test_the_age_of_a_file_outlives_its_agent(tmp_path: Path) -> None:
