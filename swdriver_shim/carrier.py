@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss
@@ -57,11 +56,11 @@ _DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
 class Seeking:
     """A look-up in tier 2. `done` when all that it brings is here."""
 
-    done: threading.Event = field(default_factory=threading.Event)
+    def __init__(self) -> None:
+        self.done = threading.Event()
 
 
 class Carrier:

@@ -445,6 +445,8 @@ class Driver:
         self._wake.set()
         with self._housekept:
             self._housekept.wait_for(lambda: removal.done, seconds)
+        left = began + seconds - self._clock()
+        is_done = removal.done and self._is_applied(left)
         with self._lock:
             confirmed = {name: at - began for name, at in removal.confirmed.items()}
             return Receipt(
@@ -452,9 +454,17 @@ class Driver:
                 removal.bytes,
                 removal.files,
                 removal.file_bytes,
-                removal.done,
+                is_done,
                 confirmed,
             )
+
+    def _is_applied(self, seconds: float) -> bool:
+        """Whether agents have all that was evicted: what lies under it is there until then."""
+        applied = self._on_each(
+            lambda group, index: self._shards[group][index].applied(max(0.0, seconds)),
+            range(len(self._shards)),
+        )
+        return all(applied.values())
 
     # How it stands
 

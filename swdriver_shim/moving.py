@@ -140,13 +140,32 @@ class Shard:
         except Lost as error:
             self.lost_because = str(error)
             return False
-        with self._writing, self._lock:
-            is_wanted = self._client is None and self._connect is connect
-            if is_wanted:
-                self._settle(client)
-        if not is_wanted:  # it has moved meanwhile
+        with self._writing:
+            is_settled = self._settle_anew(client, connect)
+        if not is_settled:
             client.close()
         self.on_line()
+        return True
+
+    def _settle_anew(self, client: ShardClient, connect: Connect) -> bool:
+        """Evicts that were on their way when the connection broke never happened: what they were to
+        overwrite still lies there, and nobody would know. False if it is lost again, or has moved."""
+        with self._lock:
+            if self._client or self._connect is not connect:
+                return False
+            never = []
+            if client.incarnation == self._incarnation:
+                never = [at for at, written in enumerate(self._written) if written - 1 > client.applied]
+        try:
+            if never and client.delete(never, scrub=True):
+                return False
+        except Lost as error:
+            self.lost_because = str(error)
+            return False
+        with self._lock:
+            for slot in never:
+                self._written[slot] = 0
+            self._settle(client)
         return True
 
     def _settle(self, client: ShardClient) -> None:
@@ -246,13 +265,16 @@ class Shard:
     def _clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         with self._lock:
             self._wait_for_pull(slots)
-            client = self._client
+            client, old = self._client, self._old
             if client is None:
                 return False
-            there = [slot for slot in slots if slot in self._still_there]
         try:
-            if there and self._old and self._old.delete(there, scrub=scrub):
+            # It has them all, also those that have been pulled or evicted anew.
+            if old and old.delete(list(slots), scrub=scrub):
                 return False
+        except Lost:
+            return False  # until the move is over
+        try:
             if client.delete(list(slots), scrub=scrub):
                 return False
         except Lost as error:
@@ -321,6 +343,8 @@ class Shard:
             return [Miss.LOST] * len(columns)
         answers: list[int | Miss] = []
         with self._lock:
+            if self._client is not client:  # lost or moved meanwhile: what came is not where we are now
+                return [Miss.LOST] * len(columns)
             for one, answer in zip(columns, found, strict=True):
                 self._still_there.discard(one.slot)
                 self._written[one.slot] = 0 if isinstance(answer, Miss) else answer.number + 1
