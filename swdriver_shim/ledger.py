@@ -442,15 +442,17 @@ class Ledger:
             return
         self.tier2.stored(store.places)
         seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
+        writing = State.WRITING
+        leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
         for column, slot in store.places:
-            if column.state is not State.WRITING or column.slot != slot:
+            if column.state is not writing or column.slot != slot:
                 continue  # purged or taken away meanwhile
             if failed and column in failed:
                 self.remove(column, failed[column])
                 continue
             column.stored_at = column.used_at = now
             column.kept_at = None
-            self.arrived(column, now)
+            self.arrived(column, now, has_leftovers=leftovers[column.home.group])
             if column.ttl not in seconds:
                 seconds[column.ttl] = self._second(column)
             self._have_looked_at(column, seconds[column.ttl])
@@ -809,10 +811,11 @@ class Ledger:
         column.ttl, column.priority = None, home.account.policy.priority
         self._charge(home, home.column_bytes)
 
-    def arrived(self, column: Column, now: float) -> None:
-        """Its bytes are in its slot, on all agents."""
+    def arrived(self, column: Column, now: float, *, has_leftovers: bool = True) -> None:
+        """Its bytes are in its slot, on all agents. `has_leftovers`: others' may have lain there."""
         column.state = State.READY
-        self.slots.overwritten(column.home.group, column.slot)
+        if has_leftovers:
+            self.slots.overwritten(column.home.group, column.slot)
         self.ghosts.forget(column.key)
         column.home.account.queue(column).stored(column, now)
 

@@ -58,6 +58,10 @@ class Pool:
             before = self._left_by.get(slot, ())
             self._left_by[slot] = before if left_by in before else (*before, left_by)
 
+    @property
+    def has_leftovers(self) -> bool:
+        return bool(self._left_by)
+
     def overwritten(self, slot: int) -> None:
         """Nothing is left in it of those who had it before, on any agent."""
         self._left_by.pop(slot, None)

@@ -176,6 +176,10 @@ class Slots:
         if removal.earlier:
             self._removals.append(removal)
 
+    def has_leftovers(self, group: int) -> bool:
+        """Whether it matters that slots are overwritten."""
+        return bool(self.pools[group].has_leftovers or self._removals)
+
     def overwritten(self, group: int, slot: int) -> None:
         """All agents have something new there."""
         self.pools[group].overwritten(slot)
