@@ -801,7 +801,8 @@ class Ledger:
 
     def evict(self, leaf: Column, reason: Reason) -> None:
         """Its slot is needed at once: there is no time to spill it."""
-        self.tier2.evicted(leaf)
+        if leaf.home.account.policy.tiers is Tiers.TIER2:
+            self.tier2.evicted(leaf)
         self.remove(leaf, reason, idle=True)
 
     def occupy(self, column: Column, slot: int, state: State) -> None:
