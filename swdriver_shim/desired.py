@@ -34,6 +34,7 @@ class GroupSpec(Document, frozen=True):
     name: Name
     bytes_per_token: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
     window: Annotated[int, Meta(ge=1)] | None = None
+    alone: bool = False
 
 
 class ModelSpec(Document, frozen=True):
@@ -46,7 +47,9 @@ class ModelSpec(Document, frozen=True):
     layout: Text = ""
 
     def shape(self) -> Layout:
-        return Layout(tuple(Group(one.name, one.bytes_per_token, one.window) for one in self.groups))
+        return Layout(
+            tuple(Group(one.name, one.bytes_per_token, one.window, one.alone) for one in self.groups)
+        )
 
     def namespace(self, adapter: str = "") -> Namespace:
         return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)

@@ -28,6 +28,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import ColumnState, Ledger, Match
 from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.object_store import ObjectStore
 from swdriver_shim.pace import Pace
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
@@ -148,6 +149,17 @@ class Driver:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
         self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
         self._paces: dict[str, Pace] = {}  # of refills, by org
+        self._objects: ObjectStore | None = None
+        if layout.groups[0].alone:
+            self._objects = ObjectStore(
+                self.ledger,
+                self._lock,
+                shards[0],
+                self._carrier,
+                self._on_each,
+                clock=clock,
+                wake=self._wake.set,
+            )
         for shard in self._all:
             shard.on_line = self._wake.set
         self._follow_shards()
@@ -162,6 +174,19 @@ class Driver:
         for shard in self._all:
             shard.close()
         self._carrier.close()
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The columns that stand alone. Raises ValueError if the layout is one of prefixes."""
+        if self._objects is None:
+            raise ValueError(
+                "This driver keeps prefixes: for objects its layout has one group that is `alone`."
+            )
+        return self._objects
+
+    @property
+    def keeps_objects(self) -> bool:
+        return self._objects is not None
 
     @property
     def _all(self) -> list[Shard]:

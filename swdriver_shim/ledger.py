@@ -200,7 +200,7 @@ class Ledger:
         account.tally.requested += prompt.tokens
         match.count(account.tally)
         for hit in match.columns:
-            _use(account, hit, now)
+            stamp(account, hit, now)
             self.tier2.used(account, hit)
         self.slots.begin(match, now)
         return match
@@ -223,7 +223,7 @@ class Ledger:
         before = {id(column) for hit in match.columns for column in hit}
         for hit in found.columns:
             if more := [column for column in hit if id(column) not in before]:
-                _use(account, more, now)
+                stamp(account, more, now)
         self.slots.begin(found, now)
         return found
 
@@ -365,14 +365,14 @@ class Ledger:
         gap = Reason.NEVER_STORED
         for depth in range(tokens // COLUMN_TOKENS, len(match.keys)):
             for path in paths:
-                if reason := self._reason(path.found[depth], match.keys[depth], now):
+                if reason := self.reason(path.found[depth], match.keys[depth], now):
                     gap = reason
                     break
             missed[gap] += COLUMN_TOKENS
         left = match.asked - tokens - (missed.total() - match.settled.total())
         missed[gap] += left  # the tail, less what is hit of a column
 
-    def _reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
+    def reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
         """Why this column can't be served; None if it can."""
         if column is None or column.state is State.EMPTY:
             return self.ghosts.why(key)
@@ -700,7 +700,7 @@ class Ledger:
     def _describe(
         self, column: Column | None, key: bytes, depth: int, tokens: int, now: float
     ) -> ColumnState:
-        reason = self._reason(column, key, now) or "ready"
+        reason = self.reason(column, key, now) or "ready"
         if column is None or column.state is not State.READY:
             return ColumnState(depth, tokens, reason)
         expires_at = self.expires_at(column)
@@ -782,7 +782,7 @@ class Ledger:
             if len(account.maps) >= NAMESPACES_MAX:
                 account.forget_empty_maps()
             found = account.maps[maker.namespace] = [
-                PrefixMap(account, maker.namespace, index, group.column_bytes, group.window is None)
+                PrefixMap(account, maker.namespace, index, group.column_bytes, group.linked)
                 for index, group in enumerate(self.layout.groups)
             ]
             account.makers[maker.namespace] = maker
@@ -924,7 +924,7 @@ class Ledger:
         self.tier2.check_integrity()
 
 
-def _use(account: Account, hit: Sequence[Column], now: float) -> None:
+def stamp(account: Account, hit: Sequence[Column], now: float) -> None:
     """Stamp the columns of a hit. Its eviction policies hear of it before."""
     for priority in {column.priority for column in hit}:
         path = [column for column in hit if column.priority == priority]

@@ -62,6 +62,12 @@ def _orgs(made: Page, shim: Shim) -> None:
         [({}, overstay.columns)],
     )
     made.gauge("swdriver_overstay_seconds_max", "For how long, at most.", [({}, overstay.seconds_max)])
+    if shim.driver.keeps_objects:
+        made.counter(
+            "swdriver_objects_too_large_total",
+            "Times that values were refused because one does not fit a column.",
+            [({}, shim.driver.objects.too_large)],
+        )
     _tier2(made, shim)
     orgs = sorted(shim.driver.orgs(), key=lambda org: -org.requested_tokens)
     named = [(org.org if place < ORGS_MAX else "other", org) for place, org in enumerate(orgs)]

@@ -218,13 +218,20 @@ class Shard:
 
     def refill(self, columns: Sequence[In]) -> list[Miss | None]:
         """Bring these back, checked; a miss where that can't be, and then `into` may hold anything."""
+        return [
+            _checked(answer, column) for answer, column in zip(self.fetch(columns), columns, strict=True)
+        ]
+
+    def fetch(self, columns: Sequence[In]) -> list[Header | Miss]:
+        """The same where it is not known how much there is: their seals tell. What does not fit `into`
+        is a miss."""
         with self._lock:
             self._reach(max((column.slot for column in columns), default=0))
             homes = [self._old if one.slot in self._still_there else self._client for one in columns]
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
             clients = {home for home in homes if home}
             self._readers.update(clients)
-        found: list[Miss | None] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
+        found: list[Header | Miss] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
         try:
             for client in clients:
                 at = [
@@ -246,7 +253,7 @@ class Shard:
         at: Sequence[int],
         wanted: Sequence[Wanted],
         columns: Sequence[In],
-        found: list[Miss | None],
+        found: list[Header | Miss],
     ) -> None:
         answers: Sequence[Header | Miss]
         try:
@@ -254,8 +261,14 @@ class Shard:
         except Lost as error:
             self._lose(client, error)
             answers = [Miss.LOST] * len(at)
+        except ValueError:  # where memory is shared: one of them is too large, and the others are not
+            if len(at) > 1:
+                for index in at:
+                    self._refill_from(client, [index], wanted, columns, found)
+                return
+            answers = [Miss.CORRUPT]
         for index, answer in zip(at, answers, strict=True):
-            found[index] = _checked(answer, columns[index])
+            found[index] = answer
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         """Empty these slots wherever their bytes are; whether that is done."""
