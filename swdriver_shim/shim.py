@@ -22,6 +22,7 @@ from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Connect, Shard
+from swdriver_shim.objects import Here, Objects
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +180,20 @@ class Shim:
                 self._keys.clear()
             found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace)
         return found
+
+    def objects(self, org: OrgSpec) -> Objects:
+        """Raises Conflict if this driver keeps prefixes, or nothing yet."""
+        if not self.driver.keeps_objects:
+            raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
+        return Here(self.driver, self.keys(org))
+
+    def objects_of(self, name: str) -> Objects | None:
+        """Of the org of this name; None if there is no such org, or nothing is kept for it."""
+        told = self.desired
+        org = next((org for org in told.orgs if org.name == name), None) if told else None
+        with contextlib.suppress(Conflict):
+            return self.objects(org) if org else None
+        return None
 
     @property
     def driver(self) -> Driver:
