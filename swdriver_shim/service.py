@@ -34,8 +34,8 @@ from kvss_agent.http_api import (
     is_token,
 )
 from swdriver_shim import metrics, octets
+from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, OrgSpec
-from swdriver_shim.driver import Receipt
 from swdriver_shim.keys import TOKEN_MAX, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
