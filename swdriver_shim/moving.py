@@ -99,10 +99,13 @@ class Keeper(Protocol):
 
     name: str
     on_line: Callable[[], None]
-    lost_because: str
-    moves: int
-    lives: int
 
+    @property
+    def lost_because(self) -> str: ...
+    @property
+    def moves(self) -> int: ...
+    @property
+    def lives(self) -> int: ...
     @property
     def slots(self) -> int | None: ...
     @property
