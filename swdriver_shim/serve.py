@@ -51,6 +51,7 @@ async def _serve(settings: Settings) -> int:
     await asyncio.to_thread(shim.start)
     application = Service(shim, settings.token).application()
     fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
+    shim.fronts = {org: front.counts for org, front in fronts.items()}
     async with daemon.serving(application, listener), daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()

@@ -2,8 +2,8 @@
 
     $ python -m swdriver_shim serve --lmcache acme=10.0.0.7:65432
 
-The protocol has no way to say who asks. So each org has a listener of its own, and whoever can connect to
-it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
+The protocol has no way to say who asks. So each org has a listener of its own, and whoever can connect
+to it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
 
 What fails is a miss. A client that sends nonsense, or stops in the middle of a frame, loses its
 connection, and nobody else notices.
@@ -16,7 +16,6 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +40,11 @@ FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take 
 TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
 SCRAP_BYTES: Final = 1 << 16
 STOP_SECONDS: Final = 5.0
+COUNTED: Final = (
+    *("puts", "puts_missed", "gets", "gets_missed", "looks", "looks_missed"),
+    *("connections_closed", "connections_broken", "connections_malformed"),
+    *("connections_stalled", "connections_refused"),
+)
 
 
 class Front:
@@ -56,21 +60,21 @@ class Front:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`objects`: the org's; None while there are none, which is a miss."""
-        self.counts: Counter[str] = Counter()  # what became of requests and connections
+        self.counts = dict.fromkeys(COUNTED, 0)  # what became of requests and connections
         self._listener = listener
         self._objects = objects
         self._frame_seconds = frame_seconds
         self._tier2_seconds = tier2_seconds
         self._connections_max = connections_max
-        self._open: dict[socket.socket, threading.Thread] = {}
+        self._open: dict[socket.socket, threading.Thread] = {}  # at most `connections_max`
         self._lock = threading.Lock()
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="lmcache front", daemon=True)
         self._accepting.start()
 
     def stop(self) -> None:
         with self._lock:
-            self._is_stopping = True
+            self._stopping.set()
             left = dict(self._open)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -82,16 +86,16 @@ class Front:
             thread.join(STOP_SECONDS)
 
     def _accept(self) -> None:
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if not self._is_stopping:
+                if not self._stopping.is_set():
                     log.warning("A connection has to wait: %s", error.strerror)
                     time.sleep(0.1)  # descriptors may come free
                 continue
             with self._lock:
-                if self._is_stopping or len(self._open) >= self._connections_max:
+                if self._stopping.is_set() or len(self._open) >= self._connections_max:
                     self.counts["connections_refused"] += 1
                     sock.close()
                     continue
@@ -216,7 +220,7 @@ class _Connection:
             self.receive_into(scrap[:size])
             size -= min(size, len(scrap))
 
-    def send(self, head: bytes, value: memoryview = memoryview(b"")) -> None:
+    def send(self, head: bytes, value: memoryview | None = None) -> None:
         self._deadline = time.monotonic() + self._frame_seconds
         left = [memoryview(head), value] if value else [memoryview(head)]
         while left:
