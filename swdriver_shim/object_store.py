@@ -34,6 +34,18 @@ class TooLarge(ValueError):
     """A value does not fit a column."""
 
 
+def check(values: Sequence[memoryview], value_bytes_max: int) -> None:
+    """Raises TooLarge, and ValueError for an empty value, which nobody could tell from none."""
+    sizes = [value.nbytes for value in values]
+    if max(sizes, default=0) > value_bytes_max:
+        raise TooLarge(
+            f"A value has {max(sizes)} bytes and a column holds {value_bytes_max}: the layout has to "
+            f"have {-(-max(sizes) // COLUMN_TOKENS)} bytes per token or more."
+        )
+    if min(sizes, default=1) == 0:
+        raise ValueError("an empty value is not kept: nobody could tell it from none")
+
+
 class OnEach(Protocol):
     def __call__(
         self, work: Callable[[int, int], T], groups: Iterable[int]
@@ -106,7 +118,12 @@ class ObjectStore:
         Raises TooLarge for a value that does not fit a column, and ValueError for an empty one, before
         anything is kept.
         """
-        self._check(values)
+        try:
+            check(values, self.value_bytes_max)
+        except TooLarge:
+            with self._lock:
+                self.too_large += 1
+            raise
         with self._lock:
             begun = self._ledger.begin_store(asked, asked.tokens, self._clock(), rules)
             kept = self._objects.stored(asked)
@@ -124,18 +141,6 @@ class ObjectStore:
                     self._wake()
         lost = {column.key for column in failed}
         return [is_kept and key not in lost for key, is_kept in zip(asked.keys, kept, strict=True)]
-
-    def _check(self, values: Sequence[memoryview]) -> None:
-        size = max((value.nbytes for value in values), default=0)
-        if size > self.value_bytes_max:
-            with self._lock:
-                self.too_large += 1
-            raise TooLarge(
-                f"A value has {size} bytes and a column holds {self.value_bytes_max}: the layout has to "
-                f"have {-(-size // COLUMN_TOKENS)} bytes per token or more."
-            )
-        if any(value.nbytes == 0 for value in values):
-            raise ValueError("an empty value is not kept: nobody could tell it from none")
 
     def _send(self, tag: bytes, columns: Sequence[tuple[int, bytes, memoryview]]) -> bool:
         def send(_group: int, index: int) -> bool:
