@@ -400,7 +400,8 @@ class Decider:
     # Housekeeping
 
     def _keep_house(self) -> None:
-        while not self._stop.is_set():
+        # An interpreter that ends without `close` has ended its pools of threads by then.
+        while not self._stop.is_set() and threading.main_thread().is_alive():
             self._wake.wait(HOUSEKEEPING_SECONDS)
             self._wake.clear()
             try:
@@ -410,6 +411,7 @@ class Decider:
                 self._carrier.keep_house()
             except Exception:
                 log.exception("Housekeeping has failed; it goes on")
+                self._stop.wait(HOUSEKEEPING_SECONDS)  # and not in a hurry
             with self._housekept:
                 self._housekept.notify_all()
 

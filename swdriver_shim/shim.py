@@ -45,20 +45,21 @@ class Shim:
     def __init__(
         self,
         name: str,
-        state_dir: Path,
+        state_dir: Path | None,
         software: str = "",
         *,
         far: Callable[[str, int, Home], FarShard] | None = None,
     ) -> None:
-        """`far` makes what stands for a shard of a group where workers hold those; then what loads and
-        stores columns is the engine, and nobody else."""
+        """Without `state_dir` it is told anew each time it starts. `far` makes what stands for a shard
+        of a group where workers hold those; then what loads and stores columns is the engine, and nobody
+        else."""
         self._far = far
         self.name = name
         self.software = software
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
-        self._document = state_dir / "desired.json"
+        self._document = state_dir / "desired.json" if state_dir else None
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
@@ -72,6 +73,8 @@ class Shim:
 
     def start(self) -> None:
         """Be again what we were told last."""
+        if self._document is None:
+            return
         self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -105,7 +108,8 @@ class Shim:
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("Another model or driver is another process: start one for it.")
-            keep(self._document, msgspec.json.encode(told))
+            if self._document:
+                keep(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
 
