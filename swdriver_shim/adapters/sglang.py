@@ -1,8 +1,9 @@
 """SGLang's HiCache: pages that leave its host memory are kept by a driver, and come back from there.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
-        "backend_name": "kvss", "module_path": "swdriver_shim.adapters.sglang", "class_name": "KvssStorage",
-        "interface_v1": 1, "url": "http://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token"}'
+        "backend_name": "kvss", "interface_v1": 1,
+        "module_path": "swdriver_shim.adapters.sglang", "class_name": "KvssStorage",
+        "url": "http://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token"}'
 
 The org is that of the token, or `org` of a driver in this process (`opening`). Ranks keep what is theirs
 under names of their own; what MLA keeps is the same for all and is kept once. With `interface_v1`, and
@@ -16,7 +17,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -54,13 +55,13 @@ class Pages:
         else:
             sizes = [_bytes(pool.get_dummy_flat_data_page()).nbytes]
         self.sizes: list[int] = list(map(int, sizes))  # of the pieces of a page: key, value, …
-        shape = "-".join(map(str, self.sizes))
-        self._suffix = f"|{suffix}|{getattr(pool, 'layout', '')}|{pool.dtype}|{shape}|{FORMAT}"
+        form = (pool.layout, pool.dtype, pool.storage_format_tag, *self.sizes, FORMAT)
+        self._suffix = "|".join(map(str, (suffix, *form)))
 
     def names(self, keys: Sequence[str]) -> list[bytes]:
         """Of all pieces, page by page. Bytes of another shape or order have other names."""
         return [
-            f"{key}{self._suffix}|{piece}".encode() for key in keys for piece in range(len(self.sizes))
+            f"{key}|{self._suffix}|{piece}".encode() for key in keys for piece in range(len(self.sizes))
         ]
 
     def whole(self, pieces: Sequence[bool]) -> list[bool]:
@@ -134,8 +135,8 @@ class KvssStorage(HiCacheStorage):
         most = self._objects.value_bytes_max
         if max(pages.sizes) > most:
             raise Misconfigured(
-                f"A page of SGLang's pool {name} has pieces of {max(pages.sizes)} bytes, and a column of "
-                f"this driver holds {most}: its document has to say {-(-max(pages.sizes) // 64)} "
+                f"A page of SGLang's pool {name} has pieces of {max(pages.sizes)} bytes, and a column "
+                f"of this driver holds {most}: its document has to say {-(-max(pages.sizes) // 64)} "
                 f"bytes_per_token or more."
             )
         self._pages[str(name)] = pages
@@ -153,9 +154,7 @@ class KvssStorage(HiCacheStorage):
 
     # Pages in the host pool
 
-    def batch_exists(
-        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
-    ) -> int:
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         return in_a_row(self._there(PoolName.KV, keys))
 
     def batch_get_v1(
@@ -203,9 +202,7 @@ class KvssStorage(HiCacheStorage):
                 needed = max(1, len(transfer.keys or ()))
             else:
                 continue  # blocks of pages: not kept here, and they never gate the others
-            mine = {
-                pages for pages in range(1, kv + 1) if all(there[max(0, pages - needed) : pages])
-            }
+            mine = {pages for pages in range(1, kv + 1) if all(there[max(0, pages - needed) : pages])}
             if mine:
                 hits[str(transfer.name)] = max(mine)
             restorable &= mine
@@ -221,9 +218,7 @@ class KvssStorage(HiCacheStorage):
             return [False] * len(keys)
         began, rooms = time.perf_counter(), pages.rooms(indices)
         lengths = self._objects.get(pages.names(keys), rooms, self._wait_seconds)
-        there = pages.whole(
-            [length == len(room) for length, room in zip(lengths, rooms, strict=True)]
-        )
+        there = pages.whole([length == len(room) for length, room in zip(lengths, rooms, strict=True)])
         pages.filled(indices, rooms, there)
         self._measure(pages, sum(there), began, is_prefetch=True)
         return there
@@ -237,9 +232,7 @@ class KvssStorage(HiCacheStorage):
         self._measure(pages, sum(kept), began, is_prefetch=False)
         return kept
 
-    def _fitting(
-        self, name: str, keys: Sequence[str], indices: torch.Tensor | None
-    ) -> Pages | None:
+    def _fitting(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> Pages | None:
         pages = self._pages[str(name)]
         count = 0 if indices is None else len(indices)
         if count == len(keys) * pages.pool.page_size:
@@ -267,9 +260,7 @@ class KvssStorage(HiCacheStorage):
         targets = target_locations or [pages.pool.get_dummy_flat_data_page() for _ in keys]
         rooms = [piece for target in targets for piece in self._cut(pages, target)]
         lengths = self._objects.get(pages.names(keys), rooms, self._wait_seconds)
-        there = pages.whole(
-            [length == len(room) for length, room in zip(lengths, rooms, strict=True)]
-        )
+        there = pages.whole([length == len(room) for length, room in zip(lengths, rooms, strict=True)])
         return [target if is_there else None for target, is_there in zip(targets, there, strict=True)]
 
     def set(
