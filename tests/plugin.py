@@ -17,7 +17,8 @@ import pytest
 from console.stack.embedded import embedded_servers
 
 STARTED = "SERVERS_OF_THE_TESTS"
-OF_MODELS = {"test_transformers.py"}
+# Files and folders of tests that want an environment of their own, by the marker that asks for them.
+APART = {"models": {"test_transformers.py"}, "engines": {"engines"}}
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
 
@@ -43,18 +44,20 @@ def _start_servers() -> None:
     os.environ["TIDEGATE_STATIC_DIR"] = str(Path(directory) / "static")
 
 
-def _wants_models(config: pytest.Config) -> bool:
-    return "models" in config.option.markexpr.replace("not models", "")
+def _left_out(config: pytest.Config) -> list[str]:
+    marks = config.option.markexpr
+    return [what for what in APART if what not in marks.replace(f"not {what}", "")]
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    return None if _wants_models(config) else "real models: left out; `make test-models` runs them"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"real {what}: left out; `make test-{what}` runs them" for what in _left_out(config)]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests of real models need torch, which only an environment of their own has. So they are not even
-    imported unless they are asked for by their marker."""
-    return True if collection_path.name in OF_MODELS and not _wants_models(config) else None
+    """Tests of real models and engines need torch and more, which only environments of their own have.
+    So they are not even imported unless they are asked for by their marker."""
+    names = set().union(*(APART[what] for what in _left_out(config)))
+    return True if collection_path.name in names else None
 
 
 def pytest_unconfigure() -> None:
