@@ -17,10 +17,8 @@ import pytest
 from console.stack.embedded import embedded_servers
 
 STARTED = "SERVERS_OF_THE_TESTS"
-APART = {
-    "models": {"test_transformers.py"},
-    "engines": {"test_lmcache.py", "test_sglang.py", "test_ucm.py", "test_vllm_tier.py"},
-}
+# Files and folders of tests that want an environment of their own, by the marker that asks for them.
+APART = {"models": {"test_transformers.py"}, "engines": {"engines"}}
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
 
@@ -47,18 +45,19 @@ def _start_servers() -> None:
 
 
 def _left_out(config: pytest.Config) -> list[str]:
-    asked = config.option.markexpr
-    return [kind for kind in APART if kind not in asked.replace(f"not {kind}", "")]
+    marks = config.option.markexpr
+    return [what for what in APART if what not in marks.replace(f"not {what}", "")]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [f"real {kind}: left out; `make test-{kind}` runs them" for kind in _left_out(config)]
+    return [f"real {what}: left out; `make test-{what}` runs them" for what in _left_out(config)]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Tests of real models and engines need torch and more, which only environments of their own have.
     So they are not even imported unless they are asked for by their marker."""
-    return True if any(collection_path.name in APART[kind] for kind in _left_out(config)) else None
+    names = set().union(*(APART[what] for what in _left_out(config)))
+    return True if collection_path.name in names else None
 
 
 def pytest_unconfigure() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from swdriver_shim.opening import Misconfigured
+from tests.engines import importing
+from tests.engines.store import Store, store
 from tests.live import wait_until
-from tests.swdriver_shim import engines_here
-from tests.swdriver_shim.engine_store import Store, store
 
-with engines_here.sglang():
+with importing.sglang():
     from sglang.srt.mem_cache.device_pool_info import (
         KVBufferLayout,
         KVBuffers,
@@ -146,6 +146,13 @@ def fill(pool: Any, seed: int = 0) -> None:
 
 def page(pool: Any, number: int) -> torch.Tensor:
     return pool.get_data_page(number * PAGE, flat=True).clone()
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang wants 10 GB to be left to others."""
+    budget = "sglang.srt.mem_cache.pool_host.base.host_memory_budget_bytes"
+    monkeypatch.setattr(budget, lambda wanted: wanted)
 
 
 @pytest.fixture

@@ -1,0 +1,324 @@
+"""vLLM, the real one, answers the same with and without Tidegate, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from console.environment import PROJECT
+from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, NameSpec, Setting, fresh
+from swdriver_shim.claims import mint
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from tests.kvss_agent.process import AgentProcess, agent
+from tests.live import wait_until
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+START_SECONDS = 120.0
+
+
+@dataclass
+class Vllm:
+    """An engine that runs, and whoever asks it."""
+
+    process: subprocess.Popen[str]
+    answers: Any
+    setting: Setting | None
+    log: Path
+    cached: list[int] = field(default_factory=list)
+
+    def ask(self, verb: str, *arguments: object) -> Any:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}) + "\n")
+        self.process.stdin.flush()
+        line = self.answers.readline()
+        assert line, self.log.read_text()[-3000:]
+        return json.loads(line)["answer"]
+
+    def answer_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        org: str | None,
+        rules: Rules = AS_USUAL,
+        tokens: int = 12,
+    ) -> list[list[int]]:
+        """What it answers; how much of each prompt was cached is in `cached`."""
+        claim = None
+        if org and self.setting:
+            claim = mint(self.setting.claims_key, self.setting.driver, org, rules)
+        found = self.ask("generate", prompts, [claim] * len(prompts), tokens)
+        assert {one["reason"] for one in found} == {"length"}, "no request has failed"
+        self.cached = [one["cached"] for one in found]
+        return [one["tokens"] for one in found]
+
+    def answer(self, prompt: Sequence[int], org: str | None, rules: Rules = AS_USUAL) -> list[int]:
+        return self.answer_all([prompt], org, rules)[0]
+
+    def hits(self, prompt: Sequence[int], org: str | None) -> int:
+        self.answer(prompt, org)
+        return self.cached[0]
+
+
+@contextlib.contextmanager
+def vllm(
+    models: Path,
+    setting: Setting | None = None,
+    file: Path | None = None,
+    model: str = "llama",
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> Iterator[Vllm]:
+    if setting and file:
+        file.write_bytes(msgspec.json.encode(setting))
+        options["setting"] = str(file)
+    log = models / f"log-{random.randrange(1 << 32)}"
+    ours, theirs = os.pipe()
+    command = [sys.executable, "-m", "tests.engines.vllm_process", str(models)]
+    with log.open("w") as said, os.fdopen(ours) as answers:
+        process = subprocess.Popen(
+            [*command, json.dumps({"model": model, **options}), str(theirs)],
+            cwd=PROJECT,
+            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            pass_fds=[theirs],
+            text=True,
+        )
+        os.close(theirs)
+        try:
+            assert answers.readline() == '"ready"\n', log.read_text()[-3000:]
+            yield Vllm(process, answers, setting, log)
+            assert process.stdin
+            process.stdin.close()
+            assert process.wait(60) == 0, log.read_text()[-3000:]
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass
+class Place:
+    """An agent of one's own, and the file that names it."""
+
+    agent: AgentProcess
+    setting: Setting
+    file: Path
+    models: Path
+
+    def engine(self, model: str = "llama", **options: Any) -> contextlib.AbstractContextManager[Vllm]:
+        return vllm(self.models, self.setting, self.file, model, **options)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def place(tmp_path: Path, models: Path) -> Iterator[Place]:
+    with agent(tmp_path / "agent") as one:
+        token = (tmp_path / "agent" / "token").read_text().strip()
+        home = AgentSpec(
+            url=str(one.http.base_url).rstrip("/"),
+            token=token,
+            address=f"unix:{tmp_path}/agent/data.sock",
+            memory_bytes=32 << 20,
+            tier2={"kind": "posix", "path": str(tmp_path / "tier2"), "cap_bytes": 1 << 30},
+        )
+        setting = fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home)
+        yield Place(one, setting, tmp_path / "job7.json", models)
+
+
+def prompt(seed: int, tokens: int = 1000) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(3, 512) for _ in range(tokens)]
+
+
+@pytest.fixture(scope="session")
+def plain(models: Path) -> dict[tuple[str, int], list[int]]:
+    """What the engine answers by itself, by model and seed of the prompt."""
+    made = {}
+    for model in ("llama", "gemma3", "mistral"):
+        with vllm(models, model=model) as engine:
+            for seed in range(4):
+                made[model, seed] = engine.answer(prompt(seed), None)
+    return made
+
+
+Plain = dict[tuple[str, int], list[int]]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize("block_size", [32, 96, 128])
+def test_the_same_answers_cold_and_warm_with_blocks_of_any_size(
+    place: Place, plain: Plain, block_size: int
+) -> None:
+    with place.engine(block_size=block_size) as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [0]
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        unit = {32: 64, 96: 192, 128: 128}[block_size]
+        assert engine.cached == [999 // unit * unit]
+        longer = [*prompt(0)[:700], *prompt(1)[:300]]
+        engine.answer(longer, "acme")
+        assert engine.cached == [700 // unit * unit], "as far as they are the same"
+
+
+def test_another_org_never_hits_and_the_same_org_does(place: Place, plain: Plain) -> None:
+    with place.engine() as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.hits(prompt(0), "globex") == 0
+        assert engine.hits(prompt(0), None) == 0
+        assert engine.hits(prompt(0), None) == 0, "who does not say who they are is cached for nobody"
+        assert engine.hits(prompt(0), "nobody-knows") == 0
+        assert engine.hits(prompt(0), "acme") == engine.hits(prompt(0), "globex") == 960
+
+
+def test_unsigned_requests_share_with_each_other_only_if_the_setting_says_so(place: Place) -> None:
+    place.setting = replace(place.setting, unsigned_org="globex")
+    with place.engine() as engine:
+        engine.answer(prompt(0), "acme")
+        assert engine.hits(prompt(0), None) == 0
+        assert engine.hits(prompt(0), None) == 960
+        assert engine.hits(prompt(0), "globex") == 0, "which nobody can claim"
+
+
+def test_what_a_request_wishes_is_followed(place: Place, plain: Plain) -> None:
+    with place.engine() as engine:
+        assert engine.answer(prompt(0), "acme", Rules(no_store=True)) == plain["llama", 0]
+        assert engine.hits(prompt(0), "acme") == 0
+        assert engine.hits(prompt(0), "acme") == 960
+
+
+def test_many_at_once_with_what_they_have_in_common(place: Place, plain: Plain) -> None:
+    prompts = [[*prompt(0)[: 64 * (at + 1)], *prompt(at + 1)[:200]] for at in range(12)]
+    with vllm(place.models) as engine:
+        alone = engine.answer_all(prompts, None)
+    with place.engine(max_num_batched_tokens=512) as engine:
+        assert engine.answer_all(prompts, "acme") == alone
+        assert engine.answer_all(prompts, "acme") == alone
+        assert all(engine.cached)
+
+
+def test_a_conversation_goes_on_from_its_answers(place: Place) -> None:
+    with place.engine() as engine:
+        first = engine.answer_all([prompt(0, 500)], "acme", tokens=200)[0]
+        grown = [*prompt(0, 500), *first, *prompt(1, 50)]
+        assert engine.hits(grown, "acme") == 699 // 64 * 64
+
+
+def test_an_engine_in_processes_of_its_own(place: Place, plain: Plain) -> None:
+    with place.engine(environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}) as engine:
+        for _ in range(2):
+            assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [960]
+
+
+def test_beside_vllms_own_prefix_cache(place: Place, plain: Plain) -> None:
+    with place.engine(enable_prefix_caching=True) as engine:
+        for _ in range(2):
+            assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached[0] >= 960
+        shorter = [*prompt(0)[:320], *prompt(2)[:300]]
+        engine.answer(shorter, "acme")
+        assert engine.cached == [320]
+
+
+def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain) -> None:
+    kept = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
+    place.setting = replace(
+        place.setting,
+        orgs=tuple(replace(org, policies=kept) for org in place.setting.orgs),
+        wait_seconds=20,
+    )
+    files = Path(place.agent.directory).parent / "tier2"
+
+    def columns() -> int:
+        return sum(path.is_file() for path in files.rglob("*"))
+
+    with place.engine() as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.hits(prompt(0), "acme") == 960
+        wait_until("what was used again is copied", lambda: columns() >= 15)
+    with place.engine() as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [960], "it has waited for it"
+        assert engine.hits(prompt(0), "globex") == 0
+
+
+def test_an_agent_that_is_killed_while_it_is_used_fails_no_request(place: Place, plain: Plain) -> None:
+    prompts = [prompt(seed) for seed in range(4)]
+    expected = [plain["llama", seed] for seed in range(4)]
+    with place.engine() as engine:
+        assert engine.answer_all(prompts, "acme") == expected
+        assert engine.answer_all(prompts, "acme") == expected
+        assert engine.cached == [960] * 4
+        place.agent.process.kill()
+        place.agent.process.wait()
+        assert engine.answer_all(prompts, "acme") == expected
+        assert engine.answer_all(prompts, "acme") == expected
+        assert engine.cached == [0] * 4
+
+
+def test_a_purge_over_the_api_is_a_miss_with_its_reason(place: Place, plain: Plain) -> None:
+    import httpx
+
+    caller, port = "a caller's token of acme", free_port()
+    from swdriver_shim.desired import token_hash
+
+    acme, globex = place.setting.orgs
+    place.setting = replace(
+        place.setting,
+        orgs=(replace(acme, tokens=(token_hash(caller),)), globex),
+        api=ApiSpec(host="127.0.0.1", port=port, token="the token of a controller"),
+    )
+    headers = {"authorization": f"Bearer {caller}"}
+    with (
+        place.engine() as engine,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as api,
+    ):
+        engine.answer(prompt(0), "acme")
+        engine.answer(prompt(0), "globex")
+        told = api.post("/v1/query", json={"tokens": prompt(0)}).json()
+        assert told == {"tokens": 960, "asked": 1000}
+        receipt = api.post("/v1/purge", json={}).raise_for_status().json()
+        assert (receipt["done"], receipt["columns"]) == (True, 15)
+        assert set(receipt["confirmed"]) == {"full.0"}
+        why = api.post("/v1/explain", json={"tokens": prompt(0)}).json()["full"]
+        assert {column["state"] for column in why[:15]} == {"purged"}
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [0]
+        assert engine.hits(prompt(0), "globex") == 960
+        refused = api.post("/v1/load", json={"tokens": prompt(0)})
+        assert refused.status_code == 409
+        assert "engine" in refused.text
+
+
+def test_a_reset_leaves_nothing_and_says_how_much_it_was(place: Place, plain: Plain) -> None:
+    with place.engine() as engine:
+        engine.answer(prompt(0), "acme")
+        engine.answer(prompt(1), "globex")
+        assert engine.ask("reset") is True
+        assert engine.hits(prompt(0), "acme") == engine.hits(prompt(1), "globex") == 0
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [960]
