@@ -295,6 +295,7 @@ class SecondTier:
         ledger, flow = self._ledger, self.flow
         if recall.number and not ledger.slots.end(recall):
             return
+        came: list[Column] = []
         for place in recall.places:
             if not _is_coming(place):
                 continue  # purged or taken away meanwhile
@@ -317,8 +318,8 @@ class SecondTier:
                 flow.late += 1
                 ledger.remove(column, Reason.EXPIRED)
                 continue
-            ledger.arrived(column, now)
-            ledger.schedule(column)
+            came.append(column)
+        ledger.arrived(came, now)
 
     # Out
 
