@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -93,10 +94,12 @@ class Deciding:
         homes = self._granted(setting.agent, model) if setting.agent else setting.homes
         self._lines = [Line(worker.place, self._told) for worker in workers]
 
-        def far(group: str, index: int, home: Home) -> FarShard:
-            return FarShard(f"{group}.{index}", self._lines[index], home)
+        notes = Path(setting.state_dir) if setting.state_dir else None
 
-        self.shim = Shim(setting.driver, None, daemon.software(), far=far)
+        def far(group: str, index: int, home: Home) -> FarShard:
+            return FarShard(f"{group}.{index}", self._lines[index], home, notes)
+
+        self.shim = Shim(setting.driver, None, daemon.software(), far=far, notes=notes)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.scheduling = Scheduling(

@@ -76,6 +76,9 @@ class Setting(Document, frozen=True):
     # For which a request waits, at most, for what tier 2 has of it.
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
     api: ApiSpec | None = None
+    # Where one life of the engine leaves what the next goes on with: what is in agents' memory then
+    # outlives a restart. Without it only tier 2 does.
+    state_dir: Annotated[str, Meta(max_length=4096)] | None = None
     generation: Annotated[int, Meta(ge=1)] = 1
 
     def desired(self, model: ModelSpec, homes: tuple[HomeSpec, ...]) -> Desired:
