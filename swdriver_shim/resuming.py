@@ -5,9 +5,9 @@ evict wrote each slot. Both are read once, at the next start, and are gone then:
 not write them, begins with nothing, as ever, and agents are emptied.
 
 - A shard goes on only at the same memory of an agent that has applied just the same evicts.
-- A column is served only with the seal that its key, its org and that evict make. So a note that does not
-  fit what is in the slots costs misses, and never a wrong byte.
-- Time goes on while nobody runs: dates are those of the calendar. If that was put back, nothing is taken.
+- A column is served only with the seal that its key, its org and that evict make. So a note that does
+  not fit what is in the slots costs misses, and never a wrong byte.
+- Time goes on while nobody runs: dates are those of the calendar. If that was put back, none is taken.
 - Slots of which nobody knows any more what is in them are emptied before anything is served.
 """
 
@@ -196,8 +196,8 @@ def _adopted(
     taken: list[set[int]],
     keys: Callable[[str, Namespace], Keys | None],
 ) -> Iterator[tuple[int, Keys, ColumnNote]]:
-    """The columns that fit what is here: of orgs that are served, each in a slot of its own, none without
-    its parent."""
+    """The columns that fit what is here: of orgs that are served, each in a slot of its own, none
+    without its parent."""
     makers = [keys(one.org, one.namespace) if one.group < groups else None for one in note.maps]
     seen: set[tuple[int, bytes]] = set()
     places: set[int] = set()

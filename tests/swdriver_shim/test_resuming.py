@@ -106,7 +106,7 @@ def test_whoever_was_killed_begins_with_nothing(fleet: Fleet, notes: Path, calen
         for path in notes.iterdir():
             pytest.fail(f"{path.name} is there though it was read")
         engine.driver._notes = None  # it leaves nothing
-        for shard in engine.driver._shards[0] + engine.driver._shards[1]:
+        for shard in [*engine.driver._shards[0], *engine.driver._shards[1]]:
             shard._note = None
     with life(fleet, notes, calendar) as engine:
         assert engine.load(asked) == 0
