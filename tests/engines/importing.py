@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -58,10 +59,24 @@ def _bare_sglang() -> None:
 
     if find_spec("torchvision") is None:
         sys.meta_path.append(_StandIn("torchvision"))
-    spec = find_spec("sglang")
+    _bare("sglang")
+
+
+@contextlib.contextmanager
+def ucm() -> Iterator[None]:
+    """UCM patches vLLM when it is imported, and logs by compiled code, for a Python that is not this."""
+    _bare("ucm")
+    logger = sys.modules["ucm.logger"] = ModuleType("ucm.logger")
+    logger.init_logger = logging.getLogger  # type: ignore[attr-defined]
+    yield
+
+
+def _bare(name: str) -> None:
+    """Let modules of a package be imported without what the package itself imports."""
+    spec = find_spec(name)
     if spec is None:
-        raise ModuleNotFoundError("there is no sglang")
-    package = ModuleType("sglang")
+        raise ModuleNotFoundError(f"there is no {name}")
+    package = ModuleType(name)
     package.__path__ = list(spec.submodule_search_locations or ())
     package.__spec__ = spec
-    sys.modules["sglang"] = package
+    sys.modules[name] = package
