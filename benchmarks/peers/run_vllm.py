@@ -33,11 +33,11 @@ class Vllm(Matcher):
     def start(self) -> None:
         os.environ.update(QUIET)
         import torch
-        from vllm.sampling_params import SamplingParams  # type: ignore[import-not-found]
-        from vllm.utils.hashing import get_hash_fn_by_name  # type: ignore[import-not-found]
-        from vllm.v1 import kv_cache_interface  # type: ignore[import-not-found]
-        from vllm.v1.core import kv_cache_manager, kv_cache_utils  # type: ignore[import-not-found]
-        from vllm.v1.request import Request  # type: ignore[import-not-found]
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1 import kv_cache_interface
+        from vllm.v1.core import kv_cache_manager, kv_cache_utils
+        from vllm.v1.request import Request
 
         self.hash_of, self.utils, self.cache = get_hash_fn_by_name, kv_cache_utils, kv_cache_interface
         self.new_manager, self.new_request = kv_cache_manager.KVCacheManager, Request
