@@ -363,14 +363,15 @@ def test_preempted_requests_go_on_from_what_they_had(place: Place) -> None:
     with vllm(place.models) as engine:
         expected = engine.answer_all(prompts, None, tokens=260)
     # Room for about three of the six when they are done.
-    with place.engine(num_gpu_blocks_override=56) as engine:
+    with place.engine(num_gpu_blocks_override=56, max_model_len=1024) as engine:
         assert engine.answer_all(prompts, "acme", tokens=260) == expected
         assert engine.ask("preemptions") > 0
         assert engine.answer_all(prompts, "acme", tokens=260) == expected
 
 
 def test_two_workers_each_with_a_shard(place: Place, plain: Plain) -> None:
-    with place.engine(tensor_parallel_size=2) as engine:
+    apart = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two workers on one node of memory
+    with place.engine(tensor_parallel_size=2, environment=apart) as engine:
         cold = engine.answer(prompt(0), "acme")
         assert engine.cached == [0]
         assert engine.answer(prompt(0), "acme") == cold

@@ -65,7 +65,7 @@ def build(kind: str, directory: Path) -> None:
             num_hidden_layers=len(layers), sliding_window=256, layer_types=layers, **SHAPE
         )
         model = Gemma3ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.save_pretrained(directory)
 
 
 class Engine:
@@ -85,7 +85,7 @@ class Engine:
             kv_connector_extra_config={"tidegate": setting},
         )
         usual = {
-            "dtype": "bfloat16",
+            "dtype": "float32",
             "max_model_len": 2048,
             "enforce_eager": True,
             "enable_prefix_caching": False,
