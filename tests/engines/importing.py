@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,7 @@ def _bare_sglang() -> None:
 @contextlib.contextmanager
 def ucm() -> Iterator[None]:
     """UCM patches vLLM when it is imported, and logs by compiled code, for a Python that is not this."""
+    sys.path.append(str(Path(sys.prefix) / "other"))  # where `bootstrap engines` puts it
     _bare("ucm")
     logger = sys.modules["ucm.logger"] = ModuleType("ucm.logger")
     logger.init_logger = logging.getLogger  # type: ignore[attr-defined]
