@@ -48,7 +48,7 @@ def test_every_dependency_is_justified() -> None:
     assert documented == names
 
 
-@pytest.mark.parametrize("name", ["run", "dev", "models", "uv"])
+@pytest.mark.parametrize("name", ["run", "dev", "models", "engines", "uv"])
 def test_a_lock_is_hashed_and_names_no_index(name: str) -> None:
     text = (PROJECT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text
@@ -63,6 +63,7 @@ def test_every_verb_of_the_makefile_has_its_line_of_help() -> None:
     documented = set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
     wanted = {"up", "down", "check", "test", "lint", "fmt", "bench", "sim", "docs", "clean"} | {
         "test-models",
+        "test-engines",
         "bench-models",
     }
     assert wanted <= documented

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,10 +60,25 @@ def _bare_sglang() -> None:
 
     if find_spec("torchvision") is None:
         sys.meta_path.append(_StandIn("torchvision"))
-    spec = find_spec("sglang")
+    _bare("sglang")
+
+
+@contextlib.contextmanager
+def ucm() -> Iterator[None]:
+    """UCM patches vLLM when it is imported, and logs by compiled code, for a Python that is not this."""
+    sys.path.append(str(Path(sys.prefix) / "other"))  # where `bootstrap engines` puts it
+    _bare("ucm")
+    logger = sys.modules["ucm.logger"] = ModuleType("ucm.logger")
+    logger.init_logger = logging.getLogger  # type: ignore[attr-defined]
+    yield
+
+
+def _bare(name: str) -> None:
+    """Let modules of a package be imported without what the package itself imports."""
+    spec = find_spec(name)
     if spec is None:
-        raise ModuleNotFoundError("there is no sglang")
-    package = ModuleType("sglang")
+        raise ModuleNotFoundError(f"there is no {name}")
+    package = ModuleType(name)
     package.__path__ = list(spec.submodule_search_locations or ())
     package.__spec__ = spec
-    sys.modules["sglang"] = package
+    sys.modules[name] = package

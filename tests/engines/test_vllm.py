@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,3 +337,95 @@ def test_a_reset_leaves_nothing_and_says_how_much_it_was(place: Place, plain: Pl
         assert engine.hits(prompt(0), "acme") == engine.hits(prompt(1), "globex") == 0
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]
         assert engine.cached == [960]
+
+
+@pytest.mark.parametrize("model", ["gemma3", "mistral"])
+def test_layers_with_a_window_alone_and_beside_others(place: Place, plain: Plain, model: str) -> None:
+    with place.engine(model, max_num_batched_tokens=256) as engine:
+        for seed in range(3):
+            assert engine.answer(prompt(seed), "acme") == plain[model, seed]
+            assert engine.cached == [0]
+        for seed in range(3):
+            assert engine.answer(prompt(seed), "acme") == plain[model, seed]
+            assert engine.cached == [960]
+        assert engine.answer_all([prompt(seed) for seed in range(3)], "acme") == [
+            plain[model, seed] for seed in range(3)
+        ]
+        assert engine.cached == [960] * 3
+        assert engine.hits(prompt(0), "globex") == 0
+        place.agent.process.kill()
+        place.agent.process.wait()
+        assert engine.answer(prompt(0), "acme") == plain[model, 0]
+
+
+def test_with_speculation_only_what_is_verified_is_stored(place: Place) -> None:
+    """What repeats itself is guessed right, what does not is guessed wrong: both are asked on from."""
+    guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    starts = [prompt(0, 70) * 4, prompt(1, 300)]
+    with vllm(place.models) as engine:
+        answers = engine.answer_all(starts, None, tokens=300)
+        grown = [[*start, *answer] for start, answer in zip(starts, answers, strict=True)]
+        after = engine.answer_all(grown, None)
+    with place.engine(speculative_config=guess) as engine:
+        assert engine.answer_all(starts, "acme", tokens=300) == answers
+        assert engine.answer_all(grown, "acme") == after
+        assert engine.cached == [(len(one) - 1) // 64 * 64 for one in grown]
+
+
+def test_preempted_requests_go_on_from_what_they_had(place: Place) -> None:
+    prompts = [prompt(seed, 300) for seed in range(6)]
+    with vllm(place.models) as engine:
+        expected = engine.answer_all(prompts, None, tokens=260)
+    # Room for about three of the six when they are done.
+    with place.engine(num_gpu_blocks_override=56, max_model_len=1024) as engine:
+        assert engine.answer_all(prompts, "acme", tokens=260) == expected
+        assert engine.ask("preemptions") > 0
+        assert engine.answer_all(prompts, "acme", tokens=260) == expected
+
+
+def test_two_workers_each_with_a_shard(place: Place, plain: Plain) -> None:
+    apart = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two workers on one node of memory
+    with place.engine(tensor_parallel_size=2, environment=apart) as engine:
+        cold = engine.answer(prompt(0), "acme")
+        assert engine.cached == [0]
+        assert engine.answer(prompt(0), "acme") == cold
+        assert engine.cached == [960]
+        assert {shard["name"] for shard in place.agent.observed()["shards"]} == {
+            "job7.full.0",
+            "job7.full.1",
+        }
+        place.agent.process.kill()
+        place.agent.process.wait()
+        assert engine.answer(prompt(0), "acme") == cold
+
+
+def test_an_agent_that_is_killed_in_the_middle_of_loads_fails_no_request(
+    place: Place, plain: Plain
+) -> None:
+    """Over TCP, where columns are on their way when it happens."""
+    prompts = [prompt(seed % 4) for seed in range(12)]
+    expected = [plain["llama", seed % 4] for seed in range(12)]
+    place.agent.stop()
+    place.agent.http.close()
+    place.agent.options = ("--plain-tcp", "yes", "--tcp", "127.0.0.1:0")
+    place.agent.start()
+    home = place.setting.agent
+    assert home
+    url = str(place.agent.http.base_url).rstrip("/")
+    address = f"tcp:127.0.0.1:{place.agent.tcp}"
+    place.setting = replace(place.setting, agent=replace(home, url=url, address=address))
+    place.agent.options = ("--plain-tcp", "yes", "--tcp", f"127.0.0.1:{place.agent.tcp}")
+    with place.engine() as engine:
+        for delay in (0.005, 0.02, 0.05, 0.1):
+
+            def is_warm() -> bool:
+                assert engine.answer_all(prompts, "acme") == expected
+                return engine.cached == [960] * 12
+
+            wait_until("all of it is there", is_warm, 60)
+            killer = threading.Timer(delay, place.agent.process.kill)
+            killer.start()
+            assert engine.answer_all(prompts, "acme") == expected
+            killer.join()
+            place.agent.kill()
+            place.agent.start()

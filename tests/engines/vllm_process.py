@@ -65,13 +65,13 @@ def build(kind: str, directory: Path) -> None:
             num_hidden_layers=len(layers), sliding_window=256, layer_types=layers, **SHAPE
         )
         model = Gemma3ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.save_pretrained(directory)
 
 
 class Engine:
     def __init__(self, directory: Path, options: dict[str, Any]) -> None:
-        from vllm import LLM  # type: ignore[attr-defined, unused-ignore]
-        from vllm.config import KVTransferConfig  # type: ignore[attr-defined, unused-ignore]
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
 
         kind, setting = options.pop("model"), options.pop("setting", None)
         model = directory / kind
@@ -85,13 +85,14 @@ class Engine:
             kv_connector_extra_config={"tidegate": setting},
         )
         usual = {
-            "dtype": "bfloat16",
+            "dtype": "float32",
             "max_model_len": 2048,
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "block_size": 32,
             "seed": 0,
             "skip_tokenizer_init": True,
+            "disable_log_stats": False,
         }
         self.llm = LLM(
             model=str(model),
@@ -105,7 +106,7 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], claims: list[str | None], tokens: int
     ) -> list[dict[str, Any]]:
-        from vllm import SamplingParams  # type: ignore[attr-defined, unused-ignore]
+        from vllm import SamplingParams
 
         def sampling(claim: str | None) -> Any:
             params = {"kv_transfer_params": {"tidegate": claim}} if claim else None
@@ -133,6 +134,10 @@ class Engine:
 
     def reset(self) -> bool:
         return bool(self.llm.llm_engine.reset_prefix_cache(reset_connector=True))
+
+    def preemptions(self) -> int:
+        found = [one for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"]
+        return int(found[0].value)
 
     def metrics(self) -> dict[str, float]:
         """Of the connector's, in vLLM's own registry."""

@@ -47,12 +47,20 @@ def installed(checkout: Path) -> None:
         lock = checkout / "requirements" / f"{kind}.txt"
         stamp = f"{bootstrap._digest(lock)} {sys.version}"
         (checkout / ".venv" / f".{kind}-installed").write_text(stamp)
-    models = checkout / ".tidegate" / "models"
-    (models / "bin").mkdir(parents=True)
-    (models / "bin" / "python").symlink_to(sys.executable)
-    lock = checkout / "requirements" / "models.txt"
-    stamp = f"{bootstrap._digest(lock)} {sys.version} {bootstrap.TORCH}"
-    (models / ".models-installed").write_text(stamp)
+    requirements = checkout / "requirements"
+    for kind, more in {
+        "models": "",
+        "engines": "".join(
+            f" {bootstrap._digest(requirements / f'engines.{which}.txt')}"
+            for which in ("alone", "other")
+        ),
+    }.items():
+        home = checkout / ".tidegate" / kind
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "python").symlink_to(sys.executable)
+        digest = bootstrap._digest(requirements / f"{kind}.txt")
+        stamp = f"{digest} {sys.version} {bootstrap.TORCH}{more}"
+        (home / f".{kind}-installed").write_text(stamp)
 
 
 @pytest.mark.slow
@@ -65,7 +73,7 @@ def test_without_a_network_it_is_said_in_a_sentence(checkout: Path) -> None:
 
 def test_what_is_installed_is_left_alone(checkout: Path) -> None:
     installed(checkout)
-    for kind in ("run", "dev", "models"):
+    for kind in ("run", "dev", "models", "engines"):
         done = run(checkout, kind)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -47,7 +47,7 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
         (lambda: "x" * 5000, Refusal.MALFORMED),
         (lambda: signed(KEY[::-1]), Refusal.SIGNATURE),
         (lambda: signed(KEY * 2, algorithm="HS512"), Refusal.MALFORMED),
-        (lambda: jwt.encode(payload(), None, algorithm="none"), Refusal.MALFORMED),
+        (lambda: jwt.encode(payload(), "", algorithm="none"), Refusal.MALFORMED),
         (lambda: signed(age=70), Refusal.EXPIRED),
         (lambda: signed(aud="job8"), Refusal.AUDIENCE),
         (lambda: signed(aud=["job7", "job8"]), Refusal.AUDIENCE),

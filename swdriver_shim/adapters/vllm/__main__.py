@@ -1,0 +1,129 @@
+"""`python -m swdriver_shim.adapters.vllm`: the file that an engine names, and claims for its
+requests."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvss_agent.http_api import Invalid
+from kvss_agent.keeping import keep
+from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, fresh, read
+from swdriver_shim.claims import SECONDS, SECONDS_MAX, mint
+from swdriver_shim.policy import Rules
+
+UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+EXAMPLES: Final = """\
+examples:
+  python -m kvss_agent --state-dir .kvss --control 127.0.0.1:8410
+  python -m swdriver_shim.adapters.vllm prepare job7.json --model llama --agent .kvss --memory 8GiB
+  python -m swdriver_shim.adapters.vllm claim job7.json --org default
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        given.verb(given)
+    except (Invalid, OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m swdriver_shim.adapters.vllm",
+        description="What vLLM's connector needs besides vLLM.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    one = verbs.add_parser("prepare", help="write a new file, with secrets of its own")
+    one.set_defaults(verb=_prepare)
+    one.add_argument("file", type=Path)
+    one.add_argument("--model", required=True, help="stands for the weights: KV is shared by this name")
+    one.add_argument("--revision", default="", help="likewise")
+    one.add_argument("--driver", help="what the driver is called (default: the file's name)")
+    one.add_argument("--org", action="append", help="may be repeated (default: default)")
+    one.add_argument(
+        "--agent",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="state directory of an agent on this node",
+    )
+    one.add_argument(
+        "--agent-url", default="http://127.0.0.1:8410", metavar="URL", help="its control API"
+    )
+    one.add_argument("--memory", type=_bytes, required=True, metavar="SIZE", help="such as 8GiB")
+    one.add_argument("--tier2", type=Path, metavar="DIR", help="have it keep columns on disk as well")
+    one.add_argument(
+        "--tier2-size", type=_bytes, default=10 << 30, metavar="SIZE", help="(default: 10GiB)"
+    )
+    one = verbs.add_parser("claim", help="sign a claim, as a gateway does for each request")
+    one.set_defaults(verb=_claim)
+    one.add_argument("file", type=Path)
+    one.add_argument("--org", required=True)
+    one.add_argument(
+        "--seconds", type=int, default=SECONDS, help=f"1 to {SECONDS_MAX} (default: {SECONDS})"
+    )
+    one.add_argument("--no-store", action="store_true", help="nothing of the request is kept")
+    one.add_argument("--ttl", type=int, metavar="SECONDS", help="shorter than the org's policy")
+    one.add_argument("--priority", type=int, metavar="N", help="0 to 100")
+    one.add_argument("--continue-id", default="", help="of a conversation")
+    return parser
+
+
+def _prepare(given: argparse.Namespace) -> None:
+    if given.file.exists():
+        raise Invalid(f"{given.file} is there already, with secrets that something may depend on.")
+    directory = given.agent.absolute()
+    agent = AgentSpec(
+        url=given.agent_url,
+        token=(directory / "token").read_text().strip(),
+        address=f"unix:{directory}/data.sock",
+        memory_bytes=given.memory,
+        tier2=_tier2(given),
+    )
+    driver = given.driver or given.file.stem
+    setting = fresh(
+        NameSpec(name=given.model, revision=given.revision), driver, given.org or ["default"], agent
+    )
+    keep(given.file, msgspec.json.format(msgspec.json.encode(setting)) + b"\n")
+    read(given.file)
+
+
+def _tier2(given: argparse.Namespace) -> dict[str, object] | None:
+    if given.tier2 is None:
+        return None
+    return {"kind": "posix", "path": str(given.tier2.absolute()), "cap_bytes": given.tier2_size}
+
+
+def _claim(given: argparse.Namespace) -> None:
+    setting = read(given.file)
+    if given.org not in {org.name for org in setting.orgs}:
+        raise Invalid(f"{given.file} knows no org {given.org}.")
+    rules = Rules(
+        no_store=given.no_store,
+        ttl_seconds=given.ttl,
+        priority=given.priority,
+        continue_id=given.continue_id,
+    )
+    rules = msgspec.convert(msgspec.to_builtins(rules), Rules)  # within their bounds
+    print(mint(setting.claims_key, setting.driver, given.org, rules, seconds=given.seconds))
+
+
+def _bytes(text: str) -> int:
+    for unit, size in UNITS.items():
+        if text.endswith(unit) and text.removesuffix(unit).isdecimal():
+            return int(text.removesuffix(unit)) * size
+    raise argparse.ArgumentTypeError(f"a number and one of {', '.join(UNITS)}, not {text!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

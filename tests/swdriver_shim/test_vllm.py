@@ -1,0 +1,518 @@
+"""The connector's halves on real agents, for an engine that is a table of blocks: no vLLM is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvss_agent.arena import Arena, slot_bytes_for
+from kvss_agent.breach import Cause
+from kvss_agent.client import Credentials
+from kvss_agent.hosting import HostedShard, Identity
+from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.orders import Saved, Step
+from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
+from swdriver_shim.adapters.vllm.working import Worker
+from swdriver_shim.deciding import Decider
+from swdriver_shim.halves import FarShard, Line, MovingHalf
+from swdriver_shim.homes import Home
+from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.policy import AS_USUAL, Rules
+from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from tests.live import wait_until
+from tests.swdriver_shim.prompts import NAMESPACE
+from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
+
+C = COLUMN_TOKENS
+COUNT = 400  # blocks of an engine
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from([16, 32, 48, 64, 96, 128, 176]),
+    st.integers(0, 3),
+)
+def test_a_unit_is_cut_into_columns_and_put_together_again(
+    per_token: list[int], block_tokens: int, seed: int
+) -> None:
+    unit = unit_tokens([block_tokens])
+    numbers = random.Random(seed)
+    layers = []
+    for index, each in enumerate(per_token):
+        size = each * block_tokens
+        stride = size + index  # layers may lie beside each other
+        memory = memoryview(bytearray(numbers.randbytes(stride * 50)))
+        layers.append(Layer(str(index), memory, 0, stride, size))
+    one = Blocks(layers, block_tokens, unit)
+    shape = one.shape
+    assert shape.column_bytes == sum(per_token) * C
+    table = numbers.sample(range(49), shape.unit_blocks)
+    other = numbers.sample(range(49), shape.unit_blocks)
+    before = [[bytes(layer.part(block, 0, layer.size)) for block in table] for layer in layers]
+    columns = [memoryview(bytearray(shape.column_bytes)) for _ in range(shape.unit_columns)]
+    for part, column in enumerate(columns):
+        one.gather(part, table, column)
+    assert b"".join(columns) == b"".join(part for of in before for part in of), "layer by layer"
+    left = numbers.randrange(shape.unit_blocks)
+    kept = [bytes(layer.part(other[left], 0, layer.size)) for layer in layers]
+    wanted = [LEAVE if at == left else block for at, block in enumerate(other)]
+    for index in range(len(layers)):
+        for part, column in enumerate(columns):
+            one.scatter(index, part, wanted, column)
+    for index, layer in enumerate(layers):
+        there = [bytes(layer.part(block, 0, layer.size)) for block in other]
+        before[index][left] = kept[index]
+        assert there == before[index]
+
+
+def test_blocks_that_can_not_be_kept_are_refused_in_a_sentence() -> None:
+    with pytest.raises(Unfit, match="Choose another --block-size"):
+        unit_tokens([2**12 + 1, 64])
+    with pytest.raises(Unfit, match="not the same number for each token"):
+        Shape((100,), 32, 64)
+    with pytest.raises(IndexError):
+        Layer("0", memoryview(bytearray(100)), 0, 10, 10).part(10, 0, 10)
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    request_id: str
+    all_token_ids: list[int]
+    num_computed_tokens: int = 0
+    org: str = "acme"
+    rules: Rules = AS_USUAL
+    tables: list[list[int]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+
+@dataclass
+class GroupOf:
+    layers: tuple[int, ...]  # bytes per token of each
+    block_tokens: int
+    window: int | None = None
+
+
+class Engine:
+    """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
+
+    def __init__(self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1) -> None:
+        self.groups, self.plane = groups, plane
+        self.unit = unit_tokens([one.block_tokens for one in groups])
+        self.halves = [MovingHalf() for _ in range(workers)]
+        names = [str(at) for at in range(len(groups))]
+        self.blocks = [[self._blocks(one, at) for at, one in enumerate(groups)] for _ in range(workers)]
+        self.workers = [
+            Worker(names, blocks, half) for blocks, half in zip(self.blocks, self.halves, strict=True)
+        ]
+        self.lines = [Line(half.place, self._told) for half in self.halves]
+        layout = Layout(
+            tuple(
+                Group(str(at), (sum(one.layers),) * workers, one.window) for at, one in enumerate(groups)
+            )
+        )
+        self.far = [
+            [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
+        ]
+        self.driver = Decider(layout, "llama", self.far)
+        self.scheduling = Scheduling(
+            self.driver,
+            [GroupShape(one.block_tokens, one.window) for one in groups],
+            self.unit,
+            workers,
+            self._who,
+        )
+        self.free = list(range(1, COUNT))
+        self.bad: set[int] = set()
+        self.saved: list[Saved] = []
+
+    def _blocks(self, group: GroupOf, at: int) -> Blocks:
+        layers = [
+            Layer(f"{at}.{index}", memoryview(bytearray(each * group.block_tokens * COUNT)), 0,
+                  each * group.block_tokens, each * group.block_tokens)
+            for index, each in enumerate(group.layers)
+        ]  # fmt: skip
+        return Blocks(layers, group.block_tokens, self.unit)
+
+    def _shard(self, name: str, line: Line) -> FarShard:
+        home = Home(f"unix:{self.plane.unix}", name, lambda: Credentials(DRIVER, SECRET))
+        return FarShard(name, line, home)
+
+    def _who(self, request: FakeRequest) -> Asker | None:
+        if not request.org:
+            return None
+        return Asker(Keys(request.org, ORG_SECRET, NAMESPACE, self.unit), request.rules)
+
+    def _told(self, raw: msgspec.Raw) -> None:
+        told = msgspec.msgpack.decode(raw, type=Saved)
+        self.saved.append(told)
+        self.scheduling.saved(told)
+
+    def close(self) -> None:
+        self.scheduling.close()
+        self.driver.close()
+        for line in self.lines:
+            line.close()
+        for worker in self.workers:
+            worker.close()
+
+    def kv(self, request: FakeRequest, worker: int, group: int, layer: int, block: int) -> bytes:
+        """What a model would compute: it depends on all tokens so far."""
+        one = self.groups[group]
+        upto = request.all_token_ids[: (block + 1) * one.block_tokens]
+        what = repr((upto, worker, group, layer)).encode()
+        return hashlib.shake_128(what).digest(one.layers[layer] * one.block_tokens)
+
+    def part(self, request: FakeRequest, worker: int, group: int, layer: int, block: int) -> memoryview:
+        of = self.blocks[worker][group].layers[layer]
+        return of.part(request.tables[group][block], 0, of.size)
+
+    def each(self, request: FakeRequest, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Worker, group, layer and block of the whole blocks of these tokens, where there are any."""
+        for worker in range(len(self.workers)):
+            for group, one in enumerate(self.groups):
+                for block in range(begin // one.block_tokens, end // one.block_tokens):
+                    if request.tables[group][block]:
+                        for layer in range(len(one.layers)):
+                            yield worker, group, layer, block
+
+    def begin(self, request: FakeRequest, local: int = 0) -> int:
+        """It gets blocks, and what is stored of it is asked for: so many tokens of it will be loaded."""
+        external, _ = self.scheduling.matched(request, local)
+        assert external is not None
+        done = local + external
+        request.tables = []
+        for one in self.groups:
+            count = -(-request.num_tokens // one.block_tokens) + 1
+            gone = max(0, done - one.window) // one.block_tokens if one.window and done else 0
+            request.tables.append([0] * gone + [self.free.pop() for _ in range(count - gone)])
+        self.scheduling.allocated(request, request.tables, external)
+        request.num_computed_tokens = done
+        return external
+
+    def run(self, scheduled: dict[FakeRequest, int], spoil: Callable[[], None] = lambda: None) -> Step:
+        """One step: what is loaded is checked, and the rest computed."""
+        by_id = {request.request_id: request for request in scheduled}
+        step = self.scheduling.step(
+            {request.request_id: count for request, count in scheduled.items()},
+            lambda name: by_id[name].tables,
+            {block for request in scheduled for table in request.tables for block in table},
+        )
+        spoil()
+        for worker in self.workers:
+            worker.begin(step)
+            worker.load(step)
+        for request, count in scheduled.items():
+            end = request.num_computed_tokens + count
+            for at, group, layer, block in self.each(request, request.num_computed_tokens, end):
+                self.workers[at].wait_for_layer(f"{group}.{layer}")
+                made = self.kv(request, at, group, layer, block)
+                self.part(request, at, group, layer, block)[:] = made
+        for worker in self.workers:
+            worker.computed(step)
+        self.results = [worker.take_result() for worker in self.workers]
+        self.bad = set().union(*(result.bad_blocks for result in self.results))
+        for request, count in scheduled.items():
+            bad = [
+                block * self.groups[0].block_tokens
+                for block, number in enumerate(request.tables[0])
+                if number in self.bad
+            ]
+            request.num_computed_tokens = min([request.num_computed_tokens + count, *bad])
+        for result in self.results:
+            self.scheduling.heard(result.report)
+        return step
+
+    def check(self, request: FakeRequest, tokens: int) -> None:
+        """All whole blocks of so many tokens are what a model would have computed."""
+        for worker, group, layer, block in self.each(request, 0, tokens):
+            there = self.part(request, worker, group, layer, block)
+            assert there == self.kv(request, worker, group, layer, block), (worker, group, layer, block)
+
+    def end(self, request: FakeRequest) -> bool:
+        waits = self.scheduling.finished(request, request.tables)
+        if not waits:
+            self.free += [block for table in request.tables for block in table if block]
+        return waits
+
+    def settle(self) -> None:
+        """Empty steps, until nobody waits for a save."""
+        wait_until("saves are over", lambda: not self.scheduling._stores and not self.run({}).stores)
+
+    def serve(self, request: FakeRequest, step_tokens: int = 10_000) -> int:
+        """A whole request; how many tokens were loaded."""
+        external = self.begin(request)
+        while (left := request.num_tokens - request.num_computed_tokens) > 0:
+            self.run({request: min(left, step_tokens)})
+            external = 0 if self.bad else external
+        self.check(request, request.num_tokens)
+        self.end(request)
+        self.settle()
+        return external
+
+
+FULL = [GroupOf((8, 4, 4), 32)]
+HYBRID = [GroupOf((8, 8), 32), GroupOf((4,), 32, window=200)]
+
+
+@contextlib.contextmanager
+def engine(
+    directory: Path, groups: Sequence[GroupOf], workers: int = 1, slots: int = 60
+) -> Iterator[Engine]:
+    with running(directory) as plane:
+        for at, group in enumerate(groups):
+            for worker in range(workers):
+                add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
+        made = Engine(plane, groups, workers)
+        try:
+            yield made
+            made.driver.ledger.check_integrity()
+        finally:
+            made.close()
+
+
+def add(plane: Plane, name: str, payload: int, slots: int) -> None:
+    identity = Identity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
+    arena = Arena.allocate(identity.slot_bytes, slots)
+    plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
+
+
+_names = iter(range(1 << 30))
+
+
+def request(tokens: Sequence[int], org: str = "acme", rules: Rules = AS_USUAL) -> FakeRequest:
+    return FakeRequest(f"request {next(_names)}", list(tokens), org=org, rules=rules)
+
+
+def some(seed: int, count: int) -> list[int]:
+    return [random.Random(seed * 1000 + at // 7).randrange(1000) for at in range(count)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("block_tokens", [16, 32, 48, 64, 128])
+def test_what_one_request_computes_the_next_one_is_given(
+    tmp_path: Path, workers: int, block_tokens: int
+) -> None:
+    with engine(tmp_path, [GroupOf((8, 4, 4), block_tokens)], workers) as one:
+        unit = one.unit
+        assert one.serve(request(some(1, 700)), step_tokens=256) == 0
+        assert one.serve(request(some(1, 700))) == 699 // unit * unit
+        assert one.serve(request([*some(1, 400), *some(2, 300)])) == 400 // unit * unit
+        assert one.serve(request(some(1, 700), "globex")) == 0
+        assert one.serve(request(some(1, 700), "")) == 0
+
+
+def test_the_last_token_is_computed_though_all_are_there(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 4 * C)))
+        assert one.serve(request(some(1, 4 * C))) == 3 * C
+        assert one.serve(request(some(1, 4 * C + 1))) == 4 * C
+
+
+def test_what_the_engine_has_itself_is_left_alone(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 500)))
+        again = request(some(1, 500))
+        assert one.begin(again, local=224) == 448 - 224
+        for worker, group, layer, block in one.each(again, 0, 224):
+            one.part(again, worker, group, layer, block)[:] = one.kv(again, worker, group, layer, block)
+        one.run({again: 500 - 448})
+        one.check(again, 500)
+        one.end(again)
+        all_of_it = request(some(1, 500))
+        assert one.begin(all_of_it, local=448) == 0
+        one.end(all_of_it)
+
+
+def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
+    with engine(tmp_path, HYBRID) as one:
+        asked = request(some(1, 900))
+        one.serve(asked, step_tokens=300)
+        again = request(some(1, 900))
+        assert one.begin(again) == 896
+        assert one.scheduling.matched(again, 0) == (0, False), "it is on its way"
+        for _ in range(1000):
+            step = one.run({})
+            if again.request_id in one.results[0].arrived:
+                break
+        else:
+            raise AssertionError("it never arrived")
+        assert not step.loads
+        assert not one.results[0].not_arrived
+        one.check(again, 896)
+        one.run({again: 4})
+        one.end(again)
+        one.settle()
+
+
+def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL, workers=2) as one:
+        one.serve(request(some(1, 600)))
+        again = request(some(1, 600))
+        assert one.begin(again) == 576
+        [third] = [
+            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+        ]
+        one.plane.shards["0.1"].arena.slot(third.slot)[100] ^= 1
+        one.run({again: 24})
+        assert len(one.bad) == 2
+        assert again.num_computed_tokens == 3 * C, "from there on"
+        one.run({again: 600 - 3 * C})
+        one.check(again, 600)
+        one.end(again)
+        one.settle()
+        assert one.serve(request(some(1, 600))) == 576
+
+
+def test_nothing_is_stored_of_a_step_that_has_computed_with_what_was_not_there(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        again = request([*some(1, 600)[:576], *some(2, 424)])
+        assert one.begin(again) == 576
+        one.run({again: 424}, spoil=lambda: lose(one, "0.0"))
+        assert len(one.bad) == 18
+        assert not one.scheduling._stores
+
+
+def lose(one: Engine, name: str) -> None:
+    half = one.halves[int(name.partition(".")[2])]
+    one.plane.shards.pop(name).end(Cause.GONE, "killed")
+    wait_until("the worker knows", lambda: not half.shards[name].is_open)
+    half.shards[name].open()
+
+
+def test_an_agent_that_is_gone_costs_what_it_had_and_comes_back(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        lose(one, "0.0")
+        assert one.serve(request(some(1, 600))) == 0
+        add(one.plane, "0.0", 16 * C, 60)
+
+        def works() -> bool:
+            return one.serve(request(some(1, 600))) == 576
+
+        wait_until("it is used again", works)
+
+
+def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        asked = request(some(1, 300))
+        one.begin(asked)
+        one.run({asked: 300})
+        for half in one.halves:
+            half.shards["0.0"]._writing.acquire()
+        try:
+            assert one.end(asked)
+            step = one.run({})
+            assert step.ending == [asked.request_id]
+            assert one.results[0].ended == set()
+        finally:
+            for half in one.halves:
+                half.shards["0.0"]._writing.release()
+
+        def is_over() -> bool:
+            one.run({})
+            return one.results[0].ended == {asked.request_id}
+
+        wait_until("it is over", is_over)
+        assert one.serve(request(some(1, 300))) == 256
+
+
+def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swdriver_shim.adapters.vllm.working.TURN_SECONDS", 0.05)
+    with engine(tmp_path, FULL) as one:
+        first, second, third = (request(some(seed, 300)) for seed in (1, 2, 3))
+        one.begin(first)
+        one.begin(second)
+        stuck = one.halves[0].shards["0.0"]
+        stuck._writing.acquire()  # an agent that takes its time
+        try:
+            one.run({first: 300})
+            one.run({second: 300})
+            one.begin(third)
+            third.tables = second.tables  # which was preempted, and its blocks are another's
+            one.run({third: 300})
+        finally:
+            stuck._writing.release()
+        wait_until("it is told", lambda: len(one.saved) == 3)
+        assert [(told.dropped, len(told.failed)) for told in one.saved] == [
+            (False, 0),
+            (True, 4),
+            (False, 0),
+        ]
+        assert one.scheduling.counts["saves_given_up"] == 1
+        assert one.serve(request(some(1, 300))) == one.serve(request(some(3, 300))) == 256
+        assert one.serve(request(some(2, 300))) == 0
+
+
+def test_drafts_are_not_stored(tmp_path: Path) -> None:
+    """A step computes more tokens than are known: guesses, which may be wrong."""
+    with engine(tmp_path, FULL) as one:
+        asked = request(some(1, 126))
+        one.begin(asked)
+        one.run({asked: 126})
+        asked.all_token_ids.append(5)
+        asked.num_computed_tokens = 126
+        step = one.scheduling.step({asked.request_id: 4}, lambda _: asked.tables, [])
+        assert step.stores == [], "127 tokens are known, though 130 are computed"
+        asked.all_token_ids.append(6)
+        asked.num_computed_tokens = 127
+        step = one.scheduling.step({asked.request_id: 4}, lambda _: asked.tables, [])
+        assert [len(order.columns[0]) for order in step.stores] == [1]
+
+
+def test_a_request_that_is_never_scheduled_holds_nothing(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 300)))
+        asked = request(some(1, 300))
+        assert one.scheduling.matched(asked, 0) == (256, False)
+        assert one.scheduling.matched(asked, 0) == (256, False)
+        assert len(list(one.driver.ledger.slots.pins())) == 1
+        assert not one.scheduling.finished(asked, ())
+        assert not list(one.driver.ledger.slots.pins())
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_whatever_comes_together_every_block_is_right(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    numbers = random.Random(seed)
+    with engine(tmp_path_factory.mktemp("any"), FULL, workers=2, slots=30) as one:
+        going: list[FakeRequest] = []
+        ended: dict[str, FakeRequest] = {}
+        for _ in range(60):
+            if len(going) < 4 and numbers.random() < 0.5:
+                common = some(numbers.randrange(3), numbers.randrange(1, 400))
+                new = request([*common, *some(9 + numbers.randrange(3), numbers.randrange(1, 90))])
+                one.begin(new)
+                going.append(new)
+            for shard in one.plane.shards.values():
+                if numbers.random() < 0.03:
+                    shard.arena.slot(numbers.randrange(30))[64 + numbers.randrange(500)] ^= 1
+            one.run({
+                each: min(each.num_tokens - each.num_computed_tokens, numbers.randrange(1, 200))
+                for each in going
+            })  # fmt: skip
+            for each in list(going):
+                one.check(each, each.num_computed_tokens)
+                if each.num_computed_tokens == each.num_tokens:
+                    going.remove(each)
+                    if one.end(each):
+                        ended[each.request_id] = each
+            for name in set.intersection(*(result.ended for result in one.results)):
+                one.free += [block for table in ended.pop(name).tables for block in table if block]

@@ -1,0 +1,164 @@
+"""The file that an engine names: made, read, refused in sentences, and followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from kvss_agent.http_api import Invalid
+from swdriver_shim.adapters.vllm.__main__ import main
+from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
+from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
+from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh, read
+from swdriver_shim.adapters.vllm.working import Worker
+from swdriver_shim.claims import Claim, Judge, mint
+from swdriver_shim.granting import NotGranted
+from swdriver_shim.halves import MovingHalf, Place
+from swdriver_shim.policy import Rules
+from tests.kvss_agent.process import agent, document, spec
+
+
+def setting(**more: Any) -> Setting:
+    home = AgentSpec(
+        url="http://127.0.0.1:1", token="t" * 20, address="unix:/nowhere", memory_bytes=1 << 20
+    )
+    return replace(fresh(NameSpec(name="tiny"), "job7", ["acme", "strangers"], home), **more)
+
+
+def facts(place: Place | None = None, block_tokens: int = 32, each: int = 16) -> WorkerFacts:
+    group = GroupFacts("full", block_tokens, None, each, 64)
+    return WorkerFacts(place or Place("", ""), [group], "vllm.1:abc", "float32")
+
+
+def written(directory: Path, raw: bytes) -> Path:
+    file = directory / "job7.json"
+    file.write_bytes(raw)
+    return file
+
+
+def test_a_file_is_made_and_its_claims_are_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("the token of the agent\n")
+    file = tmp_path / "job7.json"
+    made = ["prepare", str(file), "--model", "llama", "--agent", str(tmp_path), "--memory", "2GiB"]
+    assert main([*made, "--org", "acme", "--tier2", str(tmp_path / "disk")]) == 0
+    assert file.stat().st_mode & 0o077 == 0, "there are secrets in it"
+    found = read(file)
+    assert found.agent
+    assert (found.driver, found.agent.memory_bytes) == ("job7", 2 << 30)
+    assert found.agent.tier2 == {"kind": "posix", "path": f"{tmp_path}/disk", "cap_bytes": 10 << 30}
+    assert main(made) == 1
+    assert "there already" in capsys.readouterr().err
+    assert main(["claim", str(file), "--org", "acme", "--no-store", "--ttl", "60"]) == 0
+    token = capsys.readouterr().out.strip()
+    judge = Judge(found.claims_key, "job7")
+    assert judge.judge(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
+    assert main(["claim", str(file), "--org", "globex"]) == 1
+    assert "knows no org globex" in capsys.readouterr().err
+    assert main(["claim", str(file), "--org", "acme", "--priority", "101"]) == 1
+
+
+def test_what_is_wrong_with_a_file_is_said_in_a_sentence(tmp_path: Path) -> None:
+    good = setting()
+    for raw, why in [
+        (b"{", "job7.json"),
+        (msgspec.json.encode(replace(good, agent=None)), "either an `agent`"),
+        (msgspec.json.encode(replace(good, unsigned_org="nobody")), "no org nobody"),
+        (msgspec.json.encode({**msgspec.to_builtins(good), "modle": 1}), "modle"),
+    ]:
+        with pytest.raises(Invalid, match=why):
+            read(written(tmp_path, raw))
+    with pytest.raises(Invalid, match="can't be read"):
+        read(tmp_path / "none.json")
+    wrong = msgspec.json.encode(replace(good, agent=replace(good.agent, address="nowhere")))  # type: ignore[type-var]
+    with pytest.raises(Invalid, match="the agent's address"):
+        read(written(tmp_path, wrong))
+
+
+def test_a_model_is_what_its_workers_say() -> None:
+    model = model_spec(setting(), [facts(each=16), facts(each=8)])
+    assert model.groups[0].bytes_per_token == (16, 8)
+    assert (model.unit_tokens, model.kv_dtype) == (64, "float32")
+    other = model_spec(setting(), [facts(each=16)])
+    assert other.namespace() != model.namespace(), "each shard has another part of the heads then"
+    with pytest.raises(Unfit, match="different kinds"):
+        model_spec(setting(), [facts(), facts(block_tokens=64)])
+
+
+def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    with agent(tmp_path / "agent") as one:
+        one.tell(document(1, spec("theirs")))
+        with pytest.raises(NotGranted, match="keeps theirs, which is not of job7"):
+            Deciding(at(one, tmp_path), [facts()])
+        assert [shard["name"] for shard in one.observed()["shards"]] == ["theirs"]
+
+
+def test_an_agent_that_is_not_there_is_said_in_a_sentence() -> None:
+    with pytest.raises(NotGranted, match="does not answer"):
+        Deciding(setting(), [facts()])
+    with pytest.raises(Invalid, match="less than one column"):
+        Deciding(setting(), [facts(each=1 << 20)])
+
+
+def at(one: Any, directory: Path, **more: Any) -> Setting:
+    home = AgentSpec(
+        url=str(one.http.base_url).rstrip("/"),
+        token=(directory / "agent" / "token").read_text().strip(),
+        address=f"unix:{directory}/agent/data.sock",
+        memory_bytes=1 << 20,
+    )
+    return setting(agent=home, **more)
+
+
+def asking(token: object = None, **more: Any) -> Any:
+    plain: dict[str, Any] = {
+        "mm_features": [],
+        "prompt_embeds": None,
+        "pooling_params": None,
+        "lora_request": None,
+        "kv_transfer_params": {"tidegate": token} if token else None,
+    }
+    return SimpleNamespace(**{**plain, **more})
+
+
+@pytest.mark.parametrize("unsigned", [None, "strangers"])
+def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
+    tmp_path: Path, unsigned: str | None
+) -> None:
+    with agent(tmp_path / "agent") as one:
+        told = at(one, tmp_path, unsigned_org=unsigned)
+        half = MovingHalf()
+        layer = Layer("0", memoryview(bytearray(512 * 10)), 0, 512, 512)
+        worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
+        deciding = Deciding(told, [facts(half.place)])
+        try:
+            assert deciding.shim.is_ready
+
+            def org(request: Any) -> str | None:
+                asker = deciding.who(request)
+                return asker.keys.org if asker else None
+
+            good = mint(told.claims_key, "job7", "acme")
+            assert org(asking(good)) == "acme"
+            assert org(asking()) == unsigned
+            assert org(asking(good[:-5] + "aaaaa")) == unsigned
+            assert org(asking(kv_transfer_params=["tidegate"])) == unsigned
+            assert org(asking(mint(told.claims_key, "job7", "globex"))) is None
+            assert deciding.refused["unknown_org"] == 1
+            assert org(asking(good, mm_features=["an image"])) is None
+            claimed = mint(told.claims_key, "job7", "strangers")
+            assert org(asking(claimed)) == (None if unsigned else "strangers")
+            lora = SimpleNamespace(lora_name="poems", lora_path="/poems")
+            adapted = deciding.who(asking(good, lora_request=lora))
+            assert adapted
+            assert adapted.keys.namespace.adapter == "poems /poems"
+            assert deciding.reset()
+        finally:
+            deciding.close()
+            worker.close()
