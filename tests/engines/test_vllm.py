@@ -108,6 +108,8 @@ def vllm(
         finally:
             process.kill()
             process.wait()
+            assert process.stdin
+            process.stdin.close()
 
 
 @dataclass
@@ -406,7 +408,7 @@ def test_an_agent_that_is_killed_in_the_middle_of_loads_fails_no_request(
 
             def is_warm() -> bool:
                 assert engine.answer_all(prompts, "acme") == expected
-                return engine.cached == [960] * 12
+                return bool(engine.cached == [960] * 12)
 
             wait_until("all of it is there", is_warm, 60)
             killer = threading.Timer(delay, place.agent.process.kill)
@@ -415,3 +417,21 @@ def test_an_agent_that_is_killed_in_the_middle_of_loads_fails_no_request(
             killer.join()
             place.agent.kill()
             place.agent.start()
+
+
+def test_what_it_does_is_counted_where_vllm_counts(place: Place) -> None:
+    with place.engine() as engine:
+        for org in ("acme", "acme", None):
+            engine.answer(prompt(0), org)
+
+        def counted() -> bool:
+            engine.answer(prompt(3, 20), None)  # vLLM carries numbers along with outputs
+            found = engine.ask("metrics")
+            return bool(
+                found.get("vllm:tidegate_tokens hit_dram") == 960
+                and found.get("vllm:tidegate_tokens missed_never_stored") == 960
+                and found.get("vllm:tidegate_bytes loaded") == found.get("vllm:tidegate_bytes saved")
+                and found.get("vllm:tidegate_requests unsigned", 0) >= 2
+            )
+
+        wait_until("all of it is counted", counted)

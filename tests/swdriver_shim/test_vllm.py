@@ -108,7 +108,9 @@ class GroupOf:
 class Engine:
     """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
 
-    def __init__(self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1) -> None:
+    def __init__(
+        self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1, *, is_far: bool = False
+    ) -> None:
         self.groups, self.plane = groups, plane
         self.unit = unit_tokens([one.block_tokens for one in groups])
         self.halves = [MovingHalf() for _ in range(workers)]
@@ -133,6 +135,7 @@ class Engine:
             self.unit,
             workers,
             self._who,
+            is_far=is_far,
         )
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
@@ -269,13 +272,18 @@ HYBRID = [GroupOf((8, 8), 32), GroupOf((4,), 32, window=200)]
 
 @contextlib.contextmanager
 def engine(
-    directory: Path, groups: Sequence[GroupOf], workers: int = 1, slots: int = 60
+    directory: Path,
+    groups: Sequence[GroupOf],
+    workers: int = 1,
+    slots: int = 60,
+    *,
+    is_far: bool = False,
 ) -> Iterator[Engine]:
     with running(directory) as plane:
         for at, group in enumerate(groups):
             for worker in range(workers):
                 add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
-        made = Engine(plane, groups, workers)
+        made = Engine(plane, groups, workers, is_far=is_far)
         try:
             yield made
             made.driver.ledger.check_integrity()
@@ -353,6 +361,31 @@ def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
         assert not one.results[0].not_arrived
         one.check(again, 896)
         one.run({again: 4})
+        one.end(again)
+        one.settle()
+
+
+def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL, is_far=True) as one:
+        one.serve(request(some(1, 600)))
+        again = request(some(1, 600))
+        assert one.begin(again) == 576
+        [third] = [
+            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+        ]
+        one.plane.shards["0.0"].arena.slot(third.slot)[100] ^= 1
+        bad: set[int] = set()
+
+        def has_arrived() -> bool:
+            step = one.run({})
+            bad.update(one.bad)
+            return not step.loads and again.request_id in one.results[0].arrived
+
+        wait_until("it has arrived", has_arrived)
+        assert bad == set(again.tables[0][6:8]), "which are told block by block"
+        again.num_computed_tokens = 3 * C
+        one.run({again: 600 - 3 * C})
+        one.check(again, 600)
         one.end(again)
         one.settle()
 

@@ -65,6 +65,13 @@ class GroupShape:
     window: int | None = None
 
 
+def goes_on_from_blocks(groups: Sequence[GroupShape]) -> bool:
+    """Whether a request whose load has failed can be computed from the first block that did not come.
+    With several groups vLLM can't be told which that is, and behind a window nothing is there to go on
+    from: it is computed from its start."""
+    return len(groups) == 1 and groups[0].window is None
+
+
 @dataclass(slots=True, eq=False)
 class Ongoing:
     """A request."""
@@ -117,10 +124,11 @@ class Scheduling:
         who: Callable[[Any], Asker | None],
         *,
         wait_seconds: float = 0.0,
+        is_far: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `wait_seconds`: how long a request
-        waits, at most, for what tier 2 has of it."""
+        waits, at most, for what tier 2 has of it. `is_far`: agents are not on the workers' nodes."""
         self.counts: Counter[str] = Counter()  # since the start
         self._driver = driver
         self._groups = groups
@@ -128,6 +136,7 @@ class Scheduling:
         self._workers = workers
         self._who = who
         self._wait_seconds = wait_seconds
+        self._is_far = is_far
         self._clock = clock
         self._ongoing: dict[str, Ongoing | None] = {}
         self._numbers = 0
@@ -140,9 +149,12 @@ class Scheduling:
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether requests wait for their loads. With several groups vLLM can't be told which blocks of
-        a step did not come, only which requests."""
-        return len(self._groups) > 1
+        """Whether requests wait for their loads, instead of being computed layer by layer beside them.
+
+        They do where bytes come from afar, so that no step waits for a network; and where vLLM can't go
+        on from the first block that did not come, see `goes_on_from_blocks`.
+        """
+        return self._is_far or not goes_on_from_blocks(self._groups)
 
     # Loads
 
