@@ -87,8 +87,10 @@ def vllm(
     log = models / f"log-{random.randrange(1 << 32)}"
     ours, theirs = os.pipe()
     command = [sys.executable, "-m", "tests.engines.vllm_process", str(models)]
-    with log.open("w") as said, os.fdopen(ours) as answers:
-        process = subprocess.Popen(
+    with (
+        log.open("w") as said,
+        os.fdopen(ours) as answers,
+        subprocess.Popen(
             [*command, json.dumps({"model": model, **options}), str(theirs)],
             cwd=PROJECT,
             env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
@@ -97,7 +99,8 @@ def vllm(
             stderr=said,
             pass_fds=[theirs],
             text=True,
-        )
+        ) as process,
+    ):
         os.close(theirs)
         try:
             assert answers.readline() == '"ready"\n', log.read_text()[-3000:]
@@ -107,9 +110,6 @@ def vllm(
             assert process.wait(60) == 0, log.read_text()[-3000:]
         finally:
             process.kill()
-            process.wait()
-            assert process.stdin
-            process.stdin.close()
 
 
 @dataclass
