@@ -141,7 +141,10 @@ def place(tmp_path: Path, models: Path) -> Iterator[Place]:
             memory_bytes=32 << 20,
             tier2={"kind": "posix", "path": str(tmp_path / "tier2"), "cap_bytes": 1 << 30},
         )
-        setting = fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home)
+        # Small models on a busy machine compute as fast as they load.
+        setting = replace(
+            fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home), only_if_faster=False
+        )
         yield Place(one, setting, tmp_path / "job7.json", models)
 
 
@@ -176,6 +179,7 @@ def free_port() -> int:
 def test_the_same_answers_cold_and_warm_with_blocks_of_any_size(
     place: Place, plain: Plain, block_size: int
 ) -> None:
+    place.setting = replace(place.setting, only_if_faster=True)
     with place.engine(block_size=block_size) as engine:
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]
         assert engine.cached == [0]

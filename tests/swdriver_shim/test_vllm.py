@@ -28,6 +28,7 @@ from swdriver_shim.homes import Home
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE
@@ -227,6 +228,7 @@ class Engine:
             worker.computed(step)
         self.results = [worker.take_result() for worker in self.workers]
         self.bad = set().union(*(result.bad_blocks for result in self.results))
+        self.scheduling.stepped()
         for request, count in scheduled.items():
             bad = [
                 block * self.groups[0].block_tokens
@@ -390,6 +392,22 @@ def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
         one.settle()
 
 
+def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        for _ in range(4):
+            assert one.serve(request(some(1, 600))) == 576
+        measured = one.driver._pace("acme").computing
+        assert measured.count == 1, "a step of a few tokens, or with loads, tells nothing"
+        one.scheduling._clock = lambda: 0.0  # an engine that takes no time
+        for seed in range(2, 8):
+            one.serve(request(some(seed, 600)))
+        assert one.driver.worth()["acme"].dram_tokens_min is None
+        one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
+        assert one.serve(request(some(1, 600))) == 0
+        assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
+
+
 def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:
     with engine(tmp_path, FULL, workers=2) as one:
         one.serve(request(some(1, 600)))
@@ -501,6 +519,7 @@ def test_drafts_are_not_stored(tmp_path: Path) -> None:
         asked.all_token_ids.append(5)
         asked.num_computed_tokens = 126
         step = one.scheduling.step({asked.request_id: 4}, lambda _: asked.tables, [])
+        one.scheduling.stepped()
         assert step.stores == [], "127 tokens are known, though 130 are computed"
         asked.all_token_ids.append(6)
         asked.num_computed_tokens = 127

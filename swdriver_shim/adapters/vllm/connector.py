@@ -280,7 +280,11 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         return self._driver.scheduling.finished(request, block_ids), None
 
     def get_kv_connector_stats(self) -> Stats | None:
-        counts = self._numbers.since() if self._deciding else None
+        """Asked of the scheduler's role once for each step, when it is over."""
+        if self._deciding is None:
+            return None
+        self._deciding.scheduling.stepped()
+        counts = self._numbers.since()
         return Stats(data=counts) if counts else None
 
     def reset_cache(self) -> bool:

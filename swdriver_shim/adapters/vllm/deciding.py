@@ -110,6 +110,7 @@ class Deciding:
             len(workers),
             self.who,
             wait_seconds=setting.wait_seconds,
+            only_if_faster=setting.only_if_faster,
             is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
