@@ -394,12 +394,12 @@ def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
 
 def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
     with engine(tmp_path, FULL) as one:
+        one.scheduling._clock = lambda: 0.0  # an engine that takes no time
         one.serve(request(some(1, 600)))
         for _ in range(4):
             assert one.serve(request(some(1, 600))) == 576
         measured = one.driver._pace("acme").computing
         assert measured.count == 1, "a step of a few tokens, or with loads, tells nothing"
-        one.scheduling._clock = lambda: 0.0  # an engine that takes no time
         for seed in range(2, 8):
             one.serve(request(some(seed, 600)))
         assert one.driver.worth()["acme"].dram_tokens_min is None
