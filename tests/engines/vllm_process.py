@@ -135,6 +135,9 @@ class Engine:
     def reset(self) -> bool:
         return bool(self.llm.llm_engine.reset_prefix_cache(reset_connector=True))
 
+    def steps_overlap(self) -> bool:
+        return bool(self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+
     def preemptions(self) -> int:
         found = [one for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"]
         return int(found[0].value)
@@ -142,7 +145,7 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         """Of the connector's, in vLLM's own registry."""
         return {
-            one.name: one.value
+            f"{one.name} {one.labels['kind']}": one.value
             for one in self.llm.get_metrics()
             if "tidegate" in one.name and hasattr(one, "value")
         }

@@ -28,6 +28,7 @@ from swdriver_shim.homes import Home
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE
@@ -108,7 +109,9 @@ class GroupOf:
 class Engine:
     """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
 
-    def __init__(self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1) -> None:
+    def __init__(
+        self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1, *, is_far: bool = False
+    ) -> None:
         self.groups, self.plane = groups, plane
         self.unit = unit_tokens([one.block_tokens for one in groups])
         self.halves = [MovingHalf() for _ in range(workers)]
@@ -133,6 +136,7 @@ class Engine:
             self.unit,
             workers,
             self._who,
+            is_far=is_far,
         )
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
@@ -224,6 +228,7 @@ class Engine:
             worker.computed(step)
         self.results = [worker.take_result() for worker in self.workers]
         self.bad = set().union(*(result.bad_blocks for result in self.results))
+        self.scheduling.stepped()
         for request, count in scheduled.items():
             bad = [
                 block * self.groups[0].block_tokens
@@ -269,13 +274,18 @@ HYBRID = [GroupOf((8, 8), 32), GroupOf((4,), 32, window=200)]
 
 @contextlib.contextmanager
 def engine(
-    directory: Path, groups: Sequence[GroupOf], workers: int = 1, slots: int = 60
+    directory: Path,
+    groups: Sequence[GroupOf],
+    workers: int = 1,
+    slots: int = 60,
+    *,
+    is_far: bool = False,
 ) -> Iterator[Engine]:
     with running(directory) as plane:
         for at, group in enumerate(groups):
             for worker in range(workers):
                 add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
-        made = Engine(plane, groups, workers)
+        made = Engine(plane, groups, workers, is_far=is_far)
         try:
             yield made
             made.driver.ledger.check_integrity()
@@ -355,6 +365,47 @@ def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
         one.run({again: 4})
         one.end(again)
         one.settle()
+
+
+def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL, is_far=True) as one:
+        one.serve(request(some(1, 600)))
+        again = request(some(1, 600))
+        assert one.begin(again) == 576
+        [third] = [
+            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+        ]
+        one.plane.shards["0.0"].arena.slot(third.slot)[100] ^= 1
+        bad: set[int] = set()
+
+        def has_arrived() -> bool:
+            step = one.run({})
+            bad.update(one.bad)
+            return not step.loads and again.request_id in one.results[0].arrived
+
+        wait_until("it has arrived", has_arrived)
+        assert bad == set(again.tables[0][6:8]), "which are told block by block"
+        again.num_computed_tokens = 3 * C
+        one.run({again: 600 - 3 * C})
+        one.check(again, 600)
+        one.end(again)
+        one.settle()
+
+
+def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.scheduling._clock = lambda: 0.0  # an engine that takes no time
+        one.serve(request(some(1, 600)))
+        for _ in range(4):
+            assert one.serve(request(some(1, 600))) == 576
+        measured = one.driver._pace("acme").computing
+        assert measured.count == 1, "a step of a few tokens, or with loads, tells nothing"
+        for seed in range(2, 8):
+            one.serve(request(some(seed, 600)))
+        assert one.driver.worth()["acme"].dram_tokens_min is None
+        one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
+        assert one.serve(request(some(1, 600))) == 0
+        assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
 
 
 def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:
@@ -468,6 +519,7 @@ def test_drafts_are_not_stored(tmp_path: Path) -> None:
         asked.all_token_ids.append(5)
         asked.num_computed_tokens = 126
         step = one.scheduling.step({asked.request_id: 4}, lambda _: asked.tables, [])
+        one.scheduling.stepped()
         assert step.stores == [], "127 tokens are known, though 130 are computed"
         asked.all_token_ids.append(6)
         asked.num_computed_tokens = 127

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kvss_agent import daemon
+from kvss_agent.client import Address
 from kvss_agent.http_api import Invalid
 from swdriver_shim.adapters.vllm.blocks import Unfit
 from swdriver_shim.adapters.vllm.orders import Saved
@@ -45,6 +46,9 @@ class GroupFacts:
     window: int | None
     bytes_per_token: int
     unit_tokens: int
+
+    def shape(self) -> GroupShape:
+        return GroupShape(self.block_tokens, self.window)
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,13 @@ class Deciding:
         self.shim.set_desired(msgspec.json.encode(told))
         self.scheduling = Scheduling(
             self.shim.driver,
-            [GroupShape(group.block_tokens, group.window) for group in workers[0].groups],
+            [group.shape() for group in workers[0].groups],
             model.unit_tokens,
             len(workers),
             self.who,
             wait_seconds=setting.wait_seconds,
+            only_if_faster=setting.only_if_faster,
+            is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
         for shard in self.shim.observed()["shards"]:

@@ -62,8 +62,20 @@ class Result:
 class Worker:
     """All methods but those of its own threads are called by the engine, one after the other."""
 
-    def __init__(self, names: Sequence[str], groups: Sequence[Blocks], half: MovingHalf) -> None:
-        """`names` of the groups. The decider opens a shard of each, called after it and a number."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        groups: Sequence[Blocks],
+        half: MovingHalf,
+        *,
+        goes_on_from_blocks: bool = True,
+    ) -> None:
+        """`names` of the groups. The decider opens a shard of each, called after it and a number.
+
+        `goes_on_from_blocks`: the engine is told which blocks of a load ahead did not come; else only
+        whose load it was.
+        """
+        self._goes_on_from_blocks = goes_on_from_blocks
         self.counts: Counter[str] = Counter()  # since the start
         self._names = names
         self._groups = groups
@@ -150,7 +162,9 @@ class Worker:
             order, loaded = self._ahead.get()
             self._note_in(result, order, loaded)
             result.arrived.add(order.request)
-            if loaded.refused:
+            if self._goes_on_from_blocks:
+                result.bad_blocks |= _blocks_of(order, loaded.refused)
+            elif loaded.refused:
                 result.not_arrived.add(order.request)
         with self._lock:
             result.ended = {one for one in self._ending if not self._by_request.get(one)}
