@@ -25,7 +25,7 @@ from swdriver_shim.agents import Control
 from swdriver_shim.claims import Claim, Judge
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import GroupSpec, HomeSpec, ModelSpec
-from swdriver_shim.granting import grant, shard_name
+from swdriver_shim.granting import grant, part_name, shard_name
 from swdriver_shim.halves import FarShard, Line, Place
 from swdriver_shim.homes import Home
 from swdriver_shim.keys import isolation_tag
@@ -143,7 +143,7 @@ class Deciding:
                 group=group.name,
                 index=index,
                 address=agent.address,
-                shard=shard_name(setting.driver, group.name, index),
+                shard=shard_name(setting.driver, part_name(group.name, index)),
             )
             for group in shape.groups
             for index in range(len(group.bytes_per_token))
