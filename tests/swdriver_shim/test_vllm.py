@@ -408,6 +408,18 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -
         assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
 
 
+def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) -> None:
+    with engine(tmp_path, HYBRID) as one:
+        one.serve(request(some(1, 900)))
+        again = request(some(1, 900))
+        assert one.begin(again) == 896
+        assert not one.scheduling.finished(again, again.tables), "vLLM waits for the load by itself"
+        step = one.run({})
+        assert [order.request for order in step.loads_ahead] == [again.request_id]
+        wait_until("it is over", lambda: not one.run({}).ending and not one.scheduling._loads)
+        assert not list(one.driver.ledger.slots.pins())
+
+
 def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:
     with engine(tmp_path, FULL, workers=2) as one:
         one.serve(request(some(1, 600)))

@@ -33,7 +33,7 @@ from swdriver_shim.shim import Shim
 
 log = logging.getLogger(__name__)
 
-RESET_SECONDS: Final = 30.0
+RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,9 @@ class Deciding:
         if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
             self.refused["not_only_tokens"] += 1  # what tokens do not tell
             return None
+        if request.resumable:
+            self.refused["streamed_input"] += 1  # which takes back tokens
+            return None
         carried = request.kv_transfer_params
         token = carried.get("tidegate") if isinstance(carried, dict) else None
         claim = self._judge.judge(token)
@@ -185,6 +188,7 @@ class Deciding:
         told, driver = self.shim.desired, self.shim.driver
         if told is None:
             return True
+        self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
             org.name: driver.purge(

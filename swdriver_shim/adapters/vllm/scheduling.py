@@ -390,6 +390,8 @@ class Scheduling:
         if one is None:
             return False
         self._let_go(one)
+        if one.load is not None and self.loads_ahead:
+            return False  # it was given up while it waited: vLLM keeps its blocks until that is over
         done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
         may_store = done > one.stored or one.load is not None
         with self._lock:
@@ -400,11 +402,15 @@ class Scheduling:
         self._ended.append(one)
         return True
 
-    def close(self) -> None:
-        """No worker is going to say any more."""
+    def let_go_all(self) -> None:
+        """Hold nothing for requests that are not scheduled yet. They are looked for anew."""
         for one in self._ongoing.values():
             if one:
                 self._let_go(one)
+
+    def close(self) -> None:
+        """No worker is going to say any more."""
+        self.let_go_all()
         for load in self._loads.values():
             self._driver.end_load(load.asked)
         self._loads.clear()
