@@ -17,6 +17,7 @@ from kvss_agent import daemon
 from kvss_agent.client import Address
 from kvss_agent.http_api import Invalid
 from swdriver_shim.adapters.vllm.blocks import Unfit
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
@@ -89,7 +90,10 @@ def model_spec(setting: Setting, workers: Sequence[WorkerFacts]) -> ModelSpec:
 class Deciding:
     """Raises Unfit, Invalid and NotGranted, each with a sentence, where it can't be."""
 
-    def __init__(self, setting: Setting, workers: Sequence[WorkerFacts]) -> None:
+    def __init__(
+        self, setting: Setting, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
+    ) -> None:
+        """`hash_tokens`: so many have one of vLLM's hashes, if its KV events are wanted."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._setting = setting
         self._judge = Judge(setting.claims_key, setting.driver)
@@ -103,6 +107,8 @@ class Deciding:
         self.shim = Shim(setting.driver, None, daemon.software(), far=far)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
+        self.events = Events(model.unit_tokens, hash_tokens) if hash_tokens else None
+        self.shim.driver.ledger.watch = self.events
         self.scheduling = Scheduling(
             self.shim.driver,
             [group.shape() for group in workers[0].groups],
@@ -111,6 +117,7 @@ class Deciding:
             self.who,
             wait_seconds=setting.wait_seconds,
             only_if_faster=setting.only_if_faster,
+            events=self.events,
             is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
