@@ -154,7 +154,7 @@ class Engine:
             taken = list(take())
             for one in taken:
                 kind = "stored" if type(one).__name__ == "BlockStored" else "removed"
-                self.told[kind].append("".join(each.hex() for each in one.block_hashes))
+                self.told[kind].append(repr(one.block_hashes))
             return taken
 
         self.connector.take_events = taking
