@@ -436,8 +436,7 @@ class Decider:
     # Housekeeping
 
     def _keep_house(self) -> None:
-        # An interpreter that ends without `close` has ended its pools of threads by then.
-        while not self._stop.is_set() and threading.main_thread().is_alive():
+        while not self._stop.is_set():
             self._wake.wait(HOUSEKEEPING_SECONDS)
             self._wake.clear()
             try:

@@ -453,3 +453,14 @@ def test_what_it_does_is_counted_where_vllm_counts(place: Place) -> None:
             )
 
         wait_until("all of it is counted", counted)
+
+
+def test_events_of_blocks_go_vllms_own_way(place: Place) -> None:
+    events = {"enable_kv_cache_events": True, "publisher": "null"}
+    with place.engine(kv_events_config=events) as engine:
+        engine.answer(prompt(0), "acme")
+        wait_until("it is told", lambda: len(engine.ask("events")["stored"]) == 15)
+        engine.ask("reset")
+        engine.answer(prompt(3, 20), None)
+        told = engine.ask("events")
+        assert sorted(told["removed"]) == sorted(told["stored"])

@@ -19,6 +19,7 @@ from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved, Step
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.working import Worker
@@ -98,6 +99,12 @@ class FakeRequest:
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """As vLLM would, of each 32 tokens."""
+        ends = range(32, self.num_tokens + 1, 32)
+        return [hashlib.sha256(repr(self.all_token_ids[:end]).encode()).digest() for end in ends]
+
 
 @dataclass
 class GroupOf:
@@ -110,7 +117,12 @@ class Engine:
     """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
 
     def __init__(
-        self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1, *, is_far: bool = False
+        self,
+        plane: Plane,
+        groups: Sequence[GroupOf],
+        workers: int = 1,
+        *,
+        is_far: bool = False,
     ) -> None:
         self.groups, self.plane = groups, plane
         self.unit = unit_tokens([one.block_tokens for one in groups])
@@ -130,6 +142,7 @@ class Engine:
             [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
         ]
         self.driver = Decider(layout, "llama", self.far)
+        self.events = self.driver.ledger.watch = Events(self.unit, 32)
         self.scheduling = Scheduling(
             self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
@@ -137,6 +150,7 @@ class Engine:
             workers,
             self._who,
             is_far=is_far,
+            events=self.events,
         )
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
@@ -406,6 +420,46 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -
         one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
         assert one.serve(request(some(1, 600))) == 0
         assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
+
+
+def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) -> None:
+    with engine(tmp_path, HYBRID) as one:
+        one.serve(request(some(1, 900)))
+        again = request(some(1, 900))
+        assert one.begin(again) == 896
+        assert not one.scheduling.finished(again, again.tables), "vLLM waits for the load by itself"
+        step = one.run({})
+        assert [order.request for order in step.loads_ahead] == [again.request_id]
+        wait_until("it is over", lambda: not one.run({}).ending and not one.scheduling._loads)
+        assert not list(one.driver.ledger.slots.pins())
+
+
+@pytest.mark.parametrize("block_tokens", [32, 128])
+def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
+    tmp_path: Path, block_tokens: int
+) -> None:
+    with engine(tmp_path, [GroupOf((8,), block_tokens)], slots=12) as one:
+        first, second = request(some(1, 400)), request(some(2, 700))
+        one.serve(first)
+        each = one.unit // 32
+        told = one.events.take()
+        assert [news.hashes for news in told] == [
+            tuple(first.block_hashes[at : at + each]) for at in range(0, 384 // 32, each)
+        ]
+        assert [news.parent for news in told] == [
+            first.block_hashes[at - 1] if at else None for at in range(0, 384 // 32, each)
+        ]
+        assert all(news.is_there for news in told)
+        one.serve(request(some(1, 400)))
+        assert one.events.take() == [], "it was there before"
+        one.serve(second)
+        there = {news.hashes for news in told}
+        for news in one.events.take():
+            (there.add if news.is_there else there.remove)(news.hashes)
+        columns = sum(1 for _ in one.driver.ledger.account("acme").columns(0))
+        assert columns - one.unit // C < len(there) * (one.unit // C) <= columns
+        assert one.driver.purge("acme").done
+        assert {news.hashes for news in one.events.take() if not news.is_there} == there
 
 
 def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:

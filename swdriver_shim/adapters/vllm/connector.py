@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -29,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -237,8 +239,34 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
-        self._deciding = Deciding(self._setting, workers)
+        self._deciding = Deciding(self._setting, workers, self._hash_tokens(workers[0]))
         self._numbers = Numbers(self._deciding)
+
+    def _hash_tokens(self, worker: WorkerFacts) -> int | None:
+        """So many have one hash in vLLM's KV events; None if those are not wanted."""
+        wanted = self._vllm_config.kv_events_config
+        if wanted is None or not wanted.enable_kv_cache_events:
+            return None
+        return self._kv_cache_config.hash_block_size or worker.groups[0].block_tokens
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        events = self._driver.events
+        if events is None:
+            return
+        for news in events.take():
+            hashes = [maybe_convert_block_hash(one) for one in news.hashes]
+            if not news.is_there:
+                yield BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU)
+                continue
+            yield BlockStored(
+                block_hashes=hashes,
+                parent_block_hash=maybe_convert_block_hash(news.parent) if news.parent else None,
+                token_ids=[],  # which are kept by nobody
+                block_size=events.hash_tokens,
+                lora_id=None,
+                medium=MEDIUM_CPU,
+                lora_name=None,
+            )
 
     @property
     def _driver(self) -> Deciding:

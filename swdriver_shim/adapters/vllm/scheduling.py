@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from kvss_agent.client import Miss
 from swdriver_shim.adapters.vllm.blocks import LEAVE
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
 from swdriver_shim.deciding import Asked, Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -49,6 +50,8 @@ class Request(Protocol):
     def num_computed_tokens(self) -> int: ...
     @property
     def all_token_ids(self) -> Sequence[int]: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Ongoing:
     computed: int = 0  # tokens that vLLM had itself then
     load: int | None = None
     stored: int = 0  # so many of its tokens are stored, or on their way
+    named: int = 0  # so many of its units have vLLM's names for events
     last_blocks: Sequence[Sequence[int]] | None = None  # it has ended, with these
 
     @property
@@ -128,6 +132,7 @@ class Scheduling:
         wait_seconds: float = 0.0,
         is_far: bool = False,
         only_if_faster: bool = True,
+        events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `wait_seconds`: how long a request
@@ -142,6 +147,7 @@ class Scheduling:
         self._wait_seconds = wait_seconds
         self._is_far = is_far
         self._only_if_faster = only_if_faster
+        self._events = events
         self._steps: deque[tuple[float, str, int]] = deque()  # under way: since when, whose, how much
         self._clock = clock
         self._ongoing: dict[str, Ongoing | None] = {}
@@ -390,6 +396,8 @@ class Scheduling:
         if one is None:
             return False
         self._let_go(one)
+        if one.load is not None and self.loads_ahead:
+            return False  # it was given up while it waited: vLLM keeps its blocks until that is over
         done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
         may_store = done > one.stored or one.load is not None
         with self._lock:
@@ -400,11 +408,15 @@ class Scheduling:
         self._ended.append(one)
         return True
 
-    def close(self) -> None:
-        """No worker is going to say any more."""
+    def let_go_all(self) -> None:
+        """Hold nothing for requests that are not scheduled yet. They are looked for anew."""
         for one in self._ongoing.values():
             if one:
                 self._let_go(one)
+
+    def close(self) -> None:
+        """No worker is going to say any more."""
+        self.let_go_all()
         for load in self._loads.values():
             self._driver.end_load(load.asked)
         self._loads.clear()
@@ -423,6 +435,12 @@ class Scheduling:
         """Its prompt has so many tokens, at least. Each is hashed once."""
         if one.prompt.tokens < tokens:
             one.prompt.extend(list(one.request.all_token_ids[one.prompt.tokens : tokens]))
+        if self._events:
+            columns = self._unit // COLUMN_TOKENS
+            for unit in range(one.named, tokens // self._unit):
+                keys = one.prompt.keys[unit * columns : (unit + 1) * columns]
+                self._events.name(unit, keys, one.request.block_hashes)
+            one.named = max(one.named, tokens // self._unit)
 
     def _part(self, depth: int) -> int:
         """Which part of its unit a column is."""
