@@ -191,6 +191,15 @@ def test_the_same_answers_cold_and_warm_with_blocks_of_any_size(
         assert engine.cached == [700 // unit * unit], "as far as they are the same"
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_blocks_as_those_of_a_device(place: Place, plain: Plain, model: str) -> None:
+    """By way of copies, as where blocks are not in the host's memory."""
+    with place.engine(model, staged=True) as engine:
+        for _ in range(2):
+            assert engine.answer(prompt(0), "acme") == plain[model, 0]
+        assert engine.cached == [960]
+
+
 def test_another_org_never_hits_and_the_same_org_does(place: Place, plain: Plain) -> None:
     with place.engine() as engine:
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]

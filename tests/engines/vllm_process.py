@@ -74,6 +74,7 @@ class Engine:
         from vllm.config import KVEventsConfig, KVTransferConfig
 
         kind, setting = options.pop("model"), options.pop("setting", None)
+        staged = options.pop("staged", False)
         if events := options.get("kv_events_config"):
             options["kv_events_config"] = KVEventsConfig(**events)
         model = directory / kind
@@ -84,7 +85,7 @@ class Engine:
             kv_connector_module_path="swdriver_shim.adapters.vllm",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"tidegate": setting},
+            kv_connector_extra_config={"tidegate": setting, "staged": staged},
         )
         usual = {
             "dtype": "float32",

@@ -14,12 +14,15 @@ Layer by layer, so that a load can fill the first layers before the last.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
+
+Mark: TypeAlias = Any  # a point in a device's work; None where there is nothing to wait for
 
 LEAVE: Final = -1  # in place of a block's number: it has its bytes already, or nobody wants them
 
@@ -127,8 +130,36 @@ class Shape:
         return made
 
 
+class Landing(Protocol):
+    """Where columns go that are loaded into blocks, layer by layer."""
+
+    def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None: ...
+    def flush(self, layer: int) -> Mark: ...
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Bank(Protocol):
+    """The blocks of one group, wherever one worker has them: `Blocks`, or `device.DeviceBlocks`."""
+
+    @property
+    def layers(self) -> Sequence[Named]: ...
+    @property
+    def shape(self) -> Shape: ...
+    def mark(self) -> Mark: ...
+    def follow(self, mark: Mark) -> None: ...
+    def wait(self, mark: Mark) -> None: ...
+    def near(
+        self, blocks: Sequence[int], mark: Mark
+    ) -> contextlib.AbstractContextManager[tuple[Blocks, Mapping[int, int]]]: ...
+    def landing(self, blocks: Sequence[int], mark: Mark) -> Landing: ...
+
+
 class Blocks:
-    """The blocks of one group, in the memory of one worker."""
+    """The blocks of one group, in the host's memory."""
 
     def __init__(self, layers: Sequence[Layer], block_tokens: int, unit: int) -> None:
         """Raises Unfit."""
@@ -139,6 +170,29 @@ class Blocks:
             [[piece for piece in pieces if piece.layer == index] for pieces in self._pieces]
             for index in range(len(layers))
         ]
+
+    def mark(self) -> None:
+        """What a device has been given so far (`device`). Here, all of it is done."""
+
+    def follow(self, mark: Mark) -> None:
+        """What is given to the device from here on goes on when that is done."""
+
+    def wait(self, mark: Mark) -> None:
+        """Return when that is done."""
+
+    @contextlib.contextmanager
+    def near(self, blocks: Sequence[int], mark: Mark) -> Iterator[tuple[Blocks, Mapping[int, int]]]:
+        """These blocks as they are behind `mark`, in the host's memory; and where each is there."""
+        del mark
+        yield self, {block: block for block in blocks}
+
+    def landing(self, blocks: Sequence[int], mark: Mark) -> Landing:
+        """Where columns for these blocks are put first: here at once where they belong."""
+        del blocks, mark
+        return self
+
+    def flush(self, layer: int) -> Mark:
+        """All of a layer has been scattered. When the mark is reached, it is in the blocks."""
 
     def gather(self, part: int, blocks: Sequence[int], into: memoryview) -> None:
         """A column: this part of the unit in these blocks."""

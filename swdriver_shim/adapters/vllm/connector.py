@@ -40,8 +40,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.blocks import Bank, Blocks, Layer, Unfit, unit_tokens
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
 from swdriver_shim.adapters.vllm.numbers import MEANING, Counts, Numbers, added
 from swdriver_shim.adapters.vllm.orders import Report, Step
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
@@ -162,7 +163,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        groups, facts = _groups(self._kv_cache_config, kv_caches)
+        staged = bool(self._kv_transfer_config.get_from_extra_config("staged", False))
+        groups, facts = _groups(self._kv_cache_config, kv_caches, staged=staged)
         self._half = MovingHalf()
         self._worker = Worker(
             [group.name for group in facts],
@@ -172,7 +174,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._facts = WorkerFacts(self._half.place, facts, self._layout(groups), _dtype(kv_caches))
 
-    def _layout(self, groups: Sequence[Blocks]) -> str:
+    def _layout(self, groups: Sequence[Bank]) -> str:
         """All that decides how bytes lie in blocks, as far as anybody can know it."""
         shape = repr(
             (
@@ -328,16 +330,20 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _groups(
-    cache: KVCacheConfig, kv_caches: dict[str, torch.Tensor]
-) -> tuple[list[Blocks], list[GroupFacts]]:
-    """How this worker's KV lies in memory. Raises Unfit."""
+    cache: KVCacheConfig, kv_caches: dict[str, torch.Tensor], *, staged: bool
+) -> tuple[list[Bank], list[GroupFacts]]:
+    """How this worker's KV lies in memory. `staged`: as if that were a device's. Raises Unfit."""
     specs = [_of_one(group.kv_cache_spec) for group in cache.kv_cache_groups]
     unit = unit_tokens([spec.block_size for spec in specs])
-    made: list[Blocks] = []
+    made: list[Bank] = []
     facts: list[GroupFacts] = []
     for group, spec in zip(cache.kv_cache_groups, specs, strict=True):
-        layers = [_layer(name, kv_caches[name], cache.num_blocks) for name in group.layer_names]
-        blocks = Blocks(layers, spec.block_size, unit)
+        layers = [
+            (name, rows)
+            for name in group.layer_names
+            for rows in rows_of(name, kv_caches[name], cache.num_blocks)
+        ]
+        blocks = _bank(layers, spec.block_size, unit, staged=staged)
         window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
         name = "full" if window is None else f"window{window}"
         taken = [one.name for one in facts]
@@ -362,28 +368,24 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
     return spec
 
 
-def _layer(name: str, tensor: torch.Tensor, count: int) -> Layer:
-    """The blocks of a layer: vLLM gives it as a view, of which the first dimension counts blocks, or the
-    smaller blocks that its kernels make of each."""
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-        raise Unfit(
-            f"The blocks of {name} are not in the memory of a CPU. Of other devices this connector "
-            "can't read them yet."
-        )
-    smaller, rest = divmod(tensor.shape[0], count)
-    inner = tensor[0]
-    each = inner.numel() * tensor.element_size()
-    reach = 1 + sum((n - 1) * step for n, step in zip(inner.shape, inner.stride(), strict=True))
-    stride = tensor.stride(0) * tensor.element_size()
-    is_together = reach == inner.numel() and (smaller == 1 or stride == each)
-    if rest or not smaller or not is_together:
-        raise Unfit(
-            f"The blocks of {name} do not lie in memory as whole pieces: {tuple(tensor.shape)} with "
-            f"strides {tensor.stride()}, for {count} blocks."
-        )
-    size = (count * smaller - 1) * stride + each
-    memory = memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
-    return Layer(name, memory, 0, stride * smaller, each * smaller)
+def _bank(
+    layers: Sequence[tuple[str, torch.Tensor]], block_tokens: int, unit: int, *, staged: bool
+) -> Bank:
+    """The rows of a group's layers, wherever they are. Raises Unfit."""
+    devices = {rows.device for _, rows in layers}
+    if len(devices) > 1:
+        raise Unfit(f"The layers of one group are on several devices: {devices}.")
+    if staged or devices.pop().type != "cpu":
+        return DeviceBlocks([DeviceLayer(*layer) for layer in layers], block_tokens, unit)
+    return Blocks([_in_memory(*layer) for layer in layers], block_tokens, unit)
+
+
+def _in_memory(name: str, rows: torch.Tensor) -> Layer:
+    count, size = rows.shape
+    stride = rows.stride(0)
+    reach = (count - 1) * stride + size
+    memory = memoryview((ctypes.c_ubyte * reach).from_address(rows.data_ptr())).cast("B")
+    return Layer(name, memory, 0, stride, size)
 
 
 def _dtype(kv_caches: dict[str, torch.Tensor]) -> str:

@@ -25,7 +25,7 @@ from typing import Final
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks
+from swdriver_shim.adapters.vllm.blocks import LEAVE, Bank, Mark
 from swdriver_shim.adapters.vllm.orders import Loaded, Order, Refused, Report, Saved, Step
 from swdriver_shim.halves import MovingHalf
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -44,6 +44,7 @@ class Save:
     """One order, until the end."""
 
     order: Order
+    marks: list[Mark] = field(default_factory=list)  # of each group: what it has to come after
     is_over: threading.Event = field(default_factory=threading.Event)
     is_given_up: bool = False
     reading: threading.Lock = field(default_factory=threading.Lock)  # while its blocks are read
@@ -66,7 +67,7 @@ class Worker:
     def __init__(
         self,
         names: Sequence[str],
-        groups: Sequence[Blocks],
+        groups: Sequence[Bank],
         half: MovingHalf,
         *,
         goes_on_from_blocks: bool = True,
@@ -111,7 +112,7 @@ class Worker:
         return next(mine, None)
 
     @property
-    def groups(self) -> Sequence[Blocks]:
+    def groups(self) -> Sequence[Bank]:
         return self._groups
 
     # A step
@@ -134,7 +135,7 @@ class Worker:
         else:
             self._loading.end()
         for order in step.loads_ahead:
-            self._loaders.submit(self._load_ahead, order)
+            self._loaders.submit(self._load_ahead, order, Loading(self, Step(loads=[order])))
 
     def wait_for_layer(self, name: str) -> None:
         self._loading.wait_for_layer(name)
@@ -150,8 +151,9 @@ class Worker:
             self._result.bad_blocks |= bad
             if bad:
                 spoiled.add(order.request)
+        marks = [of.mark() for of in self._groups] if step.stores else []
         for order in step.stores:
-            save = Save(order)
+            save = Save(order, marks)
             with self._lock:
                 self._saves[order.number] = save
                 self._by_request.setdefault(order.request, set()).add(order.number)
@@ -186,10 +188,9 @@ class Worker:
         self.counts["loaded_bytes"] += loaded.bytes
         self.counts["refused_columns"] += len(loaded.refused)
 
-    def _load_ahead(self, order: Order) -> None:
-        step = Step(loads=[order])
-        loading = Loading(self, step)
+    def _load_ahead(self, order: Order, loading: Loading) -> None:
         loading.run()
+        loading.wait_for_all()
         self._ahead.put((order, loading.done()[order.number]))
 
     # Saves
@@ -228,14 +229,23 @@ class Worker:
             memory, at_once = self._staging[group], self._at_once[group]
             for first in range(0, len(columns), at_once):
                 batch = columns[first : first + at_once]
-                out: list[Out] = []
-                for at, one in enumerate(batch):
-                    place = memory[at * each : (at + 1) * each]
-                    with save.reading:
-                        if save.is_given_up:
-                            return size
-                        blocks.gather(one.part, one.blocks, place)
-                    out.append(Out(one.slot, one.key, save.order.tag, COLUMN_TOKENS, place))
+                out = [
+                    Out(
+                        one.slot,
+                        one.key,
+                        save.order.tag,
+                        COLUMN_TOKENS,
+                        memory[at * each : (at + 1) * each],
+                    )
+                    for at, one in enumerate(batch)
+                ]
+                with save.reading:
+                    if save.is_given_up:
+                        return size
+                    wanted = [block for one in batch for block in one.blocks]
+                    with blocks.near(wanted, save.marks[group]) as (here, places):
+                        for one, column in zip(batch, out, strict=True):
+                            here.gather(one.part, [places[at] for at in one.blocks], column.payload)
                 if not shard.evict(out):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
@@ -251,12 +261,23 @@ class Loading:
         self._step = step
         names = [layer.name for group in worker.groups for layer in group.layers] if step.loads else []
         self._layers = {name: threading.Event() for name in names}
+        self._marks: dict[str, tuple[Bank, Mark]] = {}  # of layers that are on their way into blocks
+        # Whoever had the blocks before may still be computing with them.
+        self._after = [of.mark() for of in worker.groups] if step.loads else []
         self._is_over = threading.Event()
         self._loaded: dict[int, Loaded] = {}
 
     def wait_for_layer(self, name: str) -> None:
         if layer := self._layers.get(name):
             layer.wait()
+            if found := self._marks.get(name):
+                bank, mark = found
+                bank.follow(mark)
+
+    def wait_for_all(self) -> None:
+        """Return when all of it is in the blocks, whoever looks."""
+        for bank, mark in self._marks.values():
+            bank.wait(mark)
 
     def done(self) -> Mapping[int, Loaded]:
         self._is_over.wait()
@@ -302,10 +323,15 @@ class Loading:
                 for (order, index, one), column in zip(wanted, columns, strict=True)
                 if (order.number, index) not in misses and not isinstance(column, Miss)
             ]
+            wanted_blocks = [at for one, _ in there for at in one.blocks]
+            landing = blocks.landing(wanted_blocks, self._after[group])
+            last = {of.name: layer for layer, of in enumerate(blocks.layers)}  # it may have several
             for layer, of in enumerate(blocks.layers):
                 for one, column in there:
-                    blocks.scatter(layer, one.part, one.blocks, column)
-                self._layers[of.name].set()
+                    landing.scatter(layer, one.part, one.blocks, column)
+                self._marks[of.name] = blocks, landing.flush(layer)
+                if last[of.name] == layer:
+                    self._layers[of.name].set()
             del there, columns
         for order in self._step.loads:
             loaded = self._loaded[order.number]

@@ -1,0 +1,100 @@
+"""Blocks in a device's memory, as far as they can be tried where there is none: the same code on the
+CPU's, and what it does is what the host's `Blocks` do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Unfit, unit_tokens
+
+pytestmark = pytest.mark.engines
+torch: Any = pytest.importorskip("torch")
+
+COUNT = 12
+
+
+def banks(block_tokens: int, layers: int, seed: int) -> tuple[Any, Blocks, list[Any]]:
+    """The same bytes twice: as a device's, and as the host's."""
+    from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer
+
+    numbers, unit = random.Random(seed), unit_tokens([block_tokens])
+    rows, host = [], []
+    for index in range(layers):
+        size, gap = block_tokens * (index + 1), 3 * index
+        raw = numbers.randbytes(COUNT * (size + gap))
+        whole = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(COUNT, size + gap)
+        rows.append(whole[:, :size])
+        host.append(Layer(str(index), memoryview(bytearray(raw)), 0, size + gap, size))
+    device = DeviceBlocks(
+        [DeviceLayer(str(index), one) for index, one in enumerate(rows)], block_tokens, unit
+    )
+    return device, Blocks(host, block_tokens, unit), rows
+
+
+@pytest.mark.parametrize("block_tokens", [16, 48, 64, 128])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_near_is_what_lies_there(block_tokens: int, seed: int) -> None:
+    device, host, _ = banks(block_tokens, 3, seed)
+    shape = host.shape
+    assert device.shape == shape
+    numbers = random.Random(seed)
+    blocks = numbers.sample(range(COUNT), shape.unit_blocks)
+    more = [*blocks, *numbers.sample(range(COUNT), 2)]
+    with device.near(more, device.mark()) as (here, places):
+        for part in range(shape.unit_columns):
+            got, wanted = bytearray(shape.column_bytes), bytearray(shape.column_bytes)
+            here.gather(part, [places[block] for block in blocks], memoryview(got))
+            host.gather(part, blocks, memoryview(wanted))
+            assert got == wanted
+
+
+@pytest.mark.parametrize("block_tokens", [16, 48, 64, 128])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_has_landed_is_in_its_blocks_and_nowhere_else(block_tokens: int, seed: int) -> None:
+    device, host, rows = banks(block_tokens, 3, seed)
+    shape, numbers = host.shape, random.Random(seed)
+    blocks = numbers.sample(range(COUNT), shape.unit_blocks)
+    if len(blocks) > 1:
+        blocks[0] = LEAVE
+    landing = device.landing(blocks, device.mark())
+    columns = [memoryview(numbers.randbytes(shape.column_bytes)) for _ in range(shape.unit_columns)]
+    for layer in range(3):
+        for part, column in enumerate(columns):
+            landing.scatter(layer, part, blocks, column)
+            host.scatter(layer, part, blocks, column)
+        mark = landing.flush(layer)
+        device.follow(mark)
+        device.wait(mark)
+        for block in range(COUNT):
+            there = bytes(rows[layer][block].tolist())
+            assert there == host.layers[layer].part(block, 0, host.layers[layer].size)
+
+
+def test_nothing_to_land_is_nothing() -> None:
+    device, _, rows = banks(16, 2, 1)
+    before = [one.clone() for one in rows]
+    landing = device.landing([LEAVE], device.mark())
+    device.wait(landing.flush(0))
+    assert all(torch.equal(one, other) for one, other in zip(rows, before, strict=True))
+
+
+def test_rows_are_found_in_every_layout_that_kernels_have() -> None:
+    from swdriver_shim.adapters.vllm.device import rows_of
+
+    flat = torch.arange(2 * 6 * 4 * 8, dtype=torch.int16)
+    [one] = rows_of("x", flat.view(12, 4, 8), 12)
+    assert one.shape == (12, 64)
+    assert bytes(one[1].tolist()) == flat[32:64].numpy().tobytes()
+    [smaller] = rows_of("x", flat.view(12, 4, 8), 4)  # kernels' blocks, three to each of the engine's
+    assert bytes(smaller[1].tolist()) == flat[96:192].numpy().tobytes()
+    keys, values = rows_of("x", flat.view(2, 6, 4, 8), 6)
+    assert bytes(keys[2].tolist()) == flat[64:96].numpy().tobytes()
+    assert bytes(values[2].tolist()) == flat[192 + 64 : 192 + 96].numpy().tobytes()
+    beside = flat.view(6, 2, 4, 8)[:, 1]  # two layers' blocks beside each other
+    [one] = rows_of("x", beside, 6)
+    assert bytes(one[1].tolist()) == flat[96:128].numpy().tobytes()
+    with pytest.raises(Unfit, match="whole pieces"):
+        rows_of("x", flat.view(4, 12, 8).transpose(0, 1), 12)
