@@ -34,6 +34,7 @@ class GroupSpec(Document, frozen=True):
     name: Name
     bytes_per_token: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
     window: Annotated[int, Meta(ge=1)] | None = None
+    alone: bool = False
 
 
 class ModelSpec(Document, frozen=True):
@@ -50,7 +51,9 @@ class ModelSpec(Document, frozen=True):
     ] = COLUMN_TOKENS
 
     def shape(self) -> Layout:
-        return Layout(tuple(Group(one.name, one.bytes_per_token, one.window) for one in self.groups))
+        return Layout(
+            tuple(Group(one.name, one.bytes_per_token, one.window, one.alone) for one in self.groups)
+        )
 
     def namespace(self, adapter: str = "") -> Namespace:
         return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)

@@ -19,11 +19,12 @@ from typing import Final, Protocol
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.carrier import Seeking
-from swdriver_shim.deciding import Asked, Decider, is_new
+from swdriver_shim.deciding import Asked, Decider, Notes, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Match
 from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.object_store import ObjectStore
 from swdriver_shim.policy import AS_USUAL, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
@@ -76,10 +77,37 @@ class Driver(Decider):
         shards: Sequence[Sequence[Shard]],
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        notes: Notes | None = None,
     ) -> None:
-        """`shards` of each group, in the layout's order."""
+        """`shards` of each group, in the layout's order. `notes` as in `Decider`: the shards' are in the
+        same directory."""
         self._shards = shards
-        super().__init__(layout, model, shards, clock=clock)
+        super().__init__(layout, model, shards, clock=clock, wall_clock=wall_clock, notes=notes)
+        self._objects: ObjectStore | None = None
+        if layout.groups[0].alone:
+            self._objects = ObjectStore(
+                self.ledger,
+                self._lock,
+                shards[0],
+                self._carrier,
+                self._on_each,
+                clock=clock,
+                wake=self._wake.set,
+            )
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The columns that stand alone. Raises ValueError if the layout is one of prefixes."""
+        if self._objects is None:
+            raise ValueError(
+                "This driver keeps prefixes: for objects its layout has one group that is `alone`."
+            )
+        return self._objects
+
+    @property
+    def keeps_objects(self) -> bool:
+        return self._objects is not None
 
     def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
         """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold

@@ -15,6 +15,11 @@ under each:
     state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   of unit n
     key(n, i) = the first 16 bytes of SHA-256(K ‖ "slice" ‖ state(n) ‖ i)
 
+An engine that brings names of its own, hashes of prefixes already, has each hashed likewise, apart from
+all of these:
+
+    key(name) = the first 16 bytes of SHA-256(K ‖ "name" ‖ name)
+
 Whoever sees keys (an agent, a disk, a metric) learns neither tokens nor whether two orgs asked the same,
 and cannot make a key that collides with another org's or extend one: half of each state stays here.
 """
@@ -25,7 +30,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -39,6 +44,7 @@ TOKEN_MAX: Final = 2**32 - 1
 _BLOCK: Final = 64  # of SHA-256: what comes before costs nothing per column
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
+_NAME: Final = hashlib.sha256(b"tidegate name 1").digest()  # where others have a state, and none is this
 
 Buffer = bytes | bytearray | memoryview
 
@@ -142,6 +148,10 @@ class Keys:
         """The key of a tail column of these tokens: fewer than a whole one has."""
         return self._hash((state or self._root) + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
 
+    def named(self, names: Iterable[bytes]) -> Named:
+        """What the engine calls by names of its own."""
+        return Named(self, [self._hash(_NAME + name)[:KEY_BYTES] for name in names])
+
     def _hash(self, data: bytes) -> bytes:
         mixed = self._keyed.copy()
         mixed.update(data)
@@ -206,6 +216,20 @@ class Prompt:
 
     def _state(self, columns: int) -> bytes | None:
         return self._states[columns // self.maker.unit_columns - 1] if columns else None
+
+
+class Named(Prompt):
+    """Columns that an engine calls by names of its own. Each stands alone, and counts as a whole one."""
+
+    __slots__ = ()
+
+    def __init__(self, maker: Keys, keys: list[bytes]) -> None:
+        super().__init__(maker)
+        self.keys = keys
+
+    @property
+    def tokens(self) -> int:
+        return COLUMN_TOKENS * len(self.keys)
 
 
 def encode(tokens: Sequence[int] | Buffer) -> bytes:

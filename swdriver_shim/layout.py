@@ -9,6 +9,8 @@
 A group is *full* if every token of a prefix is looked at, and has a *window* if only the last so many
 are. Draft and target of speculative decoding are two full groups. All shards of a group keep the same
 column under the same slot number, so only sums and single shards matter, never their order.
+
+Where an engine brings keys of its own, its values are columns that stand *alone* (`objects`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ SHARDS_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One cache group. `window` is how many of the last tokens are needed; None for all."""
+    """One cache group. `window` is how many of the last tokens are needed; None for all. `alone`: each
+    column is worth something without any other."""
 
     name: str
     bytes_per_token: tuple[int, ...]  # of each shard
     window: int | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not 0 < len(self.bytes_per_token) <= SHARDS_MAX:
@@ -38,6 +42,13 @@ class Group:
             raise ValueError("a shard keeps something of every token")
         if self.window is not None and self.window <= 0:
             raise ValueError("a window holds at least one token")
+        if self.alone and self.window is not None:
+            raise ValueError("columns that stand alone have no window")
+
+    @property
+    def linked(self) -> bool:
+        """A column is worth nothing without all before it."""
+        return self.window is None and not self.alone
 
     @property
     def column_bytes(self) -> int:
@@ -63,6 +74,8 @@ class Layout:
         names = [group.name for group in self.groups]
         if not 0 < len(names) <= GROUPS_MAX or len(set(names)) != len(names):
             raise ValueError(f"a layout has 1 to {GROUPS_MAX} groups of different names")
+        if len(names) > 1 and any(group.alone for group in self.groups):
+            raise ValueError("a group of columns that stand alone has a layout of its own")
 
     def slots_for(self, memory_bytes: int) -> int:
         """How many columns fit a grant if every group gets as many: split by bytes per token."""

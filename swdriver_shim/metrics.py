@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from swdriver_shim.driver import Driver
 from telemetry.exposition import Page
 
 if TYPE_CHECKING:
@@ -62,6 +63,21 @@ def _orgs(made: Page, shim: Shim) -> None:
         [({}, overstay.columns)],
     )
     made.gauge("swdriver_overstay_seconds_max", "For how long, at most.", [({}, overstay.seconds_max)])
+    if isinstance(shim.driver, Driver) and shim.driver.keeps_objects:
+        made.counter(
+            "swdriver_objects_too_large_total",
+            "Times that values were refused because one does not fit a column.",
+            [({}, shim.driver.objects.too_large)],
+        )
+    made.counter(
+        "swdriver_lmcache_total",
+        "Requests and connections of LMCache's engines, by what became of them.",
+        [
+            ({"org": org, "what": what}, count)
+            for org, counts in shim.fronts.items()
+            for what, count in sorted(counts.items())
+        ],
+    )
     _tier2(made, shim)
     orgs = sorted(shim.driver.orgs(), key=lambda org: -org.requested_tokens)
     named = [(org.org if place < ORGS_MAX else "other", org) for place, org in enumerate(orgs)]

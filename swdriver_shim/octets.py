@@ -1,10 +1,12 @@
 """How KV travels over HTTP: four bytes, little-endian, with the length of a JSON header; the header;
-then the bytes, group by group and shard by shard, each from its first token to its last."""
+then the bytes, group by group and shard by shard, each from its first token to its last. Of objects the
+values, one after the other."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,6 +37,12 @@ class LoadHead(Struct, frozen=True):
 
     tokens: int
     parts: list[RunHead]
+
+
+class ObjectsHead(Struct, frozen=True):
+    """The header of objects that are got: how many bytes each has, null for what is missed."""
+
+    lengths: list[int | None]
 
 
 class Kv:
@@ -100,6 +108,12 @@ def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
         for group, first in zip(layout.groups, firsts, strict=True)
         for shard, each in enumerate(group.bytes_per_token)
     ]
+
+
+def cut(raw: memoryview, lengths: Iterable[int]) -> list[memoryview]:
+    """Pieces of these lengths, one after the other."""
+    ends = [0, *accumulate(lengths)]
+    return [raw[start:end] for start, end in pairwise(ends)]
 
 
 def pack(header: object, *runs: memoryview) -> bytes:

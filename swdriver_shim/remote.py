@@ -1,6 +1,7 @@
 """A driver's daemon, asked over HTTP by an engine in another process.
 
     prefixes = Remote("http://127.0.0.1:8420", token, model)    # the `model` of the daemon's document
+    objects = RemoteObjects("http://127.0.0.1:8420", token)     # where its layout is one of objects
 
 A daemon that can't be reached is a miss, as an agent that is lost, and `lost_because` says why. What it
 refuses is somebody's mistake and is raised.
@@ -9,6 +10,7 @@ refuses is somebody's mistake and is raised.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -21,7 +23,17 @@ from kvss_agent.http_api import Invalid
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Loaded, Part, Stored
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.octets import KV_BYTES_MAX, OCTETS, Kv, LoadHead, pack, run_heads, unpack
+from swdriver_shim.object_store import check
+from swdriver_shim.octets import (
+    KV_BYTES_MAX,
+    OCTETS,
+    Kv,
+    LoadHead,
+    ObjectsHead,
+    pack,
+    run_heads,
+    unpack,
+)
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
@@ -29,6 +41,8 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS_MAX: Final = 5.0
 ANSWER_SECONDS_MAX: Final = 60.0
 TEXT_MAX: Final = 200
+OBJECTS_AT_ONCE: Final = 4096
+RETRY_SECONDS: Final = 1.0
 JSON: Final = "application/json"
 
 
@@ -40,16 +54,24 @@ class Queried(Struct, frozen=True):
     tokens: int
 
 
-class Remote:
-    """The prefixes of the org that a token belongs to, at a daemon. May be used from any thread."""
+class ExistsAnswer(Struct, frozen=True):
+    exists: list[bool]
+    value_bytes_max: int
 
-    def __init__(self, url: str, token: str, model: ModelSpec, *, adapter: str = "") -> None:
-        self.layout = model.shape()
-        self.namespace = model.namespace(adapter)
+
+class KeptAnswer(Struct, frozen=True):
+    kept: list[bool]
+
+
+class RemovedAnswer(Struct, frozen=True):
+    done: bool
+
+
+class Asking:
+    """A daemon, asked in the name of the org that a token belongs to."""
+
+    def __init__(self, url: str, token: str) -> None:
         self.lost_because: str | None = None  # since the last answer
-        self._who = {"adapter": adapter, "namespace": self.namespace.digest().hex()}
-        each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
-        self._tokens_max = KV_BYTES_MAX // each // COLUMN_TOKENS * COLUMN_TOKENS  # at once
         self._http = httpx.Client(
             base_url=url,
             headers={"authorization": f"Bearer {token}"},
@@ -58,6 +80,40 @@ class Remote:
 
     def close(self) -> None:
         self._http.close()
+
+    def _post(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
+        """The answer; None if there is none. `seconds`: how long the daemon may wait for something.
+        Raises Refused."""
+        timeout = httpx.Timeout(ANSWER_SECONDS_MAX + seconds, connect=CONNECT_SECONDS_MAX)
+        headers = {"content-type": media_type}
+        try:
+            answer = self._http.post(f"/v1/{verb}", content=body, headers=headers, timeout=timeout)
+        except httpx.TransportError as error:
+            self._lose(f"{type(error).__name__}: {error}")
+            return None
+        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._lose(f"it answers {answer.status_code}")
+            return None
+        if answer.is_error:
+            raise Refused(_sentence(answer))
+        self.lost_because = None
+        return answer.content
+
+    def _lose(self, because: str) -> None:
+        log.warning("The driver at %s is lost: %s", self._http.base_url, because)
+        self.lost_because = because
+
+
+class Remote(Asking):
+    """The prefixes of an org. May be used from any thread."""
+
+    def __init__(self, url: str, token: str, model: ModelSpec, *, adapter: str = "") -> None:
+        super().__init__(url, token)
+        self.layout = model.shape()
+        self.namespace = model.namespace(adapter)
+        self._who = {"adapter": adapter, "namespace": self.namespace.digest().hex()}
+        each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
+        self._tokens_max = KV_BYTES_MAX // each // COLUMN_TOKENS * COLUMN_TOKENS  # at once
 
     def query(self, tokens: Sequence[int]) -> int:
         """Raises Refused."""
@@ -131,26 +187,106 @@ class Remote:
         body = {"tokens": list(tokens), **self._who, **(more or {})}
         return self._post(verb, msgspec.json.encode(body), JSON, seconds)
 
-    def _post(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
-        """The answer; None if there is none. `seconds`: how long the daemon may wait for something."""
-        timeout = httpx.Timeout(ANSWER_SECONDS_MAX + seconds, connect=CONNECT_SECONDS_MAX)
-        headers = {"content-type": media_type}
-        try:
-            answer = self._http.post(f"/v1/{verb}", content=body, headers=headers, timeout=timeout)
-        except httpx.TransportError as error:
-            self._lose(f"{type(error).__name__}: {error}")
-            return None
-        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._lose(f"it answers {answer.status_code}")
-            return None
-        if answer.is_error:
-            raise Refused(_sentence(answer))
-        self.lost_because = None
-        return answer.content
 
-    def _lose(self, because: str) -> None:
-        log.warning("The driver at %s is lost: %s", self._http.base_url, because)
-        self.lost_because = because
+class RemoteObjects(Asking):
+    """The objects of an org: `objects.Objects`. May be used from any thread.
+
+    An engine that stores objects has nobody to tell of a mistake while it serves: what the daemon
+    refuses is a miss as well, and `lost_because` and the log say why. A daemon that is lost is left
+    alone for a while, so that nobody waits for it again and again.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        super().__init__(url, token)
+        self._value_bytes_max: int | None = None
+        self._not_before = 0.0
+
+    @property
+    def value_bytes_max(self) -> int:
+        """As the daemon says; as much as can go at once while it has not said it."""
+        if self._value_bytes_max is None:
+            self.exists([])
+        return self._value_bytes_max or KV_BYTES_MAX
+
+    def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
+        found: list[bool] = []
+        for some in _split(keys, OBJECTS_AT_ONCE) or [[]]:
+            answer = self._ask("exists", some, seconds)
+            if answer is None:
+                return [*found, *[False] * (len(keys) - len(found))]
+            told = _EXISTS.decode(answer)
+            self._value_bytes_max = told.value_bytes_max
+            found += told.exists
+        return found
+
+    def get(
+        self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
+    ) -> list[int | None]:
+        most = max(1, min(OBJECTS_AT_ONCE, KV_BYTES_MAX // self.value_bytes_max))
+        lengths: list[int | None] = []
+        for some in _split(keys, most):
+            answer = self._ask("get", some, seconds)
+            if answer is None:
+                return [*lengths, *[None] * (len(keys) - len(lengths))]
+            head, raw = unpack(memoryview(answer), _OBJECTS_HEAD)
+            for length in head.lengths:
+                place = into[len(lengths)]
+                if length is not None:
+                    value, raw = raw[:length], raw[length:]
+                if length is not None and length <= len(place):
+                    place[:length] = value
+                    lengths.append(length)
+                else:
+                    lengths.append(None)
+        return lengths
+
+    def put(
+        self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
+    ) -> list[bool]:
+        check(values, self.value_bytes_max)
+        kept: list[bool] = []
+        most = max(1, min(OBJECTS_AT_ONCE, KV_BYTES_MAX // self.value_bytes_max))
+        for some in _split(keys, most):
+            mine = values[len(kept) : len(kept) + len(some)]
+            lengths = [len(value) for value in mine]
+            head = {"keys": _hex(some), "lengths": lengths, "rules": rules}
+            answer = self._try("objects/put", pack(head, *mine), OCTETS)
+            if answer is None:
+                return [*kept, *[False] * (len(keys) - len(kept))]
+            kept += _KEPT.decode(answer).kept
+        return kept
+
+    def remove(self, keys: Sequence[bytes]) -> bool:
+        answers = [self._ask("remove", some) for some in _split(keys, OBJECTS_AT_ONCE)]
+        return all(answer is not None and _REMOVED.decode(answer).done for answer in answers)
+
+    def clear(self) -> bool:
+        answer = self._try("purge", msgspec.json.encode({"adapter": ""}), JSON)
+        return answer is not None and _REMOVED.decode(answer).done
+
+    def _ask(self, verb: str, keys: Sequence[bytes], seconds: float | None = None) -> bytes | None:
+        body = {"keys": _hex(keys), **({} if seconds is None else {"seconds": seconds})}
+        return self._try(f"objects/{verb}", msgspec.json.encode(body), JSON, seconds or 0.0)
+
+    def _try(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
+        if time.monotonic() < self._not_before:
+            return None
+        try:
+            answer = self._post(verb, body, media_type, seconds)
+        except Refused as error:
+            self._lose(str(error))
+            return None
+        if answer is None:
+            self._not_before = time.monotonic() + RETRY_SECONDS
+        return answer
+
+
+def _hex(keys: Sequence[bytes]) -> list[str]:
+    return [key.hex() for key in keys]
+
+
+def _split(keys: Sequence[bytes], most: int) -> list[Sequence[bytes]]:
+    return [keys[at : at + most] for at in range(0, len(keys), most)]
 
 
 def _sentence(answer: httpx.Response) -> str:
@@ -162,4 +298,8 @@ def _sentence(answer: httpx.Response) -> str:
 
 _QUERIED: Final = msgspec.json.Decoder(Queried)
 _STORED: Final = msgspec.json.Decoder(Stored)
+_EXISTS: Final = msgspec.json.Decoder(ExistsAnswer)
+_KEPT: Final = msgspec.json.Decoder(KeptAnswer)
+_REMOVED: Final = msgspec.json.Decoder(RemovedAnswer)
+_OBJECTS_HEAD: Final = msgspec.json.Decoder(ObjectsHead)
 _LOAD_HEAD: Final = msgspec.json.Decoder(LoadHead)

@@ -227,6 +227,8 @@ class SecondTier:
             column = home.columns.get(keys[depth])
             if column is None or column.state is State.EMPTY:
                 if depth not in there or (home.group, keys[depth]) in self._forgetting:
+                    if ledger.layout.groups[home.group].alone:
+                        continue
                     return
                 slot = ledger.room_for(home, parent, column, payers, now)
                 if slot is None:
@@ -295,6 +297,7 @@ class SecondTier:
         ledger, flow = self._ledger, self.flow
         if recall.number and not ledger.slots.end(recall):
             return
+        came: list[Column] = []
         for place in recall.places:
             if not _is_coming(place):
                 continue  # purged or taken away meanwhile
@@ -317,8 +320,8 @@ class SecondTier:
                 flow.late += 1
                 ledger.remove(column, Reason.EXPIRED)
                 continue
-            ledger.arrived(column, now)
-            ledger.schedule(column)
+            came.append(column)
+        ledger.arrived(came, now)
 
     # Out
 
@@ -611,7 +614,7 @@ def _search(groups: Sequence[Group], here: Sequence[Sequence[bool]], start: int)
     """From `start` on in full groups, a few columns first and then more, until one is missing. Then what
     windows need for that."""
     there: list[set[int]] = [set() for _ in groups]
-    full = [index for index, group in enumerate(groups) if group.window is None]
+    full = [index for index, group in enumerate(groups) if group.linked]
     reach = end = len(here[0])
     step = ASK_FIRST
     if full:
@@ -639,7 +642,7 @@ def _search(groups: Sequence[Group], here: Sequence[Sequence[bool]], start: int)
             if not here[index][depth]
         ]
         for index, group in enumerate(groups)
-        if group.window is not None and reach > start
+        if not group.linked and reach > start
     }
     if any(question.values()):
         for index, found in (yield question).items():
@@ -657,10 +660,10 @@ def _longest(groups: Sequence[Group], present: Sequence[Sequence[bool]]) -> int:
             run = run + 1 if is_there else 0
             counted.append(run)
         runs.append(counted)
-        if group.window is None:
+        if group.linked:
             whole = min(whole, next((at for at, is_there in enumerate(columns) if not is_there), whole))
     while whole and not all(
-        counted[whole - 1] >= whole - group.first_needed(whole * COLUMN_TOKENS)
+        group.alone or counted[whole - 1] >= whole - group.first_needed(whole * COLUMN_TOKENS)
         for group, counted in zip(groups, runs, strict=True)
     ):
         whole -= 1

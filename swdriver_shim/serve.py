@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kvss_agent import daemon
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
+from swdriver_shim.adapters.lm_front import Front
 from swdriver_shim.service import Service
 from swdriver_shim.settings import Settings, parse
 from swdriver_shim.shim import Shim
@@ -44,13 +46,18 @@ def main(arguments: Sequence[str]) -> int:
 async def _serve(settings: Settings) -> int:
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
+    listeners = [(org, daemon.listen(place)) for org, place in settings.lmcache]
     shim = Shim(settings.name, settings.state_dir, daemon.software())
     await asyncio.to_thread(shim.start)
     application = Service(shim, settings.token).application()
+    fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
+    shim.fronts = {org: front.counts for org, front in fronts.items()}
     async with daemon.serving(application, listener), daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")
+    for front in fronts.values():
+        await asyncio.to_thread(front.stop)
     await asyncio.to_thread(shim.stop)
     log.info("Stopped")
     return 0

@@ -36,8 +36,10 @@ from kvss_agent.http_api import (
 from swdriver_shim import metrics, octets
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, OrgSpec
-from swdriver_shim.keys import TOKEN_MAX, Prompt, isolation_tag
+from swdriver_shim.keys import TOKEN_MAX, Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
+from swdriver_shim.object_store import TooLarge
+from swdriver_shim.objects import Objects
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
@@ -47,8 +49,10 @@ HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
+OBJECTS_MAX: Final = 4096  # in one request
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
+ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
 
 
@@ -124,6 +128,26 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adapter: Annotated[str, Meta(max_length=500)] | None = None
 
 
+class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Objects, by the engine's own keys in hex, in the order of a prompt. `namespace`: as for that."""
+
+    keys: Annotated[list[ObjectKey], Meta(max_length=OBJECTS_MAX)]
+    namespace: Annotated[str, Meta(max_length=100)] = ""
+
+
+class FindBody(ObjectsBody, frozen=True, kw_only=True):
+    """`seconds`: how long to wait, at most, for what lies in tier 2."""
+
+    seconds: Annotated[float, Meta(ge=0, le=LOAD_SECONDS_MAX)] = 0.0
+
+
+class PutBody(ObjectsBody, frozen=True, kw_only=True):
+    """The values follow, so many bytes of each."""
+
+    lengths: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=OBJECTS_MAX)]
+    rules: Rules = field(default_factory=Rules)
+
+
 Verb = Callable[[OrgSpec, Any], Response]  # in a thread: hashing and moving take their time
 
 
@@ -154,6 +178,14 @@ class Service:
             _Route("/v1/set_ttl", "Of what is stored; it only shortens.", TtlBody, self.set_ttl),
             _Route("/v1/evict_policy", "What goes first.", EvictionBody, self.evict_policy),
             _Route("/v1/purge", "Remove all of the org, with a receipt.", PurgeBody, self.purge),
+            _Route("/v1/objects/exists", "Which of them are there.", FindBody, self.objects_exist),
+            _Route("/v1/objects/get", "The values of those that are there.", FindBody, self.get_objects),
+            _Route(
+                "/v1/objects/remove",
+                "Remove them, with a receipt.",
+                ObjectsBody,
+                self.remove_objects,
+            ),
         )
 
     def application(self) -> Starlette:
@@ -173,6 +205,11 @@ class Service:
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
+                Route(
+                    "/v1/objects/put",
+                    guarded(self.put_objects, self._calls, _REFUSALS),
+                    methods=["POST"],
+                ),
                 *map(verb, self._verbs),
             ],
             exception_handlers={HTTPException: http_error, Exception: failure},
@@ -260,6 +297,56 @@ class Service:
         tag = isolation_tag(org.name, org.secret)
         return _receipt(driver.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX))
 
+    # Objects
+
+    def objects_exist(self, org: OrgSpec, body: FindBody) -> Response:
+        """And how large a value may be: who has no keys asks just that."""
+        objects = self._objects(org)
+        found = objects.exists(self._named(org, body), body.seconds)
+        return as_json({"exists": found, "value_bytes_max": objects.value_bytes_max})
+
+    def get_objects(self, org: OrgSpec, body: FindBody) -> Response:
+        """Only as many as go at once: the others are missed, and may be asked for again."""
+        objects = self._objects(org)
+        keys = self._named(org, body)
+        most = octets.KV_BYTES_MAX // objects.value_bytes_max
+        places = [memoryview(bytearray(objects.value_bytes_max)) for _ in keys[:most]]
+        lengths = objects.get(keys[:most], places, body.seconds)
+        values = [place[:length] for place, length in zip(places, lengths, strict=True) if length]
+        head = octets.ObjectsHead(lengths=[*lengths, *[None] * (len(keys) - len(lengths))])
+        return Response(octets.pack(head, *values), media_type=octets.OCTETS)
+
+    async def put_objects(self, request: Request) -> Response:
+        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
+        return await asyncio.to_thread(self._put_objects, org, memoryview(raw))
+
+    def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
+        body, values = octets.unpack(raw, _PUT)
+        if len(body.lengths) != len(body.keys) or sum(body.lengths) != len(values):
+            raise Invalid(
+                f"{len(body.keys)} values are named, of {sum(body.lengths)} bytes in all; "
+                f"{len(body.lengths)} lengths and {len(values)} bytes came."
+            )
+        try:
+            kept = self._objects(org).put(
+                self._named(org, body), octets.cut(values, body.lengths), body.rules
+            )
+        except TooLarge as error:
+            raise Invalid(str(error)) from error
+        return as_json({"kept": kept})
+
+    def remove_objects(self, org: OrgSpec, body: ObjectsBody) -> Response:
+        self._objects(org)
+        named = self.shim.keys(org).named(self._named(org, body))
+        return _receipt(self.shim.driver.delete(named, shared=True, seconds=PURGE_SECONDS_MAX))
+
+    def _objects(self, org: OrgSpec) -> Objects:
+        return self.shim.objects(org)
+
+    def _named(self, org: OrgSpec, body: ObjectsBody) -> list[bytes]:
+        self._check(self.shim.keys(org), body.namespace)
+        return [bytes.fromhex(key) for key in body.keys]
+
     # Inside
 
     def _controls(self, request: Request) -> bool:
@@ -285,9 +372,13 @@ class Service:
 
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
         keys = self.shim.keys(org, body.adapter)
-        if body.namespace not in ("", keys.namespace.digest().hex()):
-            raise Invalid("This driver's KV is of another model, revision, dtype or layout.")
+        self._check(keys, body.namespace)
         return keys.prompt(body.tokens)
+
+    @staticmethod
+    def _check(keys: Keys, namespace: str) -> None:
+        if namespace not in ("", keys.namespace.digest().hex()):
+            raise Invalid("This driver's KV is of another model, revision, dtype or layout.")
 
     async def openapi(self, _request: Request) -> Response:
         """OpenAPI 3.1 of the verbs, made from what they take."""
@@ -314,21 +405,29 @@ class Service:
             }
             for route in self._verbs
         }
-        paths["/v1/store"] = {
-            "post": {
-                "summary": "Store the KV of a prompt's verified tokens.",
-                "operationId": "store",
-                "requestBody": {
-                    "required": True,
-                    "description": octets.__doc__,
-                    "content": {octets.OCTETS: {"schema": {"type": "string", "format": "binary"}}},
-                },
-                "responses": {
-                    "200": {"description": "How many columns and bytes went out."},
-                    **{str(status): problem for status in (401, 409, 413, 422)},
-                },
+        for path, summary, done in (
+            (
+                "/v1/store",
+                "Store the KV of a prompt's verified tokens.",
+                "How many columns and bytes went out.",
+            ),
+            ("/v1/objects/put", "Keep objects.", "Which of them are kept."),
+        ):
+            paths[path] = {
+                "post": {
+                    "summary": summary,
+                    "operationId": path.rpartition("/")[2],
+                    "requestBody": {
+                        "required": True,
+                        "description": octets.__doc__,
+                        "content": {octets.OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+                    },
+                    "responses": {
+                        "200": {"description": done},
+                        **{str(status): problem for status in (401, 409, 413, 422)},
+                    },
+                }
             }
-        }
         return as_json(
             {
                 "openapi": "3.1.0",
@@ -344,6 +443,7 @@ class Service:
 
 
 _STORE: Final = msgspec.json.Decoder(StoreBody)
+_PUT: Final = msgspec.json.Decoder(PutBody)
 
 
 def _receipt(receipt: Receipt) -> Response:

@@ -22,6 +22,7 @@ class Settings:
     control: tuple[str, int]
     token: str = field(repr=False)
     log_format: str = "text"
+    lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
     add("--name", help="what this driver is called (default: the host's name)")
     add("--state-dir", help="for the token and the document (default: .swdriver)")
     add("--control", help="HOST:PORT of the API (default: 127.0.0.1:8420)")
+    add(
+        "--lmcache",
+        metavar="ORG=HOST:PORT,…",
+        help="listen for LMCache's engines there; whoever can connect is that org (default: nowhere)",
+    )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
     add("--log-format", help="text or json (default: text)")
     return made
@@ -50,9 +56,15 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         control=given.take("control", ("127.0.0.1", 8420), place, "HOST:PORT"),
         token="",
         log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+        lmcache=given.take("lmcache", (), _orgs_at, "ORG=HOST:PORT, or several with commas"),
     )
     token_file = given.take("token_file", None, file, "a file")
     given.check()
     token = given.token(token_file, settings.state_dir)
     given.check()
     return replace(settings, token=token)
+
+
+def _orgs_at(text: str) -> tuple[tuple[str, tuple[str, int]], ...]:
+    pairs = [one.strip().partition("=") for one in text.split(",")]
+    return tuple((name(org), place(where)) for org, _, where in pairs)

@@ -18,13 +18,14 @@ from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
-from swdriver_shim.deciding import Decider
+from swdriver_shim.deciding import Decider, Notes
 from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.halves import FarShard
 from swdriver_shim.homes import Home, Movable, Pulling
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
+from swdriver_shim.objects import Here, Objects
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,14 @@ class Shim:
         software: str = "",
         *,
         far: Callable[[str, int, Home], FarShard] | None = None,
+        notes: Path | None = None,
     ) -> None:
-        """Without `state_dir` it is told anew each time it starts. `far` makes what stands for a shard
+        """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
+        life leaves for the next (`resuming`). `far` makes what stands for a shard
         of a group where workers hold those; then what loads and stores columns is the engine, and nobody
         else."""
         self._far = far
+        self._notes = notes or (state_dir / "notes" if state_dir else None)
         self.name = name
         self.software = software
         self.started_at = time.time()
@@ -60,6 +64,7 @@ class Shim:
         self.observed_generation = 0
         self._document = state_dir / "desired.json" if state_dir else None
         self._lock = threading.Lock()
+        self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
         self._shards: dict[tuple[str, int], Movable] = {}
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
@@ -136,6 +141,7 @@ class Shim:
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
+        notes = Notes(self._notes, self._keys_of) if self._notes else None
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
@@ -146,10 +152,20 @@ class Shim:
         if self._far:
             far = {at: self._far(*at, self._home(home)) for at, home in homes.items()}
             self._shards = {**far}
-            return Decider(shape, name, in_order(far))
-        here = {at: Shard(f"{at[0]}.{at[1]}", self._home(home)) for at, home in homes.items()}
+            return Decider(shape, name, in_order(far), notes=notes)
+        here = {
+            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes) for at, home in homes.items()
+        }
         self._shards = {**here}
-        return Driver(shape, name, in_order(here))
+        return Driver(shape, name, in_order(here), notes=notes)
+
+    def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
+        """None for an org or a model that is not served here."""
+        told = self.desired
+        found = next((one for one in told.orgs if one.name == org), None) if told else None
+        if told is None or found is None or told.model.namespace(namespace.adapter) != namespace:
+            return None
+        return self.keys(found, namespace.adapter)
 
     def _home(self, home: HomeSpec) -> Home:
         return Home(home.address, home.shard, self._credentials)
@@ -201,6 +217,20 @@ class Shim:
             unit = self.desired.model.unit_tokens
             found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace, unit)
         return found
+
+    def objects(self, org: OrgSpec) -> Objects:
+        """Raises Conflict if this driver keeps prefixes, or nothing yet."""
+        if not self.mover.keeps_objects:
+            raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
+        return Here(self.mover, self.keys(org))
+
+    def objects_of(self, name: str) -> Objects | None:
+        """Of the org of this name; None if there is no such org, or nothing is kept for it."""
+        told = self.desired
+        org = next((org for org in told.orgs if org.name == name), None) if told else None
+        with contextlib.suppress(Conflict):
+            return self.objects(org) if org else None
+        return None
 
     @property
     def driver(self) -> Decider:

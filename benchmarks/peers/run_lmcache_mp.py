@@ -44,12 +44,12 @@ class LMCache(Adapter):
                 "--disable-observability",
             ]
         )
-        import numpy as np  # type: ignore[import-not-found]
-        from lmcache.v1.multiprocess import (  # type: ignore[import-not-found]
+        import numpy as np
+        from lmcache.v1.multiprocess import (
             custom_types,
             transfer_context,
         )
-        from lmcache.v1.multiprocess.transport.factory import (  # type: ignore[import-not-found]
+        from lmcache.v1.multiprocess.transport.factory import (
             RequestClientFactory,
         )
 

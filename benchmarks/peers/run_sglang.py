@@ -68,8 +68,8 @@ class Sglang(Matcher):
         sys.meta_path.append(_StandIn())
         bare_package("sglang")
         import torch
-        from sglang.srt.mem_cache import base_prefix_cache, utils  # type: ignore[import-not-found]
-        from sglang.srt.mem_cache.radix_cache import (  # type: ignore[import-not-found]
+        from sglang.srt.mem_cache import base_prefix_cache, utils
+        from sglang.srt.mem_cache.radix_cache import (
             RadixCache,
             RadixKey,
         )

@@ -27,6 +27,8 @@ APART = {"models": STATE / "models", "engines": STATE / "engines"}
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
 ALONE = LOCKS / "engines.alone.txt"  # engines that ask for far more than what we use of them needs
+OTHER = LOCKS / "engines.other.txt"  # and one that is built for another Python
+OTHER_PYTHON = "3.12"
 # Not in the lock: each platform, and each kind of accelerator, has a build of its own of one version.
 # Which one is installed is up to how pip is set up here.
 TORCH = "torch==2.13.0"
@@ -99,6 +101,10 @@ def _install(kind: str) -> None:
         # uv brings its own list of authorities, and some networks have one of their own.
         name = f"packages ({kind}), trusting whom this machine trusts"
         _stage(name, [*command, "--system-certs"], complaint)
+    if kind == "engines":
+        where = ["--target", str(_home(kind) / "other"), "--python-version", OTHER_PYTHON]
+        what = ["--require-hashes", "--no-deps", "--quiet", "--requirements", str(OTHER)]
+        _stage(f"packages for Python {OTHER_PYTHON}", [uv, "pip", "install", *where, *what], complaint)
     if kind in APART:
         quiet = ["--quiet", "--disable-pip-version-check"]
         complaint = f"torch could not be installed. {UNREACHABLE}"
@@ -123,7 +129,7 @@ def _stamp(kind: str) -> Path:
 def _wanted(kind: str) -> str:
     """What a stamp says: the lock that was installed, and for which Python."""
     more = f" {TORCH}" if kind in APART else ""
-    alone = f" {_digest(ALONE)}" if kind == "engines" else ""
+    alone = f" {_digest(ALONE)} {_digest(OTHER)}" if kind == "engines" else ""
     return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}{more}{alone}"
 
 

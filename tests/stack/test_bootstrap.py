@@ -50,7 +50,10 @@ def installed(checkout: Path) -> None:
     requirements = checkout / "requirements"
     for kind, more in {
         "models": "",
-        "engines": f" {bootstrap._digest(requirements / 'engines.alone.txt')}",
+        "engines": "".join(
+            f" {bootstrap._digest(requirements / f'engines.{which}.txt')}"
+            for which in ("alone", "other")
+        ),
     }.items():
         home = checkout / ".tidegate" / kind
         (home / "bin").mkdir(parents=True)

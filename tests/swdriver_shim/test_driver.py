@@ -70,8 +70,9 @@ class Engine:
 class Fleet:
     """One agent in this process, with the shards of the layout."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, layout: Layout = LAYOUT) -> None:
         self.plane = plane
+        self.layout = layout
 
     def make(self, slots: int = 20, applied: int = 0, suffix: str = "") -> None:
         for name, size in self.names():
@@ -86,14 +87,14 @@ class Fleet:
         return shard
 
     def names(self) -> Iterator[tuple[str, int]]:
-        for index, group in enumerate(LAYOUT.groups):
+        for index, group in enumerate(self.layout.groups):
             for shard, size in enumerate(group.bytes_per_token):
                 yield f"{index}.{shard}", size * C
 
     def shards(self, kind: str) -> Sequence[Sequence[Shard]]:
         return [
             [self.shard(f"{index}.{shard}", kind) for shard in range(len(group.bytes_per_token))]
-            for index, group in enumerate(LAYOUT.groups)
+            for index, group in enumerate(self.layout.groups)
         ]
 
     def shard(self, name: str, kind: str) -> Shard:

@@ -1,0 +1,238 @@
+"""A front for LMCache: speaks `lm://`, so that every engine with LMCache is a client, unchanged.
+
+    $ python -m swdriver_shim serve --lmcache acme=10.0.0.7:65432
+
+The protocol has no way to say who asks. So each org has a listener of its own, and whoever can connect
+to it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
+
+What fails is a miss. A client that sends nonsense, or stops in the middle of a frame, loses its
+connection, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from swdriver_shim.adapters.lm_frames import (
+    REQUEST_BYTES,
+    SHAPE_BYTES,
+    Code,
+    Command,
+    Malformed,
+    Request,
+    answer,
+    pack_shape,
+    parse,
+    unpack_shape,
+)
+from swdriver_shim.objects import Objects
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 256  # of one listener: each may hold one value
+FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take an answer
+TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
+SCRAP_BYTES: Final = 1 << 16
+STOP_SECONDS: Final = 5.0
+COUNTED: Final = (
+    *("puts", "puts_missed", "gets", "gets_missed", "looks", "looks_missed"),
+    *("connections_closed", "connections_broken", "connections_malformed"),
+    *("connections_stalled", "connections_refused"),
+)
+
+
+class Front:
+    """One listener, for one org."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        objects: Callable[[], Objects | None],
+        *,
+        frame_seconds: float = FRAME_SECONDS_MAX,
+        tier2_seconds: float = TIER2_SECONDS,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """`objects`: the org's; None while there are none, which is a miss."""
+        self.counts = dict.fromkeys(COUNTED, 0)  # what became of requests and connections
+        self._listener = listener
+        self._objects = objects
+        self._frame_seconds = frame_seconds
+        self._tier2_seconds = tier2_seconds
+        self._connections_max = connections_max
+        self._open: dict[socket.socket, threading.Thread] = {}  # at most `connections_max`
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._accepting = threading.Thread(target=self._accept, name="lmcache front", daemon=True)
+        self._accepting.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping.set()
+            left = dict(self._open)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in left:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in (self._accepting, *left.values()):
+            thread.join(STOP_SECONDS)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._stopping.is_set():
+                    log.warning("A connection has to wait: %s", error.strerror)
+                    time.sleep(0.1)  # descriptors may come free
+                continue
+            with self._lock:
+                if self._stopping.is_set() or len(self._open) >= self._connections_max:
+                    self.counts["connections_refused"] += 1
+                    sock.close()
+                    continue
+                thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+                self._open[sock] = thread
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        why = "connections_closed"
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = _Connection(sock, self._frame_seconds)
+            while (raw := connection.request()) is not None:
+                self._answer(connection, parse(raw))
+        except Malformed as error:
+            why = "connections_malformed"
+            log.warning("A client of the LMCache front is cut off: %s", error)
+        except TimeoutError:
+            why = "connections_stalled"
+        except OSError:
+            why = "connections_broken"
+        finally:
+            with self._lock:
+                self.counts[why] += 1
+                self._open.pop(sock, None)
+            sock.close()
+
+    def _answer(self, connection: _Connection, request: Request) -> None:
+        match request.command:
+            case Command.PUT:
+                self._count("puts", is_done=self._put(connection, request))
+            case Command.GET:
+                self._count("gets", is_done=self._get(connection, request))
+            case Command.EXIST:
+                objects = self._objects()
+                is_there = objects is not None and all(
+                    objects.exists([request.key], self._tier2_seconds)
+                )
+                self._count("looks", is_done=is_there)
+                connection.send(answer(Code.SUCCESS if is_there else Code.FAIL))
+            case Command.HEALTH:
+                connection.send(answer(Code.SUCCESS))
+            case Command.LIST:  # which the stock server does not answer at all
+                connection.send(answer(Code.FAIL))
+
+    def _count(self, what: str, *, is_done: bool) -> None:
+        with self._lock:
+            self.counts[what if is_done else f"{what}_missed"] += 1
+
+    def _put(self, connection: _Connection, request: Request) -> bool:
+        """Whether it is kept. The value is taken off the connection in any case."""
+        objects = self._objects()
+        size = SHAPE_BYTES + request.length
+        if objects is None or not request.length or size > objects.value_bytes_max:
+            if objects is not None and request.length:
+                log.warning(
+                    "A value of LMCache has %s bytes, and a column holds %s: give its driver's document "
+                    "%s bytes_per_token or more",
+                    request.length,
+                    objects.value_bytes_max - SHAPE_BYTES,
+                    -(-size // 64),
+                )
+            connection.skip(request.length)
+            return False
+        room = connection.room(size)
+        room[:SHAPE_BYTES] = pack_shape(request.shape)
+        connection.receive_into(room[SHAPE_BYTES:])
+        return all(objects.put([request.key], [room]))
+
+    def _get(self, connection: _Connection, request: Request) -> bool:
+        objects = self._objects()
+        if objects is not None:
+            room = connection.room(objects.value_bytes_max)
+            [size] = objects.get([request.key], [room], self._tier2_seconds)
+            if size is not None and size > SHAPE_BYTES:
+                shape = unpack_shape(room[:SHAPE_BYTES])
+                value = room[SHAPE_BYTES:size]
+                connection.send(answer(Code.SUCCESS, len(value), shape), value)
+                return True
+        connection.send(answer(Code.FAIL))
+        return False
+
+
+class _Connection:
+    """Between frames a client may be silent for as long as it likes; within one there is a deadline."""
+
+    def __init__(self, sock: socket.socket, frame_seconds: float) -> None:
+        self._sock = sock
+        self._frame_seconds = frame_seconds
+        self._deadline = 0.0
+        self._head = bytearray(REQUEST_BYTES)
+        self._room = bytearray()
+
+    def request(self) -> bytearray | None:
+        """The next one; None if the client has left."""
+        self._sock.settimeout(None)
+        head = memoryview(self._head)
+        count = self._sock.recv_into(head)
+        self._deadline = time.monotonic() + self._frame_seconds
+        if count:
+            self.receive_into(head[count:])
+        return self._head if count else None
+
+    def room(self, size: int) -> memoryview:
+        """Memory for one value, used again for the next one."""
+        if len(self._room) < size:
+            self._room = bytearray(size)
+        return memoryview(self._room)[:size]
+
+    def receive_into(self, place: memoryview) -> None:
+        while place:
+            self._hurry()
+            count = self._sock.recv_into(place)
+            if not count:
+                raise ConnectionResetError
+            place = place[count:]
+
+    def skip(self, size: int) -> None:
+        """Take so many bytes off the connection, which nobody wants."""
+        scrap = memoryview(bytearray(min(size, SCRAP_BYTES)))
+        while size:
+            self.receive_into(scrap[:size])
+            size -= min(size, len(scrap))
+
+    def send(self, head: bytes, value: memoryview | None = None) -> None:
+        self._deadline = time.monotonic() + self._frame_seconds
+        left = [memoryview(head), value] if value else [memoryview(head)]
+        while left:
+            self._hurry()
+            sent = self._sock.sendmsg(left)
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][sent:]
+
+    def _hurry(self) -> None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)

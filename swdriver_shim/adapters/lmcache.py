@@ -1,0 +1,207 @@
+"""LMCache's remote storage, without a server between: a connector that asks a driver itself.
+
+    remote_storage_plugins: ["kvss"]
+    extra_config:
+      remote_storage_plugin.kvss.module_path: swdriver_shim.adapters.lmcache
+      remote_storage_plugin.kvss.class_name: KvssConnector
+      remote_storage_plugin.kvss.url: http://127.0.0.1:8420
+      remote_storage_plugin.kvss.token_file: /etc/tidegate/acme.token
+
+Engines that should not be touched at all use `lm://` instead (`lm_front`). Many chunks go in one call.
+With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with each.
+Made for LMCache 0.5.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.protocol import RemoteMetadata
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+
+from swdriver_shim.objects import in_a_row
+from swdriver_shim.opening import opened
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "remote_storage_plugin.kvss."
+FORMAT: Final = "lmcache.1"  # of what is under a name
+THREADS: Final = 4
+TIER2_SECONDS: Final = 0.2  # `wait_seconds` says otherwise
+
+T = TypeVar("T")
+Found = list[MemoryObj | None]
+
+
+class KvssConnector(RemoteConnector):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        local_cpu_backend: LocalCPUBackend,
+        config: LMCacheEngineConfig,
+    ) -> None:
+        """Raises Misconfigured."""
+        super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
+        told = {
+            name.removeprefix(PREFIX): value
+            for name, value in (config.extra_config or {}).items()
+            if name.startswith(PREFIX)
+        }
+        self._head_bytes = self.remote_metadata_bytes if self.save_chunk_meta else 0
+        rank = local_cpu_backend.metadata.worker_id
+        self._opened = opened(told, rank, self._head_bytes + self.full_chunk_size_bytes)
+        self._objects = self._opened.objects
+        self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
+        self._backend = local_cpu_backend
+        self._loop = loop
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")
+
+    # Looking
+
+    def exists_sync(self, key: CacheEngineKey) -> bool:
+        return all(self._objects.exists(self._names([key]), self._wait_seconds))
+
+    async def exists(self, key: CacheEngineKey) -> bool:
+        return await self._in_thread(self.exists_sync, key)
+
+    def support_batched_contains(self) -> bool:
+        return True
+
+    def batched_contains(self, keys: list[CacheEngineKey]) -> int:
+        return in_a_row(self._objects.exists(self._names(keys), self._wait_seconds))
+
+    async def batched_async_contains(
+        self,
+        lookup_id: str,
+        keys: list[CacheEngineKey],
+        pin: bool = False,  # noqa: FBT001
+    ) -> int:
+        """Nothing is pinned: a chunk may be gone when it is got, and is a miss then."""
+        return await self._in_thread(self.batched_contains, keys)
+
+    # Getting
+
+    def support_batched_get(self) -> bool:
+        return True
+
+    async def get(self, key: CacheEngineKey) -> MemoryObj | None:
+        return (await self.batched_get([key]))[0]
+
+    async def batched_get(self, keys: list[CacheEngineKey]) -> Found:
+        running = self._loop.run_in_executor(self._threads, self._get, keys)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:  # LMCache has stopped waiting: nobody else would let go of them
+            running.add_done_callback(lambda done: _let_go(done.result()))
+            raise
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[CacheEngineKey]
+    ) -> list[MemoryObj]:
+        found = await self.batched_get(keys)
+        count = in_a_row([one is not None for one in found])
+        _let_go(found[count:])
+        return [one for one in found[:count] if one is not None]
+
+    def _get(self, keys: Sequence[CacheEngineKey]) -> Found:
+        return self._get_with_heads(keys) if self._head_bytes else self._get_in_place(keys)
+
+    def _get_with_heads(self, keys: Sequence[CacheEngineKey]) -> Found:
+        """Memory is allocated when it is known for what."""
+        size = self._head_bytes + self.full_chunk_size_bytes
+        rooms = [memoryview(bytearray(size)) for _ in keys]
+        lengths = self._objects.get(self._names(keys), rooms, self._wait_seconds)
+        found: Found = []
+        for room, length in zip(rooms, lengths, strict=True):
+            if length is None or length <= self._head_bytes:
+                found.append(None)
+                continue
+            head = RemoteMetadata.deserialize(room[: self._head_bytes])
+            chunk = self._backend.allocate(head.shapes, head.dtypes, head.fmt, busy_loop=False)
+            data = room[self._head_bytes : length]
+            if chunk is not None and len(chunk.byte_array) == len(data):
+                _bytes(chunk)[:] = data
+                found.append(chunk)
+            else:
+                _let_go([chunk])
+                found.append(None)
+        return found
+
+    def _get_in_place(self, keys: Sequence[CacheEngineKey]) -> Found:
+        chunks: Found = [
+            self._backend.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
+            for _ in keys
+        ]
+        room = in_a_row([chunk is not None for chunk in chunks])
+        _let_go(chunks[room:])
+        found = chunks[:room]
+        rooms = [_bytes(chunk) for chunk in found if chunk is not None]
+        lengths = self._objects.get(self._names(keys[:room]), rooms, self._wait_seconds)
+        for place, (chunk, length) in enumerate(zip(found, lengths, strict=True)):
+            if length is None or length % self.single_token_size:
+                _let_go([chunk])
+                found[place] = None
+            else:
+                found[place] = self.reshape_partial_chunk(chunk, length)
+        return [*found, *[None] * (len(keys) - room)]
+
+    # Putting
+
+    def support_batched_put(self) -> bool:
+        return True
+
+    async def put(self, key: CacheEngineKey, memory_obj: MemoryObj) -> None:
+        await self.batched_put([key], [memory_obj])
+
+    async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
+        await self._in_thread(self._put, keys, memory_objs)
+
+    def _put(self, keys: Sequence[CacheEngineKey], chunks: Sequence[MemoryObj]) -> None:
+        values = []
+        for chunk in chunks:
+            data = _bytes(chunk)
+            if self._head_bytes:
+                head = RemoteMetadata(
+                    len(data), chunk.get_shapes(), chunk.get_dtypes(), chunk.get_memory_format()
+                )
+                data = memoryview(head.serialize() + data)
+            values.append(data)
+        self._objects.put(self._names(keys), values)
+
+    # The rest
+
+    def remove_sync(self, key: CacheEngineKey) -> bool:
+        return self._objects.remove(self._names([key]))
+
+    async def close(self) -> None:
+        await self._in_thread(self._opened.close)
+        self._threads.shutdown(wait=False)
+
+    def _names(self, keys: Sequence[CacheEngineKey]) -> list[bytes]:
+        """What is kept in another form has another name."""
+        return [f"{key.to_string()}|{FORMAT}|{self._head_bytes}".encode() for key in keys]
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._threads, work, *arguments)
+
+    async def list(self) -> list[str]:  # the last: it hides the type
+        """Nobody keeps keys as they were: only what is made of them and the org's secret."""
+        return []
+
+
+def _bytes(chunk: MemoryObj) -> memoryview:
+    return memoryview(chunk.byte_array).cast("B")
+
+
+def _let_go(chunks: Sequence[MemoryObj | None]) -> None:
+    for chunk in chunks:
+        if chunk is not None:
+            chunk.ref_count_down()

@@ -1,0 +1,161 @@
+"""UCM's store: blocks of Unified Cache Management, kept by a driver's daemon.
+
+    ucm_connectors:
+      - ucm_connector_name: KvssStore
+        ucm_connector_module_path: swdriver_shim.adapters.ucm
+        ucm_connector_config: {url: "http://127.0.0.1:8420", token_file: /etc/tidegate/acme.token}
+
+The scheduler's store and the workers' are in different processes and have to see the same, so it is
+always a daemon. Blocks are moved from and to memory of the host: on a machine with an accelerator, whose
+addresses mean nothing here, it refuses to start. Made for UCM 0.8.1, and its interface at cdd4406.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final
+
+import torch
+from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
+
+from swdriver_shim.objects import in_a_row
+from swdriver_shim.opening import Misconfigured, opened
+
+FORMAT: Final = "ucm.1"  # of names, and of what is under them
+THREADS: Final = 4
+TIER2_SECONDS: Final = 0.2  # `wait_seconds` says otherwise
+
+Places = list[list[memoryview]]  # of each block and shard: pieces, one after the other in its value
+
+
+class Failed(RuntimeError):
+    """What UCM catches, to compute those blocks anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer(Task):
+    done: Future[None]
+
+
+class KvssStore(UcmKVStoreBaseV1):
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Raises Misconfigured."""
+        super().__init__(config)
+        if config.get("state_dir"):
+            raise Misconfigured("UCM asks from several processes: give it the url of a daemon.")
+        if config.get("device_id", -1) >= 0 and torch.accelerator.is_available():
+            raise Misconfigured("This store moves blocks in memory of the host, not of an accelerator.")
+        self._sizes: list[int] = list(config.get("tensor_size_list", []))
+        self._opened = opened(config, value_bytes=sum(self._sizes))
+        self._objects = self._opened.objects
+        self._wait_seconds = float(config.get("wait_seconds", TIER2_SECONDS))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")
+
+    def cc_store(self) -> int:
+        raise NotImplementedError("there is no native store behind it")
+
+    # Looking. A block is there if its first shard is: shards are stored in order, and leave in order.
+
+    def lookup(self, block_ids: list[bytes]) -> list[bool]:
+        return self._objects.exists(_names(block_ids, repeat(0)), self._wait_seconds)
+
+    def lookup_on_prefix(self, block_ids: list[bytes]) -> int:
+        return in_a_row(self.lookup(block_ids)) - 1
+
+    def lookup_on_reverse(self, block_ids: list[bytes]) -> int:
+        return max((place for place, found in enumerate(self.lookup(block_ids)) if found), default=-1)
+
+    def prefetch(self, block_ids: list[bytes]) -> None:
+        self._threads.submit(self._objects.exists, _names(block_ids, repeat(0)))
+
+    # Moving
+
+    def load(
+        self, block_ids: list[bytes], shard_index: list[int], dst_tensor: list[list[torch.Tensor]]
+    ) -> Task:
+        return self._begin(self._load, block_ids, shard_index, _in_tensors(dst_tensor))
+
+    def dump(
+        self, block_ids: list[bytes], shard_index: list[int], src_tensor: list[list[torch.Tensor]]
+    ) -> Task:
+        return self._begin(self._dump, block_ids, shard_index, _in_tensors(src_tensor))
+
+    def load_data(
+        self, block_ids: list[bytes], shard_index: list[int], dst_addr: Sequence[Sequence[int]]
+    ) -> Task:
+        return self._begin(self._load, block_ids, shard_index, self._at(dst_addr))
+
+    fetch_data = load_data  # as it was called before
+
+    def dump_data(
+        self,
+        block_ids: list[bytes],
+        shard_index: list[int],
+        src_addr: Sequence[Sequence[int]],
+        prerequisite_handle: int = 0,
+    ) -> Task:
+        return self._begin(self._dump, block_ids, shard_index, self._at(src_addr))
+
+    def wait(self, task: Transfer) -> None:
+        """Raises Failed if some block could not be had, or not be kept."""
+        task.done.result()
+
+    def check(self, task: Transfer) -> bool:
+        return task.done.done()
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._opened.close()
+
+    def _begin(
+        self,
+        work: Callable[[list[bytes], Places], None],
+        blocks: Sequence[bytes],
+        shards: Sequence[int],
+        places: Places,
+    ) -> Transfer:
+        return Transfer(self._threads.submit(work, _names(blocks, shards), places))
+
+    def _load(self, names: list[bytes], places: Places) -> None:
+        rooms = [memoryview(bytearray(sum(map(len, pieces)))) for pieces in places]
+        lengths = self._objects.get(names, rooms, self._wait_seconds)
+        missed = 0
+        for room, pieces, length in zip(rooms, places, lengths, strict=True):
+            if length != len(room):
+                missed += 1
+                continue
+            for piece in pieces:
+                piece[:], room = room[: len(piece)], room[len(piece) :]
+        if missed:
+            raise Failed(f"{missed} of {len(names)} blocks are not there")
+
+    def _dump(self, names: list[bytes], places: Places) -> None:
+        kept = self._objects.put(names, [memoryview(b"".join(pieces)) for pieces in places])
+        if not all(kept):
+            raise Failed(f"{kept.count(False)} of {len(names)} blocks could not be kept")
+
+    def _at(self, addresses: Sequence[Sequence[int]]) -> Places:
+        """Those of no size have no address: UCM fills rows up with them."""
+        return [
+            [
+                memoryview((ctypes.c_char * size).from_address(int(address))).cast("B")
+                for address, size in zip(row, self._sizes, strict=True)
+                if size
+            ]
+            for row in addresses
+        ]
+
+
+def _names(blocks: Sequence[bytes], shards: Any) -> list[bytes]:
+    return [
+        b"%s|%d|%s" % (block, shard, FORMAT.encode())
+        for block, shard in zip(blocks, shards, strict=False)
+    ]
+
+
+def _in_tensors(tensors: Sequence[Sequence[torch.Tensor]]) -> Places:
+    return [[memoryview(one.view(-1).view(torch.uint8).numpy()) for one in pieces] for pieces in tensors]

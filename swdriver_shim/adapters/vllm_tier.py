@@ -1,0 +1,238 @@
+"""vLLM's own CPU tier in front, and a driver behind it: a secondary tier for `TieringOffloadingSpec`.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
+        "secondary_tiers": [{"type": "KvssTier", "module_path": "swdriver_shim.adapters.vllm_tier",
+          "state_dir": "/etc/tidegate/engine", "org": "acme"}]}}'
+
+All requests are those of the org that is configured. With `claims_key_file` and `driver` they are of the
+org that a signed claim in `kv_transfer_params` names (`claims`), and a request without one is nobody's:
+it finds nothing here and leaves nothing. The CPU tier before this one is vLLM's, and knows of no orgs: a
+gateway that serves several has to give each a `cache_salt` of its own. Made for vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    OffloadingSpec,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from swdriver_shim.claims import Claim, Judge
+from swdriver_shim.objects import Objects
+from swdriver_shim.opening import Misconfigured, opened
+from swdriver_shim.policy import AS_USUAL, Rules
+
+log = logging.getLogger(__name__)
+
+CLAIM: Final = "tidegate"  # in `kv_transfer_params`
+LOADS_AT_ONCE, STORES_AT_ONCE = 4, 2
+TIER2_SECONDS: Final = 0.2  # for which a look-up waits, in its thread; `wait_seconds` says otherwise
+
+OrgKey = tuple[str, OffloadKey]  # what one org has is not what another has
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """In whose name a request is asked."""
+
+    org: str
+    objects: Objects
+    rules: Rules = AS_USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """A request that is cached for nobody."""
+
+
+class LookUps(AsyncLookupManager):
+    """Many keys at once, in a thread. The scheduler asks again until they are known."""
+
+    def __init__(self, tier: KvssTier) -> None:
+        super().__init__(tier.tier_type)
+        self._tier = tier
+
+    def batch_lookup(self, keys: list[OrgKey], req_context: ReqContext) -> Iterable[bool]:
+        return self._tier.are_there([key for _, key in keys], req_context)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    job: TransferJob
+    began: float
+    done: Future[list[bool]]  # for each key
+
+
+class KvssTier(SecondaryTierManager):
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        locality: str | None = None,
+        **told: Any,
+    ) -> None:
+        """Raises Misconfigured."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality else None
+        self._judge = _judge(told)
+        self._opened = opened(told, value_bytes=self.block_size_bytes)
+        self._org = str(told.get("org", ""))
+        self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
+        self._rows = primary_kv_view.cast("B")
+        # vLLM's own names of files tell apart all that makes bytes different, but for their number.
+        self._namer = FileMapper.from_offloading_spec(
+            root_dir=str(self.block_size_bytes),
+            offloading_spec=offloading_spec,
+            blocks_per_file=offloading_spec.blocks_per_chunk,
+            parallel_agnostic=True,
+        )
+        self._looks = LookUps(self)
+        self._loads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="kvss-load")
+        self._stores = ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="kvss-store")
+        self._jobs: dict[int, Job] = {}
+
+    # Who asks
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        req_context.set_state(self._who(req_context))
+        return RequestOffloadingContext()
+
+    def _asker(self, context: ReqContext) -> Asker | None:
+        if not (context.get_state(Asker) or context.get_state(Nobody)):
+            context.set_state(self._who(context))
+        found: Asker | None = context.get_state(Asker)
+        return found
+
+    def _who(self, context: ReqContext) -> Asker | Nobody:
+        if self._judge is None:
+            return Asker(self._org, self._opened.objects)
+        claim = self._judge.judge((context.kv_transfer_params or {}).get(CLAIM))
+        objects = self._opened.of(claim.org) if isinstance(claim, Claim) else None
+        if objects is None or not isinstance(claim, Claim):
+            return Nobody()
+        return Asker(claim.org, objects, claim.rules)
+
+    # Looking
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        asker = self._asker(req_context)
+        if asker is None:
+            return LookupResult.MISS
+        found = self._looks.lookup((asker.org, key), req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def are_there(self, keys: Sequence[OffloadKey], context: ReqContext) -> list[bool]:
+        """In a thread of its own."""
+        asker = self._asker(context)
+        if asker is None:
+            return [False] * len(keys)
+        return asker.objects.exists(self._names(keys), self._wait_seconds)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._looks.flush()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._looks.cleanup(req_context.req_id)
+
+    # Moving
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._submit(self._stores, self._store, job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._submit(self._loads, self._load, job_metadata)
+
+    def _submit(self, threads: ThreadPoolExecutor, work: Any, job: TransferJob) -> None:
+        done = threads.submit(work, self._asker(job.req_context), list(job.keys), job.chunk_ids)
+        self._jobs[job.job_id] = Job(job, time.perf_counter(), done)
+
+    def _store(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
+        if asker is None:
+            return [True] * len(keys)  # as asked for: nothing of it is kept
+        return asker.objects.put(self._names(keys), self._at(rows), asker.rules)
+
+    def _load(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
+        if asker is None:
+            return [False] * len(keys)
+        lengths = asker.objects.get(self._names(keys), self._at(rows), self._wait_seconds)
+        return [length == self.block_size_bytes for length in lengths]
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        finished = [one for one in self._jobs.values() if one.done.done()]
+        for one in finished:
+            del self._jobs[one.job.job_id]
+        return [self._result(one) for one in finished]
+
+    def _result(self, one: Job) -> JobResult:
+        keys = list(one.job.keys)
+        if error := one.done.exception():
+            log.error("A transfer of %s chunks has failed", len(keys), exc_info=error)
+        done = [False] * len(keys) if error else one.done.result()
+        there = [key for key, is_done in zip(keys, done, strict=True) if is_done]
+        if one.job.is_promotion and len(there) < len(keys):
+            # Or the scheduler would look them up, find them and load them again and again.
+            self._missed(set(keys).difference(there), one.job.req_context)
+        return JobResult(
+            one.job.job_id,
+            all(done),
+            tuple(there) if one.job.is_promotion and not all(done) else None,
+            time.perf_counter() - one.began,
+            len(there) * self.block_size_bytes,
+        )
+
+    def _missed(self, keys: Collection[OffloadKey], context: ReqContext) -> None:
+        if asker := self._asker(context):
+            self._looks.mark_miss([(asker.org, key) for key in keys])
+
+    def drain_jobs(self) -> None:
+        wait([one.done for one in self._jobs.values()])
+
+    def shutdown(self) -> None:
+        self._looks.shutdown()
+        for threads in (self._loads, self._stores):
+            threads.shutdown(cancel_futures=True)
+        self._opened.close()
+
+    def _names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
+        return [self._namer.get_file_name(key).encode() for key in keys]
+
+    def _at(self, rows: Sequence[int]) -> list[memoryview]:
+        size = self.block_size_bytes
+        return [self._rows[int(row) * size : (int(row) + 1) * size] for row in rows]
+
+
+def _judge(told: dict[str, Any]) -> Judge | None:
+    """Of claims, if there are to be any."""
+    if not (path := told.get("claims_key_file")):
+        return None
+    if not (driver := told.get("driver")) or not told.get("state_dir"):
+        raise Misconfigured(
+            "With claims_key_file say also `driver`, for which claims are made out, and have the driver "
+            "in this process (state_dir and org): a daemon's token is one org's."
+        )
+    try:
+        return Judge(Path(str(path)).read_bytes(), str(driver))
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"The key for claims can't be used: {error}.") from error

@@ -1,0 +1,299 @@
+"""SGLang's own host pools and factory over a driver: pages go out, and come back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swdriver_shim.opening import Misconfigured
+from tests.engines import importing
+from tests.engines.store import Store, store
+from tests.live import wait_until
+
+with importing.sglang():
+    from sglang.srt.mem_cache.device_pool_info import (
+        KVBufferLayout,
+        KVBuffers,
+        MHABufferInfo,
+        MLABufferInfo,
+    )
+    from sglang.srt.mem_cache.hicache_storage import (
+        HiCacheStorageConfig,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+    )
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+    from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.filterwarnings("default"),  # the engine's own, when it is imported
+]
+
+LAYERS, PAGE, HEADS, WIDTH, CAPACITY = 3, 16, 2, 32, 256
+MLA_WIDTH = 48 + 16
+VALUE_BYTES = 2 * LAYERS * PAGE * HEADS * WIDTH * 2
+PAGES = [f"{number:064x}" for number in range(1, 30)]  # SGLang's names: SHA-256 in hex
+
+
+def mha(layout: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A host pool of bfloat16 keys and values, over device buffers on the CPU."""
+    sides = [
+        tuple(torch.zeros(CAPACITY, HEADS, WIDTH, dtype=dtype) for _ in range(LAYERS)) for _ in "kv"
+    ]
+    pointers = [torch.tensor([one.data_ptr() for one in side], dtype=torch.uint64) for side in sides]
+    info = MHABufferInfo(
+        buffers=KVBuffers(
+            k=sides[0],
+            v=sides[1],
+            k_data_ptrs=pointers[0],
+            v_data_ptrs=pointers[1],
+            layout=KVBufferLayout.NHD,
+        ),
+        page_size=PAGE,
+        head_num=HEADS,
+        head_dim=WIDTH,
+        v_head_dim=WIDTH,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return MHATokenToKVPoolHost(
+        info,
+        2.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=CAPACITY,
+        start_layer=0,
+        end_layer=LAYERS,
+    )
+
+
+def mla(layout: str) -> Any:
+    rows = tuple(torch.zeros(CAPACITY, 1, MLA_WIDTH, dtype=torch.bfloat16) for _ in range(LAYERS))
+    info = MLABufferInfo(
+        buffers=rows,
+        data_ptrs=torch.tensor([one.data_ptr() for one in rows], dtype=torch.uint64),
+        layer_indices=tuple(range(LAYERS)),
+        device_layer_num=LAYERS,
+        page_size=PAGE,
+        kv_lora_rank=48,
+        qk_rope_head_dim=16,
+        kv_cache_dim=MLA_WIDTH,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    return MLATokenToKVPoolHost(
+        info,
+        2.0,
+        0,
+        PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=CAPACITY,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
+    )
+
+
+@contextlib.contextmanager
+def backend(pool: Any, told: dict[str, Any], **of: Any) -> Iterator[Any]:
+    """As SGLang's controller makes it, for one rank."""
+    usual = {
+        **dict.fromkeys(("tp_rank", "pp_rank", "attn_cp_rank"), 0),
+        **dict.fromkeys(("tp_size", "pp_size", "attn_cp_size"), 1),
+        "is_mla_model": False,
+        "enable_storage_metrics": True,
+        "is_page_first_layout": pool.layout != "layer_first",
+        "model_name": "org/llama",
+    }
+    extra = {
+        "backend_name": "kvss",
+        "module_path": "swdriver_shim.adapters.sglang",
+        "class_name": "KvssStorage",
+        "wait_seconds": 5,
+        **told,
+    }
+    config = HiCacheStorageConfig(**{**usual, **of}, extra_config=extra)
+    made = StorageBackendFactory.create_backend("dynamic", config, pool)
+    try:
+        made.register_mem_pool_host(pool)
+        made.on_host_pools_registered()
+        yield made
+    finally:
+        made.close()
+
+
+def at(*pages: int) -> torch.Tensor:
+    """The token slots of these pages of a pool."""
+    return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
+
+
+def fill(pool: Any, seed: int = 0) -> None:
+    made = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 2**8, pool.kv_buffer.shape, generator=made, dtype=torch.int64)
+    pool.kv_buffer.copy_(values.to(pool.dtype))
+
+
+def page(pool: Any, number: int) -> torch.Tensor:
+    return pool.get_data_page(number * PAGE, flat=True).clone()
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang wants 10 GB to be left to others."""
+    budget = "sglang.srt.mem_cache.pool_host.base.host_memory_budget_bytes"
+    monkeypatch.setattr(budget, lambda wanted: wanted)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Store]:
+    with store(tmp_path, VALUE_BYTES, slots=60) as made:
+        yield made
+
+
+LAYOUTS = [
+    *[(mha, layout) for layout in ("layer_first", "page_first", "page_first_direct", "page_head")],
+    *[(mla, layout) for layout in ("layer_first", "page_first", "page_first_direct")],
+]
+
+
+@pytest.mark.parametrize(("make", "layout"), LAYOUTS)
+@pytest.mark.parametrize("where", ["process", "daemon"])
+def test_pages_come_back_into_other_places_of_the_pool(
+    kept: Store, make: Any, layout: str, where: str
+) -> None:
+    pool = make(layout)
+    fill(pool)
+    before = [page(pool, number) for number in range(4)]
+    told = {**kept.told(where), "interface_v1": 1}
+    with backend(pool, told, is_mla_model=make is mla) as made:
+        wait_until("the agent is there", lambda: made.batch_set_v1(PAGES[:1], at(0)) == [True])
+        assert made.batch_set_v1(PAGES[:4], at(0, 1, 2, 3)) == [True] * 4
+        assert made.batch_exists(PAGES[:6]) == 4
+        assert made.batch_exists([PAGES[9], *PAGES[:4]]) == 0
+        got = made.batch_get_v1([PAGES[3], PAGES[7], PAGES[1], PAGES[0]], at(10, 11, 12, 13))
+        assert got == [True, False, True, True]
+        for number, place in ((3, 10), (1, 12), (0, 13)):
+            assert torch.equal(page(pool, place), before[number])
+        told_of = made.get_stats()
+        assert (told_of.prefetch_pgs, sum(told_of.backup_pgs)) == ([3], 5)
+        assert made.get_stats().prefetch_pgs == []
+        assert made.clear() is True
+        assert made.batch_exists(PAGES[:4]) == 0
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_the_interface_of_before_takes_whole_pages_in_tensors(kept: Store, layout: str) -> None:
+    pool = mha(layout)
+    fill(pool)
+    with backend(pool, kept.in_process()) as made:
+        data = [page(pool, number) for number in range(3)]
+        wait_until("the agent is there", lambda: made.set(PAGES[0], data[0]))
+        assert made.batch_set(PAGES[:3], data)
+        rooms = [pool.get_dummy_flat_data_page() for _ in range(4)]
+        found = made.batch_get([*PAGES[:3], PAGES[9]], rooms)
+        assert found[3] is None
+        assert all(torch.equal(one, two) for one, two in zip(found, data, strict=False))
+        assert torch.equal(made.get(PAGES[1]), data[1])
+        assert torch.equal(made.get(PAGES[1], rooms[3]), data[1])
+        assert made.exists(PAGES[2])
+        assert not made.exists(PAGES[5])
+        assert made.set(PAGES[6]) is False
+
+
+def test_ranks_keep_their_own_and_mla_is_kept_once(kept: Store) -> None:
+    told = {**kept.at_daemon(), "interface_v1": 1}
+    for make, shared in ((mha, False), (mla, True)):
+        pools = [make("page_first") for _ in range(2)]
+        fill(pools[0], 1)
+        with contextlib.ExitStack() as ranks:
+            of = [
+                ranks.enter_context(
+                    backend(pool, told, tp_rank=rank, tp_size=2, is_mla_model=make is mla)
+                )
+                for rank, pool in enumerate(pools)
+            ]
+            assert of[0].batch_set_v1(PAGES[:1], at(0)) == [True]
+            assert of[1].batch_exists(PAGES[:1]) == shared
+            assert of[1].batch_get_v1(PAGES[:1], at(5)) == [shared]
+            assert torch.equal(page(pools[1], 5), page(pools[0], 0)) is shared
+
+
+def test_orgs_layouts_dtypes_and_models_do_not_meet(kept: Store) -> None:
+    told = {**kept.at_daemon(), "interface_v1": 1}
+    pool = mha("page_first")
+    with backend(pool, told) as made:
+        assert made.batch_set_v1(PAGES[:1], at(0)) == [True]
+    for other, more, of in (
+        (pool, kept.at_daemon("globex"), {}),
+        (mha("page_first_direct"), told, {}),
+        (mha("page_first", torch.float16), told, {}),
+        (pool, told, {"model_name": "org/other"}),
+        (pool, told, {"pp_rank": 1, "pp_size": 2}),
+    ):
+        with backend(other, {**more, "interface_v1": 1}, **of) as made:
+            assert made.batch_exists(PAGES[:1]) == 0
+    with backend(mha("page_first"), told) as made:
+        assert made.batch_exists(PAGES[:1]) == 1
+
+
+def test_pools_beside_the_first_one_have_pages_of_their_own(kept: Store) -> None:
+    pool, side = mha("page_first"), mla("page_first")
+    fill(pool, 1)
+    fill(side, 2)
+    with backend(pool, {**kept.at_daemon(), "interface_v1": 1}) as made:
+        made.register_mem_host_pool_v2(side, PoolName.SWA)
+
+        def transfer(keys: list[str], pages: list[int]) -> PoolTransfer:
+            return PoolTransfer(PoolName.SWA, host_indices=at(*pages), keys=keys)
+
+        made.batch_set_v1(PAGES[:5], at(0, 1, 2, 3, 4))
+        assert made.batch_set_v2([transfer(PAGES[2:4], [7, 8])]) == {PoolName.SWA: [True, True]}
+        assert made.batch_set_v2([transfer(PAGES[2:4], [7])]) == {PoolName.SWA: [False, False]}
+        trailing = PoolTransfer(PoolName.SWA, keys=PAGES[:2], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+        found = made.batch_exists_v2(PAGES[:6], [trailing])
+        assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+        assert found.extra_pool_hit_pages == {PoolName.KV: 5, PoolName.SWA: 4}
+        everywhere = PoolTransfer(PoolName.SWA, keys=PAGES[:2])
+        assert made.batch_exists_v2(PAGES[:6], [everywhere]).kv_hit_pages == 0
+        blocks = PoolTransfer(PoolName.SWA, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
+        assert made.batch_exists_v2(PAGES[:6], [blocks]).kv_hit_pages == 5
+        assert made.batch_exists_v2(PAGES[6:8]).kv_hit_pages == 0
+        assert made.batch_get_v2([transfer([PAGES[3]], [12])]) == {PoolName.SWA: [True]}
+        assert torch.equal(page(side, 12), page(side, 8))
+
+
+def test_pages_that_do_not_fit_stop_the_start_with_the_size_that_would(tmp_path: Path) -> None:
+    with store(tmp_path, VALUE_BYTES // 2 - 64) as small:
+        with (
+            pytest.raises(Misconfigured, match=f"{VALUE_BYTES // 128} bytes_per_token or more"),
+            backend(mha("page_first"), {**small.in_process(), "interface_v1": 1}),
+        ):
+            raise AssertionError("it began")
+        with pytest.raises(Misconfigured, match="none of these"), backend(mha("page_first"), {}):
+            raise AssertionError("it began")
+
+
+def test_a_daemon_that_goes_away_is_a_miss(kept: Store) -> None:
+    pool = mha("page_first")
+    with backend(pool, {**kept.at_daemon(), "interface_v1": 1}) as made:
+        assert made.batch_set_v1(PAGES[:1], at(0)) == [True]
+        assert kept.daemon is not None
+        kept.daemon.process.kill()
+        kept.daemon.process.wait()
+        kept.daemon.http.close()
+        kept.daemon = None
+        assert made.batch_exists(PAGES[:1]) == 0
+        assert made.batch_get_v1(PAGES[:1], at(1)) == [False]
+        assert made.batch_set_v1(PAGES[:1], at(0)) == [False]
+        assert made.clear() is False

@@ -1,0 +1,190 @@
+"""Objects at a daemon, over HTTP; and what an operator writes to say where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from swdriver_shim.object_store import TooLarge
+from swdriver_shim.objects import Objects, object_model
+from swdriver_shim.opening import Misconfigured, Opened, opened
+from swdriver_shim.policy import Rules
+from swdriver_shim.remote import RemoteObjects
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.live import wait_until
+from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value
+from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
+
+SLOTS = 20
+MODEL = object_model("llama", BYTES_MAX)
+
+
+def objects_document(agents: list[AgentProcess], **more: Any) -> dict[str, Any]:
+    document = told(agents, model=msgspec.to_builtins(MODEL), **more)
+    document["homes"][0]["group"] = MODEL.groups[0].name
+    return document
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
+    with agent(tmp_path / "agent") as made:
+        made.tell(document(1, spec("s", SLOTS, BYTES_MAX)))
+        yield [made]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, agents: list[AgentProcess]) -> Iterator[Daemon]:
+    made = Daemon(tmp_path / "driver")
+    assert made.control("desired", objects_document(agents)).status_code == 202
+    wait_until("it is ready", made.is_ready)
+    yield made
+    if made.process.poll() is None:
+        assert made.stop() == 0
+
+
+@contextlib.contextmanager
+def asking(daemon: Daemon, token: str = ACME) -> Iterator[Keeper]:
+    remote = RemoteObjects(str(daemon.http.base_url), token)
+    kept: Objects = remote
+    yield Keeper(kept)
+    remote.close()
+
+
+def test_objects_come_back_from_a_daemon_and_are_their_orgs_alone(daemon: Daemon) -> None:
+    with asking(daemon) as acme, asking(daemon, GLOBEX) as globex:
+        assert acme.objects.value_bytes_max == BYTES_MAX
+        assert acme.put(names(1, 2)) == [True, True]
+        assert acme.put(names(3), 5) == [True]
+        assert acme.objects.exists(names(1, 9, 3)) == [True, False, True]
+        assert acme.get(names(1, 9, 3, 2)) == [BYTES_MAX, None, 5, BYTES_MAX]
+        assert globex.get(names(1, 2, 3)) == [None] * 3
+        assert acme.put(names(4), rules=Rules(no_store=True)) == [False]
+        assert acme.objects.remove(names(1))
+        assert acme.get(names(1, 2)) == [None, BYTES_MAX]
+        globex.put(names(1))
+        assert acme.objects.clear()
+        assert acme.get(names(2)) == [None]
+        assert globex.get(names(1)) == [BYTES_MAX]
+
+
+def test_what_does_not_fit_is_an_error_and_what_fits_no_place_a_miss(daemon: Daemon) -> None:
+    with asking(daemon) as mine:
+        with pytest.raises(TooLarge):
+            mine.objects.put(names(1), [memoryview(bytes(BYTES_MAX + 1))])
+        mine.put(names(1, 2))
+        places = [memoryview(bytearray(10)), memoryview(bytearray(BYTES_MAX))]
+        assert mine.objects.get(names(1, 2), places) == [None, BYTES_MAX]
+        assert places[1] == value(b"page-2")
+
+
+def test_a_daemon_that_is_away_is_a_miss_and_so_is_one_that_refuses(daemon: Daemon) -> None:
+    with asking(daemon) as mine, asking(daemon, "x" * 40) as stranger:
+        mine.put(names(1))
+        assert stranger.get(names(1)) == [None]
+        assert stranger.put(names(1)) == [False]
+        assert isinstance(stranger.objects, RemoteObjects)
+        assert "401" in (stranger.objects.lost_because or "")
+        daemon.stop()
+        assert mine.get(names(1)) == [None]
+        assert mine.put(names(1)) == [False]
+        assert mine.objects.exists(names(1)) == [False]
+        assert not mine.objects.remove(names(1))
+        assert not mine.objects.clear()
+
+
+def test_bodies_that_contradict_themselves_are_refused(daemon: Daemon) -> None:
+    def put(head: dict[str, Any], data: bytes) -> int:
+        packed = json.dumps(head).encode()
+        headers = {"authorization": f"Bearer {ACME}"}
+        body = struct.pack("<I", len(packed)) + packed + data
+        return daemon.http.post("/v1/objects/put", content=body, headers=headers).status_code
+
+    assert put({"keys": ["00"], "lengths": [2]}, b"ab") == 200
+    for head in (
+        {"keys": ["00"], "lengths": [3]},
+        {"keys": ["00"], "lengths": [1, 1]},
+        {"keys": ["00", "01"], "lengths": [2]},
+        {"keys": ["0"], "lengths": [2]},
+        {"keys": ["zz"], "lengths": [2]},
+        {"keys": ["00"], "lengths": [0]},
+        {"keys": ["00"], "lengths": [2], "namespace": "another"},
+        {"keys": ["00"], "lengths": [2], "org": "globex"},
+    ):
+        assert put(head, b"ab") == 422, head
+    too_large = BYTES_MAX + 1
+    assert put({"keys": ["02"], "lengths": [too_large]}, bytes(too_large)) == 422
+    assert daemon.ask(ACME, "objects/get", keys=["00"] * 5000).status_code == 422
+    described = daemon.http.get("/v1/openapi.json").json()["paths"]
+    assert {"/v1/objects/exists", "/v1/objects/get", "/v1/objects/put"} <= described.keys()
+
+
+def test_a_driver_of_prefixes_refuses_objects(tmp_path: Path) -> None:
+    with agent(tmp_path / "agent") as made:
+        made.tell(document(1, spec("s", SLOTS, 64 * 64)))
+        daemon = Daemon(tmp_path / "driver")
+        daemon.control("desired", told([made]))
+        answer = daemon.ask(ACME, "objects/exists", keys=[])
+        assert answer.status_code == 409
+        assert "alone" in answer.text
+        daemon.stop()
+
+
+def test_an_operator_says_where_they_are(
+    daemon: Daemon, agents: list[AgentProcess], tmp_path: Path
+) -> None:
+    token = tmp_path / "acme.token"
+    token.write_text(ACME + "\n")
+    at_daemon = {"url": str(daemon.http.base_url), "token_file": str(token), "other": 1}
+    with contextlib.closing(opened(at_daemon, value_bytes=BYTES_MAX)) as made:
+        assert Keeper(made.objects).put(names(1)) == [True]
+        assert Keeper(made.objects).get(names(1)) == [BYTES_MAX]
+        assert made.of("globex") is None
+    daemon.stop()
+    state_dir = tmp_path / "rank-3"
+    state_dir.mkdir()
+    (state_dir / "desired.json").write_text(json.dumps(objects_document(agents)))
+    in_process = {"state_dir": str(tmp_path / "rank-{rank}"), "org": "acme"}
+    with contextlib.closing(opened(in_process, rank=3)) as made:
+        _is_kept_apart(made)
+
+
+def _is_kept_apart(made: Opened) -> None:
+    mine, globex = Keeper(made.objects), made.of("globex")
+    assert globex is not None
+    wait_until("the agent is there", lambda: mine.put(names(1)) == [True])
+    assert mine.get(names(1)) == [BYTES_MAX]
+    assert Keeper(globex).get(names(1)) == [None]
+    assert made.of("nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("told", "because"),
+    [
+        ({}, "none of these"),
+        ({"url": "http://x"}, "token_file for a daemon.*There is url"),
+        ({"url": "http://x", "token_file": "/nowhere"}, "can't be read"),
+        ({"state_dir": "/nowhere/at/all", "org": "acme", "url": "http://x"}, "There is org, state_dir"),
+    ],
+)
+def test_what_an_operator_says_wrong_is_told(told: dict[str, str], because: str) -> None:
+    with pytest.raises(Misconfigured, match=because):
+        opened(told)
+
+
+def test_a_document_that_is_missing_or_of_another_org_is_told(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    with pytest.raises(Misconfigured, match="no valid document"):
+        opened({"state_dir": str(tmp_path / "new"), "org": "acme"})
+    (tmp_path / "desired.json").write_text(json.dumps(objects_document(agents)))
+    with pytest.raises(Misconfigured, match="no org nobody"):
+        opened({"state_dir": str(tmp_path), "org": "nobody"})
+    with pytest.raises(Misconfigured, match="97 bytes_per_token"):
+        opened({"state_dir": str(tmp_path), "org": "acme"}, value_bytes=BYTES_MAX + 1)
