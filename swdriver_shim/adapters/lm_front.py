@@ -31,6 +31,7 @@ from swdriver_shim.adapters.lm_frames import (
     parse,
     unpack_shape,
 )
+from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Front:
                     "%s bytes_per_token or more",
                     request.length,
                     objects.value_bytes_max - SHAPE_BYTES,
-                    -(-size // 64),
+                    -(-size // COLUMN_TOKENS),
                 )
             connection.skip(request.length)
             return False
