@@ -136,9 +136,8 @@ class KvssStorage(HiCacheStorage):
         size, most = max(pages.sizes), self._objects.value_bytes_max
         if size > most:
             raise Misconfigured(
-                f"A page of SGLang's pool {name} has pieces of {size} bytes, and a column of this driver "
-                f"holds {most}: its document has to say {-(-size // COLUMN_TOKENS)} bytes_per_token or "
-                "more."
+                f"A page of SGLang's pool {name} has pieces of {size} bytes, a column of this driver "
+                f"{most}: its document has to say {-(-size // COLUMN_TOKENS)} bytes_per_token or more."
             )
         self._pages[str(name)] = pages
 
