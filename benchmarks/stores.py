@@ -2,9 +2,9 @@
 
     .tidegate/engines/bin/python -m benchmarks.stores --quick
 
-A round puts some chunks, asks for the last one, since a PUT is not answered, and gets them all. Each
-chunk is of bfloat16, and what comes back is compared. Both servers are processes of their own; behind ours
-are a driver and an agent, another process. The fastest round of each counts.
+A round puts some chunks, asks for the last one, since a PUT is not answered, and gets them all. What
+comes back is compared. Both servers are processes of their own; behind ours are a driver and an agent,
+another process. The fastest round of each counts.
 """
 
 from __future__ import annotations
