@@ -226,7 +226,7 @@ class MovingHalf:
                 self._threads.submit(self._answer, request)
         except (OSError, EOFError, RuntimeError, msgspec.MsgspecError) as error:
             if not self._is_closed:
-                log.warning("Whoever decides is gone: %r", error)
+                log.info("Whoever decides is gone: %r", error)
 
     def _send(self, what: Answer | Changed | Told) -> bool:
         raw = _pack(what)

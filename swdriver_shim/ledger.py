@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -43,6 +43,13 @@ NAMESPACES_MAX: Final = 64  # of one org
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 _ON_THEIR_WAY: Final = {State.WRITING: Reason.WRITING, State.COMING: Reason.TIER2_LATE}
 _ALWAYS: Final = -NEVER
+
+
+class Watch(Protocol):
+    """Whoever wants to hear what can be served, as it comes and goes."""
+
+    def arrived(self, column: Column) -> None: ...
+    def gone(self, column: Column) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +144,7 @@ class Ledger:
         self.overstay = Overstay()
         self.reachable = True  # while an agent is lost, nothing can be served, and nothing need go
         self.tier2 = SecondTier(self)
+        self.watch: Watch | None = None
         self._policies: Mapping[str, OrgPolicies] = {}
         self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
         self._seconds: list[int] = []  # a heap of those
@@ -823,6 +831,8 @@ class Ledger:
             self.slots.overwritten(column.home.group, column.slot)
         self.ghosts.forget(column.key)
         column.home.account.queue(column).stored(column, now)
+        if self.watch:
+            self.watch.arrived(column)
 
     def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
@@ -850,6 +860,8 @@ class Ledger:
         if column.state is State.READY:
             column.home.account.queue(column).removed(column)
             column.mark = None
+            if self.watch:
+                self.watch.gone(column)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
         self._charge(column.home, -column.bytes)

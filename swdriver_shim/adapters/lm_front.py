@@ -188,8 +188,8 @@ class Front:
 class _Connection:
     """Between frames a client may be silent for as long as it likes; within one there is a deadline.
 
-    The kernel waits and counts the time, for whole values at once: our thread is not woken for each piece
-    that has come or gone.
+    The kernel waits and counts the time, for whole values at once: our thread is not woken for each
+    piece that has come or gone.
     """
 
     def __init__(self, sock: socket.socket, frame_seconds: float) -> None:

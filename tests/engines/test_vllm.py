@@ -87,8 +87,10 @@ def vllm(
     log = models / f"log-{random.randrange(1 << 32)}"
     ours, theirs = os.pipe()
     command = [sys.executable, "-m", "tests.engines.vllm_process", str(models)]
-    with log.open("w") as said, os.fdopen(ours) as answers:
-        process = subprocess.Popen(
+    with (
+        log.open("w") as said,
+        os.fdopen(ours) as answers,
+        subprocess.Popen(
             [*command, json.dumps({"model": model, **options}), str(theirs)],
             cwd=PROJECT,
             env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
@@ -97,7 +99,8 @@ def vllm(
             stderr=said,
             pass_fds=[theirs],
             text=True,
-        )
+        ) as process,
+    ):
         os.close(theirs)
         try:
             assert answers.readline() == '"ready"\n', log.read_text()[-3000:]
@@ -107,7 +110,6 @@ def vllm(
             assert process.wait(60) == 0, log.read_text()[-3000:]
         finally:
             process.kill()
-            process.wait()
 
 
 @dataclass
@@ -139,7 +141,10 @@ def place(tmp_path: Path, models: Path) -> Iterator[Place]:
             memory_bytes=32 << 20,
             tier2={"kind": "posix", "path": str(tmp_path / "tier2"), "cap_bytes": 1 << 30},
         )
-        setting = fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home)
+        # Small models on a busy machine compute as fast as they load.
+        setting = replace(
+            fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home), only_if_faster=False
+        )
         yield Place(one, setting, tmp_path / "job7.json", models)
 
 
@@ -174,6 +179,7 @@ def free_port() -> int:
 def test_the_same_answers_cold_and_warm_with_blocks_of_any_size(
     place: Place, plain: Plain, block_size: int
 ) -> None:
+    place.setting = replace(place.setting, only_if_faster=True)
     with place.engine(block_size=block_size) as engine:
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]
         assert engine.cached == [0]
@@ -406,7 +412,7 @@ def test_an_agent_that_is_killed_in_the_middle_of_loads_fails_no_request(
 
             def is_warm() -> bool:
                 assert engine.answer_all(prompts, "acme") == expected
-                return engine.cached == [960] * 12
+                return bool(engine.cached == [960] * 12)
 
             wait_until("all of it is there", is_warm, 60)
             killer = threading.Timer(delay, place.agent.process.kill)
@@ -415,3 +421,32 @@ def test_an_agent_that_is_killed_in_the_middle_of_loads_fails_no_request(
             killer.join()
             place.agent.kill()
             place.agent.start()
+
+
+def test_what_it_does_is_counted_where_vllm_counts(place: Place) -> None:
+    with place.engine() as engine:
+        for org in ("acme", "acme", None):
+            engine.answer(prompt(0), org)
+
+        def counted() -> bool:
+            engine.answer(prompt(3, 20), None)  # vLLM carries numbers along with outputs
+            found = engine.ask("metrics")
+            return bool(
+                found.get("vllm:tidegate_tokens hit_dram") == 960
+                and found.get("vllm:tidegate_tokens missed_never_stored") == 960
+                and found.get("vllm:tidegate_bytes loaded") == found.get("vllm:tidegate_bytes saved")
+                and found.get("vllm:tidegate_requests unsigned", 0) >= 2
+            )
+
+        wait_until("all of it is counted", counted)
+
+
+def test_events_of_blocks_go_vllms_own_way(place: Place) -> None:
+    events = {"enable_kv_cache_events": True, "publisher": "null"}
+    with place.engine(kv_events_config=events) as engine:
+        engine.answer(prompt(0), "acme")
+        wait_until("it is told", lambda: len(engine.ask("events")["stored"]) == 15)
+        engine.ask("reset")
+        engine.answer(prompt(3, 20), None)
+        told = engine.ask("events")
+        assert sorted(told["removed"]) == sorted(told["stored"])

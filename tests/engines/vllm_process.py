@@ -71,9 +71,11 @@ def build(kind: str, directory: Path) -> None:
 class Engine:
     def __init__(self, directory: Path, options: dict[str, Any]) -> None:
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVEventsConfig, KVTransferConfig
 
         kind, setting = options.pop("model"), options.pop("setting", None)
+        if events := options.get("kv_events_config"):
+            options["kv_events_config"] = KVEventsConfig(**events)
         model = directory / kind
         if not model.exists():
             build(kind, model)
@@ -94,11 +96,14 @@ class Engine:
             "skip_tokenizer_init": True,
             "disable_log_stats": False,
         }
+        self.told: dict[str, list[str]] = {"stored": [], "removed": []}
         self.llm = LLM(
             model=str(model),
             kv_transfer_config=connector if setting else None,
             **{**usual, **options},
         )
+        if events:
+            self._listen()
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -135,6 +140,28 @@ class Engine:
     def reset(self) -> bool:
         return bool(self.llm.llm_engine.reset_prefix_cache(reset_connector=True))
 
+    def events(self) -> dict[str, list[str]]:
+        """Of the connector, so far: the blocks of each, by their hashes."""
+        list(self.connector.take_events())
+        return self.told
+
+    def _listen(self) -> None:
+        """To what the connector gives to vLLM's scheduler."""
+        self.connector = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        take = self.connector.take_events
+
+        def taking() -> list[Any]:
+            taken = list(take())
+            for one in taken:
+                kind = "stored" if type(one).__name__ == "BlockStored" else "removed"
+                self.told[kind].append(repr(one.block_hashes))
+            return taken
+
+        self.connector.take_events = taking
+
+    def steps_overlap(self) -> bool:
+        return bool(self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+
     def preemptions(self) -> int:
         found = [one for one in self.llm.get_metrics() if one.name == "vllm:num_preemptions"]
         return int(found[0].value)
@@ -142,7 +169,7 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         """Of the connector's, in vLLM's own registry."""
         return {
-            one.name: one.value
+            f"{one.name} {one.labels['kind']}": one.value
             for one in self.llm.get_metrics()
             if "tidegate" in one.name and hasattr(one, "value")
         }

@@ -19,6 +19,7 @@ from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved, Step
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.working import Worker
@@ -28,6 +29,7 @@ from swdriver_shim.homes import Home
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE
@@ -97,6 +99,12 @@ class FakeRequest:
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """As vLLM would, of each 32 tokens."""
+        ends = range(32, self.num_tokens + 1, 32)
+        return [hashlib.sha256(repr(self.all_token_ids[:end]).encode()).digest() for end in ends]
+
 
 @dataclass
 class GroupOf:
@@ -108,7 +116,14 @@ class GroupOf:
 class Engine:
     """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
 
-    def __init__(self, plane: Plane, groups: Sequence[GroupOf], workers: int = 1) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        groups: Sequence[GroupOf],
+        workers: int = 1,
+        *,
+        is_far: bool = False,
+    ) -> None:
         self.groups, self.plane = groups, plane
         self.unit = unit_tokens([one.block_tokens for one in groups])
         self.halves = [MovingHalf() for _ in range(workers)]
@@ -127,12 +142,15 @@ class Engine:
             [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
         ]
         self.driver = Decider(layout, "llama", self.far)
+        self.events = self.driver.ledger.watch = Events(self.unit, 32)
         self.scheduling = Scheduling(
             self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
             self.unit,
             workers,
             self._who,
+            is_far=is_far,
+            events=self.events,
         )
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
@@ -224,6 +242,7 @@ class Engine:
             worker.computed(step)
         self.results = [worker.take_result() for worker in self.workers]
         self.bad = set().union(*(result.bad_blocks for result in self.results))
+        self.scheduling.stepped()
         for request, count in scheduled.items():
             bad = [
                 block * self.groups[0].block_tokens
@@ -269,13 +288,18 @@ HYBRID = [GroupOf((8, 8), 32), GroupOf((4,), 32, window=200)]
 
 @contextlib.contextmanager
 def engine(
-    directory: Path, groups: Sequence[GroupOf], workers: int = 1, slots: int = 60
+    directory: Path,
+    groups: Sequence[GroupOf],
+    workers: int = 1,
+    slots: int = 60,
+    *,
+    is_far: bool = False,
 ) -> Iterator[Engine]:
     with running(directory) as plane:
         for at, group in enumerate(groups):
             for worker in range(workers):
                 add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
-        made = Engine(plane, groups, workers)
+        made = Engine(plane, groups, workers, is_far=is_far)
         try:
             yield made
             made.driver.ledger.check_integrity()
@@ -355,6 +379,87 @@ def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
         one.run({again: 4})
         one.end(again)
         one.settle()
+
+
+def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL, is_far=True) as one:
+        one.serve(request(some(1, 600)))
+        again = request(some(1, 600))
+        assert one.begin(again) == 576
+        [third] = [
+            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+        ]
+        one.plane.shards["0.0"].arena.slot(third.slot)[100] ^= 1
+        bad: set[int] = set()
+
+        def has_arrived() -> bool:
+            step = one.run({})
+            bad.update(one.bad)
+            return not step.loads and again.request_id in one.results[0].arrived
+
+        wait_until("it has arrived", has_arrived)
+        assert bad == set(again.tables[0][6:8]), "which are told block by block"
+        again.num_computed_tokens = 3 * C
+        one.run({again: 600 - 3 * C})
+        one.check(again, 600)
+        one.end(again)
+        one.settle()
+
+
+def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.scheduling._clock = lambda: 0.0  # an engine that takes no time
+        one.serve(request(some(1, 600)))
+        for _ in range(4):
+            assert one.serve(request(some(1, 600))) == 576
+        measured = one.driver._pace("acme").computing
+        assert measured.count == 1, "a step of a few tokens, or with loads, tells nothing"
+        for seed in range(2, 8):
+            one.serve(request(some(seed, 600)))
+        assert one.driver.worth()["acme"].dram_tokens_min is None
+        one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
+        assert one.serve(request(some(1, 600))) == 0
+        assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
+
+
+def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) -> None:
+    with engine(tmp_path, HYBRID) as one:
+        one.serve(request(some(1, 900)))
+        again = request(some(1, 900))
+        assert one.begin(again) == 896
+        assert not one.scheduling.finished(again, again.tables), "vLLM waits for the load by itself"
+        step = one.run({})
+        assert [order.request for order in step.loads_ahead] == [again.request_id]
+        wait_until("it is over", lambda: not one.run({}).ending and not one.scheduling._loads)
+        assert not list(one.driver.ledger.slots.pins())
+
+
+@pytest.mark.parametrize("block_tokens", [32, 128])
+def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
+    tmp_path: Path, block_tokens: int
+) -> None:
+    with engine(tmp_path, [GroupOf((8,), block_tokens)], slots=12) as one:
+        first, second = request(some(1, 400)), request(some(2, 700))
+        one.serve(first)
+        each = one.unit // 32
+        told = one.events.take()
+        assert [news.hashes for news in told] == [
+            tuple(first.block_hashes[at : at + each]) for at in range(0, 384 // 32, each)
+        ]
+        assert [news.parent for news in told] == [
+            first.block_hashes[at - 1] if at else None for at in range(0, 384 // 32, each)
+        ]
+        assert all(news.is_there for news in told)
+        one.serve(request(some(1, 400)))
+        assert one.events.take() == [], "it was there before"
+        one.serve(second)
+        there = {news.hashes for news in told}
+        for news in one.events.take():
+            (there.add if news.is_there else there.remove)(news.hashes)
+        columns = sum(1 for _ in one.driver.ledger.account("acme").columns(0))
+        assert columns - one.unit // C < len(there) * (one.unit // C) <= columns
+        assert one.driver.purge("acme").done
+        assert {news.hashes for news in one.events.take() if not news.is_there} == there
 
 
 def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> None:
@@ -468,6 +573,7 @@ def test_drafts_are_not_stored(tmp_path: Path) -> None:
         asked.all_token_ids.append(5)
         asked.num_computed_tokens = 126
         step = one.scheduling.step({asked.request_id: 4}, lambda _: asked.tables, [])
+        one.scheduling.stepped()
         assert step.stores == [], "127 tokens are known, though 130 are computed"
         asked.all_token_ids.append(6)
         asked.num_computed_tokens = 127

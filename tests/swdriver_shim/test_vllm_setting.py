@@ -122,6 +122,7 @@ def asking(token: object = None, **more: Any) -> Any:
         "prompt_embeds": None,
         "pooling_params": None,
         "lora_request": None,
+        "resumable": False,
         "kv_transfer_params": {"tidegate": token} if token else None,
     }
     return SimpleNamespace(**{**plain, **more})
@@ -152,6 +153,7 @@ def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
             assert org(asking(mint(told.claims_key, "job7", "globex"))) is None
             assert deciding.refused["unknown_org"] == 1
             assert org(asking(good, mm_features=["an image"])) is None
+            assert org(asking(good, resumable=True)) is None
             claimed = mint(told.claims_key, "job7", "strangers")
             assert org(asking(claimed)) == (None if unsigned else "strangers")
             lora = SimpleNamespace(lora_name="poems", lora_path="/poems")

@@ -9,11 +9,12 @@ computed.
 vLLM makes one connector in its scheduler's process and one in each worker's. What both think is in
 modules that know nothing of vLLM:
 
-- `blocks`    how columns lie in an engine's blocks
-- `orders`    what the scheduler's half has workers do in a step, and what they say of it
-- `scheduling` which prefixes are loaded and stored, and when
-- `working`   the bytes: one thread that loads, one that saves
-- `setting`   the file that says who it is for
+- `blocks`: how columns lie in an engine's blocks
+- `orders`: what the scheduler's half has workers do in a step, and what they say of it
+- `scheduling`: which prefixes are loaded and stored, and when
+- `working`: the bytes: one thread that loads, one that saves
+- `setting`: the file that says who it is for, and `deciding` the driver that it makes
+- `numbers`: what vLLM counts, and `events` what it tells of blocks
 
 Only `connector` imports vLLM. See docs/engines/vllm.md.
 """

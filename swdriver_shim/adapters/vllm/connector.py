@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -25,6 +26,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -36,7 +42,9 @@ from vllm.v1.kv_cache_interface import (
 
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit, unit_tokens
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.numbers import MEANING, Counts, Numbers, added
 from swdriver_shim.adapters.vllm.orders import Report, Step
+from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.setting import read
 from swdriver_shim.adapters.vllm.working import Result, Worker
 from swdriver_shim.halves import MovingHalf
@@ -64,6 +72,42 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):
     facts: WorkerFacts
+
+
+class Stats(KVConnectorStats):
+    """What was counted since the last time, see `numbers`."""
+
+    data: Counts
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> Stats:
+        self.data = added(self.data, other.data)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {f"{kind} {of}": n for of, counts in self.data.items() for kind, n in counts.items()}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """`vllm:tidegate_tokens` and the like, by kind."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._counters = {
+            of: self._counter_cls(f"vllm:tidegate_{of}", meaning, labelnames=[*self._labelnames, "kind"])
+            for of, meaning in MEANING.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        labels = self.per_engine_labelvalues[engine_idx]
+        for of, counts in transfer_stats_data.items():
+            for kind, count in counts.items():
+                self._counters[of].labels(*labels, kind).inc(count)
 
 
 class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
@@ -96,12 +140,36 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         """Layers wait for their loads."""
         return True
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003
+        """Blocks are where they were at the start."""
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         groups, facts = _groups(self._kv_cache_config, kv_caches)
         self._half = MovingHalf()
-        self._worker = Worker([group.name for group in facts], groups, self._half)
+        self._worker = Worker(
+            [group.name for group in facts],
+            groups,
+            self._half,
+            goes_on_from_blocks=goes_on_from_blocks([one.shape() for one in facts]),
+        )
         self._facts = WorkerFacts(self._half.place, facts, self._layout(groups), _dtype(kv_caches))
 
     def _layout(self, groups: Sequence[Blocks]) -> str:
@@ -171,7 +239,34 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
-        self._deciding = Deciding(self._setting, workers)
+        self._deciding = Deciding(self._setting, workers, self._hash_tokens(workers[0]))
+        self._numbers = Numbers(self._deciding)
+
+    def _hash_tokens(self, worker: WorkerFacts) -> int | None:
+        """So many have one hash in vLLM's KV events; None if those are not wanted."""
+        wanted = self._vllm_config.kv_events_config
+        if wanted is None or not wanted.enable_kv_cache_events:
+            return None
+        return self._kv_cache_config.hash_block_size or worker.groups[0].block_tokens
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        events = self._driver.events
+        if events is None:
+            return
+        for news in events.take():
+            hashes = [maybe_convert_block_hash(one) for one in news.hashes]
+            if not news.is_there:
+                yield BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU)
+                continue
+            yield BlockStored(
+                block_hashes=hashes,
+                parent_block_hash=maybe_convert_block_hash(news.parent) if news.parent else None,
+                token_ids=[],  # which are kept by nobody
+                block_size=events.hash_tokens,
+                lora_id=None,
+                medium=MEDIUM_CPU,
+                lora_name=None,
+            )
 
     @property
     def _driver(self) -> Deciding:
@@ -211,6 +306,14 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._driver.scheduling.finished(request, block_ids), None
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Asked of the scheduler's role once for each step, when it is over."""
+        if self._deciding is None:
+            return None
+        self._deciding.scheduling.stepped()
+        counts = self._numbers.since()
+        return Stats(data=counts) if counts else None
 
     def reset_cache(self) -> bool:
         return self._driver.reset()

@@ -14,8 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from kvss_agent import daemon
+from kvss_agent.client import Address
 from kvss_agent.http_api import Invalid
 from swdriver_shim.adapters.vllm.blocks import Unfit
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
@@ -32,7 +34,7 @@ from swdriver_shim.shim import Shim
 
 log = logging.getLogger(__name__)
 
-RESET_SECONDS: Final = 30.0
+RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class GroupFacts:
     window: int | None
     bytes_per_token: int
     unit_tokens: int
+
+    def shape(self) -> GroupShape:
+        return GroupShape(self.block_tokens, self.window)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,10 @@ def model_spec(setting: Setting, workers: Sequence[WorkerFacts]) -> ModelSpec:
 class Deciding:
     """Raises Unfit, Invalid and NotGranted, each with a sentence, where it can't be."""
 
-    def __init__(self, setting: Setting, workers: Sequence[WorkerFacts]) -> None:
+    def __init__(
+        self, setting: Setting, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
+    ) -> None:
+        """`hash_tokens`: so many have one of vLLM's hashes, if its KV events are wanted."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._setting = setting
         self._judge = Judge(setting.claims_key, setting.driver)
@@ -99,13 +107,18 @@ class Deciding:
         self.shim = Shim(setting.driver, None, daemon.software(), far=far)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
+        self.events = Events(model.unit_tokens, hash_tokens) if hash_tokens else None
+        self.shim.driver.ledger.watch = self.events
         self.scheduling = Scheduling(
             self.shim.driver,
-            [GroupShape(group.block_tokens, group.window) for group in workers[0].groups],
+            [group.shape() for group in workers[0].groups],
             model.unit_tokens,
             len(workers),
             self.who,
             wait_seconds=setting.wait_seconds,
+            only_if_faster=setting.only_if_faster,
+            events=self.events,
+            is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
         for shard in self.shim.observed()["shards"]:
@@ -151,6 +164,9 @@ class Deciding:
         if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
             self.refused["not_only_tokens"] += 1  # what tokens do not tell
             return None
+        if request.resumable:
+            self.refused["streamed_input"] += 1  # which takes back tokens
+            return None
         carried = request.kv_transfer_params
         token = carried.get("tidegate") if isinstance(carried, dict) else None
         claim = self._judge.judge(token)
@@ -179,6 +195,7 @@ class Deciding:
         told, driver = self.shim.desired, self.shim.driver
         if told is None:
             return True
+        self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
             org.name: driver.purge(

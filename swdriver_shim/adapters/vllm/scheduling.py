@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from kvss_agent.client import Miss
 from swdriver_shim.adapters.vllm.blocks import LEAVE
+from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
 from swdriver_shim.deciding import Asked, Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -31,6 +32,8 @@ from swdriver_shim.reasons import Reason
 
 log = logging.getLogger(__name__)
 
+MEASURED_TOKENS_MIN: Final = 64  # of one request in a step, to learn from it how long computing takes
+MEASURED_PART_MIN: Final = 0.8  # of the step's tokens
 ASKED_SECONDS_MAX: Final = 60.0  # what was found is looked for anew after so long in vLLM's queue
 LOOK_SECONDS: Final = 0.005  # between looks at what tier 2 has brought
 NULL_BLOCK: Final = 0  # vLLM's name for one that is not there, as before a window
@@ -47,6 +50,8 @@ class Request(Protocol):
     def num_computed_tokens(self) -> int: ...
     @property
     def all_token_ids(self) -> Sequence[int]: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,13 @@ class GroupShape:
     window: int | None = None
 
 
+def goes_on_from_blocks(groups: Sequence[GroupShape]) -> bool:
+    """Whether a request whose load has failed can be computed from the first block that did not come.
+    With several groups vLLM can't be told which that is, and behind a window nothing is there to go on
+    from: it is computed from its start."""
+    return len(groups) == 1 and groups[0].window is None
+
+
 @dataclass(slots=True, eq=False)
 class Ongoing:
     """A request."""
@@ -80,6 +92,7 @@ class Ongoing:
     computed: int = 0  # tokens that vLLM had itself then
     load: int | None = None
     stored: int = 0  # so many of its tokens are stored, or on their way
+    named: int = 0  # so many of its units have vLLM's names for events
     last_blocks: Sequence[Sequence[int]] | None = None  # it has ended, with these
 
     @property
@@ -117,10 +130,14 @@ class Scheduling:
         who: Callable[[Any], Asker | None],
         *,
         wait_seconds: float = 0.0,
+        is_far: bool = False,
+        only_if_faster: bool = True,
+        events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `wait_seconds`: how long a request
-        waits, at most, for what tier 2 has of it."""
+        waits, at most, for what tier 2 has of it. `is_far`: agents are not on the workers' nodes.
+        `only_if_faster`: what was found to take longer than computing is not loaded."""
         self.counts: Counter[str] = Counter()  # since the start
         self._driver = driver
         self._groups = groups
@@ -128,6 +145,10 @@ class Scheduling:
         self._workers = workers
         self._who = who
         self._wait_seconds = wait_seconds
+        self._is_far = is_far
+        self._only_if_faster = only_if_faster
+        self._events = events
+        self._steps: deque[tuple[float, str, int]] = deque()  # under way: since when, whose, how much
         self._clock = clock
         self._ongoing: dict[str, Ongoing | None] = {}
         self._numbers = 0
@@ -140,9 +161,12 @@ class Scheduling:
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether requests wait for their loads. With several groups vLLM can't be told which blocks of
-        a step did not come, only which requests."""
-        return len(self._groups) > 1
+        """Whether requests wait for their loads, instead of being computed layer by layer beside them.
+
+        They do where bytes come from afar, so that no step waits for a network; and where vLLM can't go
+        on from the first block that did not come, see `goes_on_from_blocks`.
+        """
+        return self._is_far or not goes_on_from_blocks(self._groups)
 
     # Loads
 
@@ -159,7 +183,8 @@ class Scheduling:
         one.found, one.computed = asked.match.tokens, computed
         if self._is_worth_waiting(one, asked, now):
             return None, False
-        self._driver.leave_if_slower(asked.match)
+        if self._only_if_faster:
+            self._driver.leave_if_slower(asked.match)
         one.found = asked.match.tokens
         if one.found <= computed:
             one.stored = max(one.stored, one.found)
@@ -268,6 +293,7 @@ class Scheduling:
         """What workers are to do in a step in which so many tokens of each request are computed, and
         blocks are given to requests that are going to write to them."""
         made = Step()
+        self._steps.append((self._clock(), *self._measured(scheduled)))
         if self._new_loads:
             loads = made.loads_ahead if self.loads_ahead else made.loads
             loads += self._new_loads
@@ -296,6 +322,21 @@ class Scheduling:
                 self._store(one, done, one.last_blocks, made)
             made.ending.append(one.id)
         return made
+
+    def _measured(self, scheduled: Mapping[str, int]) -> tuple[str, int]:
+        """Whose tokens a step is about, and how many; of none if it is about several or about loads."""
+        name = max(scheduled, key=scheduled.__getitem__, default="")
+        tokens, one = scheduled.get(name, 0), self._ongoing.get(name)
+        is_one = tokens >= max(MEASURED_TOKENS_MIN, MEASURED_PART_MIN * sum(scheduled.values()))
+        if one is None or not is_one or self._new_loads or self._steps:  # or steps overlap
+            return "", 0
+        return one.asker.keys.org, tokens
+
+    def stepped(self) -> None:
+        """The oldest step that is under way is over."""
+        began, org, tokens = self._steps.popleft()
+        if tokens:
+            self._driver.computed(org, tokens, self._clock() - began)
 
     def _store(self, one: Ongoing, done: int, blocks: Sequence[Sequence[int]], made: Step) -> None:
         """What is not stored yet of the first so many tokens, if it is there."""
@@ -355,6 +396,8 @@ class Scheduling:
         if one is None:
             return False
         self._let_go(one)
+        if one.load is not None and self.loads_ahead:
+            return False  # it was given up while it waited: vLLM keeps its blocks until that is over
         done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
         may_store = done > one.stored or one.load is not None
         with self._lock:
@@ -365,11 +408,15 @@ class Scheduling:
         self._ended.append(one)
         return True
 
-    def close(self) -> None:
-        """No worker is going to say any more."""
+    def let_go_all(self) -> None:
+        """Hold nothing for requests that are not scheduled yet. They are looked for anew."""
         for one in self._ongoing.values():
             if one:
                 self._let_go(one)
+
+    def close(self) -> None:
+        """No worker is going to say any more."""
+        self.let_go_all()
         for load in self._loads.values():
             self._driver.end_load(load.asked)
         self._loads.clear()
@@ -388,6 +435,12 @@ class Scheduling:
         """Its prompt has so many tokens, at least. Each is hashed once."""
         if one.prompt.tokens < tokens:
             one.prompt.extend(list(one.request.all_token_ids[one.prompt.tokens : tokens]))
+        if self._events:
+            columns = self._unit // COLUMN_TOKENS
+            for unit in range(one.named, tokens // self._unit):
+                keys = one.prompt.keys[unit * columns : (unit + 1) * columns]
+                self._events.name(unit, keys, one.request.block_hashes)
+            one.named = max(one.named, tokens // self._unit)
 
     def _part(self, depth: int) -> int:
         """Which part of its unit a column is."""

@@ -75,6 +75,8 @@ class Setting(Document, frozen=True):
     unsigned_org: Name | None = None
     # For which a request waits, at most, for what tier 2 has of it.
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
+    # What takes longer to load than to compute, by what was measured, is computed.
+    only_if_faster: bool = True
     api: ApiSpec | None = None
     generation: Annotated[int, Meta(ge=1)] = 1
 

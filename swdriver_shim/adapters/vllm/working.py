@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 SAVES_MAX: Final = 1024  # orders that wait; more are given up at once
 LOADS_AHEAD_AT_ONCE: Final = 4
+STAGING_BYTES: Final = 16 << 20  # columns are put together here, a few at a time
 TURN_SECONDS: Final = 0.25  # for saves whose blocks somebody else is to have
 
 
@@ -62,8 +63,20 @@ class Result:
 class Worker:
     """All methods but those of its own threads are called by the engine, one after the other."""
 
-    def __init__(self, names: Sequence[str], groups: Sequence[Blocks], half: MovingHalf) -> None:
-        """`names` of the groups. The decider opens a shard of each, called after it and a number."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        groups: Sequence[Blocks],
+        half: MovingHalf,
+        *,
+        goes_on_from_blocks: bool = True,
+    ) -> None:
+        """`names` of the groups. The decider opens a shard of each, called after it and a number.
+
+        `goes_on_from_blocks`: the engine is told which blocks of a load ahead did not come; else only
+        whose load it was.
+        """
+        self._goes_on_from_blocks = goes_on_from_blocks
         self.counts: Counter[str] = Counter()  # since the start
         self._names = names
         self._groups = groups
@@ -76,6 +89,11 @@ class Worker:
         self._by_request: dict[str, set[int]] = {}
         self._ending: set[str] = set()
         self._lock = threading.Lock()
+        sizes = [of.shape.column_bytes for of in groups]
+        self._at_once = [max(1, min(BATCH_MAX, STAGING_BYTES // size)) for size in sizes]
+        self._staging = [
+            memoryview(bytearray(size * count)) for size, count in zip(sizes, self._at_once, strict=True)
+        ]
         self._waiting: queue.Queue[Save | None] = queue.Queue()
         self._saver = threading.Thread(target=self._save_all, name="save", daemon=True)
         self._saver.start()
@@ -150,7 +168,9 @@ class Worker:
             order, loaded = self._ahead.get()
             self._note_in(result, order, loaded)
             result.arrived.add(order.request)
-            if loaded.refused:
+            if self._goes_on_from_blocks:
+                result.bad_blocks |= _blocks_of(order, loaded.refused)
+            elif loaded.refused:
                 result.not_arrived.add(order.request)
         with self._lock:
             result.ended = {one for one in self._ending if not self._by_request.get(one)}
@@ -205,9 +225,9 @@ class Worker:
             if shard is None:
                 continue
             each = blocks.shape.column_bytes
-            memory = memoryview(bytearray(each * min(len(columns), BATCH_MAX)))
-            for first in range(0, len(columns), BATCH_MAX):
-                batch = columns[first : first + BATCH_MAX]
+            memory, at_once = self._staging[group], self._at_once[group]
+            for first in range(0, len(columns), at_once):
+                batch = columns[first : first + at_once]
                 out: list[Out] = []
                 for at, one in enumerate(batch):
                     place = memory[at * each : (at + 1) * each]
