@@ -7,7 +7,6 @@ their parts of the column one after the other.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from kvss_agent.core import BATCH_MAX
 from swdriver_shim.carrier import Carrier
 from swdriver_shim.keys import COLUMN_TOKENS, Named
 from swdriver_shim.ledger import Ledger
-from swdriver_shim.moving import In, Look, Out, Shard
+from swdriver_shim.moving import In, Out, Shard
 from swdriver_shim.object_ledger import Found, ObjectLedger
 from swdriver_shim.policy import AS_USUAL, Rules
 from swdriver_shim.reasons import Reason
@@ -111,37 +110,6 @@ class ObjectStore:
                 self._refuse(found, refused)
                 self._objects.finish(found, refused, self._clock())
         return [lengths.get(place) for place in range(len(into))]
-
-    @contextlib.contextmanager
-    def reading(self, asked: Named, seconds: float = 0.0) -> Iterator[list[memoryview | None]]:
-        """The same to be read where they lie, as far as memory is shared, of up to a batch; None for what
-        is missed. To be read soon: what is purged waits for it."""
-        if len(self._shards) > 1:  # the parts of a value lie apart
-            places = [memoryview(bytearray(self.value_bytes_max)) for _ in asked.keys]
-            lengths = self.get(asked, places, seconds)
-            yield [one and place[:one] for place, one in zip(places, lengths, strict=True)]
-            return
-        with self._lock:
-            found = self._objects.find(asked, self._clock())
-        refused: Mapping[int, Miss] = {}
-        try:
-            here = [place in found.columns for place in range(len(asked.keys))]
-            if self._bring_more(asked, here, seconds):
-                with self._lock:
-                    self._objects.again(found, self._clock())
-            looks = [
-                Look(found.slots[place], column.key, asked.maker.tag, COLUMN_TOKENS)
-                for place, column in found.columns.items()
-            ]
-            with self._shards[0].view(looks) as seen:
-                answers = dict(zip(found.columns, seen, strict=True))
-                refused = {place: one for place, one in answers.items() if isinstance(one, Miss)}
-                values = {place: one for place, one in answers.items() if not isinstance(one, Miss)}
-                yield [values.get(place) for place in range(len(asked.keys))]
-        finally:
-            with self._lock:
-                self._refuse(found, refused)
-                self._objects.finish(found, refused, self._clock())
 
     def put(self, asked: Named, values: Sequence[memoryview], rules: Rules = AS_USUAL) -> list[bool]:
         """Keep these; which of them are kept now. What is there already stays as it is: a key stands for

@@ -8,7 +8,6 @@ or a daemon is away: that is a miss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from itertools import takewhile
 from typing import Final, Protocol
 
@@ -36,11 +35,6 @@ class Objects(Protocol):
     ) -> list[int | None]:
         """Bring them to the front of `into`: how many bytes each has, None for what is missed. Waits for
         tier 2 at most so long."""
-
-    def reading(
-        self, keys: Sequence[bytes], seconds: float = 0.0
-    ) -> AbstractContextManager[list[memoryview | None]]:
-        """The same to be read where they lie, if that can be; until the end of the `with`, and soon."""
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
@@ -73,11 +67,6 @@ class Here:
         self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
     ) -> list[int | None]:
         return self._driver.objects.get(self._keys.named(keys), into, seconds)
-
-    def reading(
-        self, keys: Sequence[bytes], seconds: float = 0.0
-    ) -> AbstractContextManager[list[memoryview | None]]:
-        return self._driver.objects.reading(self._keys.named(keys), seconds)
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL

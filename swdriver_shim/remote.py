@@ -9,10 +9,9 @@ refuses is somebody's mistake and is raised.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -240,13 +239,6 @@ class RemoteObjects(Asking):
                 else:
                     lengths.append(None)
         return lengths
-
-    @contextlib.contextmanager
-    def reading(self, keys: Sequence[bytes], seconds: float = 0.0) -> Iterator[list[memoryview | None]]:
-        """Nothing lies here: they come into memory of their own."""
-        places = [memoryview(bytearray(self.value_bytes_max)) for _ in keys]
-        lengths = self.get(keys, places, seconds)
-        yield [length and place[:length] for place, length in zip(places, lengths, strict=True)]
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL

@@ -38,9 +38,7 @@ from swdriver_shim.objects import Objects
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 256  # of one listener: each may hold one value
-FRAME_SECONDS_MAX: Final = (
-    20.0  # to send a request with its value, or to take an answer: less than a lease
-)
+FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take an answer
 TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
 SCRAP_BYTES: Final = 1 << 16
 STOP_SECONDS: Final = 5.0
@@ -176,11 +174,13 @@ class Front:
     def _get(self, connection: _Connection, request: Request) -> bool:
         objects = self._objects()
         if objects is not None:
-            with objects.reading([request.key], self._tier2_seconds) as [kept]:
-                if kept is not None and len(kept) > SHAPE_BYTES:
-                    shape, value = unpack_shape(kept[:SHAPE_BYTES]), kept[SHAPE_BYTES:]
-                    connection.send(answer(Code.SUCCESS, len(value), shape), value)
-                    return True
+            room = connection.room(objects.value_bytes_max)
+            [size] = objects.get([request.key], [room], self._tier2_seconds)
+            if size is not None and size > SHAPE_BYTES:
+                shape = unpack_shape(room[:SHAPE_BYTES])
+                value = room[SHAPE_BYTES:size]
+                connection.send(answer(Code.SUCCESS, len(value), shape), value)
+                return True
         connection.send(answer(Code.FAIL))
         return False
 

@@ -16,7 +16,6 @@ from tests.swdriver_shim.prompts import keys
 from tests.swdriver_shim.test_driver import Fleet
 
 LAYOUT = Layout((Group("objects", (64, 32), alone=True),))
-ONE = Layout((Group("objects", (96,), alone=True),))
 FIRST, BYTES_MAX = 64 * COLUMN_TOKENS, 96 * COLUMN_TOKENS
 
 
@@ -44,13 +43,6 @@ class Keeper:
         for name, place, length in zip(wanted, places, lengths, strict=True):
             assert length is None or place[:length] == value(name, length), "wrong bytes"
         return lengths
-
-    def read(self, wanted: Sequence[bytes], seconds: float = 0.0) -> list[int | None]:
-        """The same where they lie."""
-        with self.objects.reading(wanted, seconds) as values:
-            for name, one in zip(wanted, values, strict=True):
-                assert one is None or one == value(name, len(one)), "wrong bytes"
-            return [None if one is None else len(one) for one in values]
 
 
 @contextlib.contextmanager

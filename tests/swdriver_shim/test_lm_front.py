@@ -32,7 +32,7 @@ from swdriver_shim.driver import Driver
 from swdriver_shim.objects import Here, Objects
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
-from tests.swdriver_shim.keeping import BYTES_MAX, ONE, keeping, value
+from tests.swdriver_shim.keeping import BYTES_MAX, LAYOUT, keeping, value
 from tests.swdriver_shim.prompts import keys
 from tests.swdriver_shim.test_driver import Fleet
 
@@ -111,7 +111,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with running(tmp_path) as plane:
-        fleet = Fleet(plane, ONE)
+        fleet = Fleet(plane, LAYOUT)
         fleet.make(20)
         with keeping(fleet) as driver:
             made = World(driver)

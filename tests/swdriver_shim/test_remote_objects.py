@@ -66,7 +66,6 @@ def test_objects_come_back_from_a_daemon_and_are_their_orgs_alone(daemon: Daemon
         assert acme.put(names(3), 5) == [True]
         assert acme.objects.exists(names(1, 9, 3)) == [True, False, True]
         assert acme.get(names(1, 9, 3, 2)) == [BYTES_MAX, None, 5, BYTES_MAX]
-        assert acme.read(names(3, 9, 1)) == [5, None, BYTES_MAX]
         assert globex.get(names(1, 2, 3)) == [None] * 3
         assert acme.put(names(4), rules=Rules(no_store=True)) == [False]
         assert acme.objects.remove(names(1))
