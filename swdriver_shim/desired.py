@@ -134,6 +134,8 @@ def _problems(desired: Desired) -> Iterator[str]:
     tokens = [token for org in desired.orgs for token in org.tokens]
     if len(set(tokens)) != len(tokens):
         yield "A token belongs to one org only."
+    if desired.model.unit_tokens != COLUMN_TOKENS and any(one.alone for one in desired.model.groups):
+        yield "Columns that stand alone have no units: unit_tokens is for prefixes."
     wanted = {
         (group.name, index)
         for group in desired.model.groups

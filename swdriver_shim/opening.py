@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvss_agent.daemon import software
+from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import Objects
 from swdriver_shim.remote import RemoteObjects
 from swdriver_shim.shim import Shim
@@ -65,7 +66,7 @@ def opened(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> Open
         made.close()
         raise Misconfigured(
             f"The engine's pieces have {value_bytes} bytes, and a column of this driver holds {most}: "
-            f"its document has to say {-(-value_bytes // 64)} bytes_per_token or more."
+            f"its document has to say {-(-value_bytes // COLUMN_TOKENS)} bytes_per_token or more."
         )
     return made
 

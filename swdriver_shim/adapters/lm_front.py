@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from swdriver_shim.adapters.lm_frames import (
     parse,
     unpack_shape,
 )
+from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,10 @@ COUNTED: Final = (
     *("connections_closed", "connections_broken", "connections_malformed"),
     *("connections_stalled", "connections_refused"),
 )
+
+
+_TIME: Final = struct.Struct("@ll")  # of the kernel: seconds and microseconds
+_FOREVER: Final = _TIME.pack(0, 0)
 
 
 class Front:
@@ -113,7 +119,7 @@ class Front:
         except Malformed as error:
             why = "connections_malformed"
             log.warning("A client of the LMCache front is cut off: %s", error)
-        except TimeoutError:
+        except BlockingIOError:  # the time was over
             why = "connections_stalled"
         except OSError:
             why = "connections_broken"
@@ -156,7 +162,7 @@ class Front:
                     "%s bytes_per_token or more",
                     request.length,
                     objects.value_bytes_max - SHAPE_BYTES,
-                    -(-size // 64),
+                    -(-size // COLUMN_TOKENS),
                 )
             connection.skip(request.length)
             return False
@@ -180,22 +186,26 @@ class Front:
 
 
 class _Connection:
-    """Between frames a client may be silent for as long as it likes; within one there is a deadline."""
+    """Between frames a client may be silent for as long as it likes; within one there is a deadline.
+
+    The kernel waits and counts the time, for whole values at once: our thread is not woken for each
+    piece that has come or gone.
+    """
 
     def __init__(self, sock: socket.socket, frame_seconds: float) -> None:
         self._sock = sock
-        self._frame_seconds = frame_seconds
-        self._deadline = 0.0
+        self._limit = _TIME.pack(*divmod(int(frame_seconds * 1e6), 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._limit)
         self._head = bytearray(REQUEST_BYTES)
         self._room = bytearray()
 
     def request(self) -> bytearray | None:
         """The next one; None if the client has left."""
-        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
         head = memoryview(self._head)
         count = self._sock.recv_into(head)
-        self._deadline = time.monotonic() + self._frame_seconds
-        if count:
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._limit)
+        if 0 < count < len(head):
             self.receive_into(head[count:])
         return self._head if count else None
 
@@ -206,12 +216,9 @@ class _Connection:
         return memoryview(self._room)[:size]
 
     def receive_into(self, place: memoryview) -> None:
-        while place:
-            self._hurry()
-            count = self._sock.recv_into(place)
-            if not count:
-                raise ConnectionResetError
-            place = place[count:]
+        count = self._sock.recv_into(place, len(place), socket.MSG_WAITALL)
+        if count < len(place):
+            raise BlockingIOError if count else ConnectionResetError
 
     def skip(self, size: int) -> None:
         """Take so many bytes off the connection, which nobody wants."""
@@ -221,18 +228,6 @@ class _Connection:
             size -= min(size, len(scrap))
 
     def send(self, head: bytes, value: memoryview | None = None) -> None:
-        self._deadline = time.monotonic() + self._frame_seconds
-        left = [memoryview(head), value] if value else [memoryview(head)]
-        while left:
-            self._hurry()
-            sent = self._sock.sendmsg(left)
-            while left and sent >= len(left[0]):
-                sent -= len(left.pop(0))
-            if left:
-                left[0] = left[0][sent:]
-
-    def _hurry(self) -> None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left)
+        parts = [memoryview(head), value] if value else [memoryview(head)]
+        if self._sock.sendmsg(parts) < sum(map(len, parts)):
+            raise BlockingIOError

@@ -32,6 +32,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.pool_host import HostKVCache
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
+from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import in_a_row
 from swdriver_shim.opening import Misconfigured, opened
 
@@ -132,12 +133,11 @@ class KvssStorage(HiCacheStorage):
 
     def _register(self, name: str, pool: HostKVCache, *, in_place: bool) -> None:
         pages = Pages(pool, self._suffix(name), in_place=in_place)
-        most = self._objects.value_bytes_max
-        if max(pages.sizes) > most:
+        size, most = max(pages.sizes), self._objects.value_bytes_max
+        if size > most:
             raise Misconfigured(
-                f"A page of SGLang's pool {name} has pieces of {max(pages.sizes)} bytes, and a column "
-                f"of this driver holds {most}: its document has to say {-(-max(pages.sizes) // 64)} "
-                f"bytes_per_token or more."
+                f"A page of SGLang's pool {name} has pieces of {size} bytes, a column of this driver "
+                f"{most}: its document has to say {-(-size // COLUMN_TOKENS)} bytes_per_token or more."
             )
         self._pages[str(name)] = pages
 

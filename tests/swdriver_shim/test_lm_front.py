@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -207,6 +208,19 @@ def test_who_stops_in_the_middle_is_cut_off_and_who_is_silent_between_is_not(wor
     assert body.is_cut_off()
     assert silent.get(KEY + "x") is None, "half a value is none"
     assert silent.get(KEY) is not None
+
+
+def test_who_sends_a_little_now_and_then_is_cut_off_as_well(world: World) -> None:
+    client = Client(world.front(frame_seconds=0.3))
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        client.socket.sendall(request(Command.PUT, KEY, 1000))
+        for _ in range(900):
+            client.socket.sendall(b"x")
+            time.sleep(0.01)
+    assert time.monotonic() - began < 5
+    assert client.is_cut_off()
+    assert world.counts("connections_stalled") == 1
 
 
 def _ask_without_listening(client: Client) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvss_agent.http_api import Invalid
+from swdriver_shim.desired import parse
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects, object_model
 from swdriver_shim.opening import Misconfigured, Opened, opened
@@ -162,6 +164,18 @@ def _is_kept_apart(made: Opened) -> None:
     assert mine.get(names(1)) == [BYTES_MAX]
     assert Keeper(globex).get(names(1)) == [None]
     assert made.of("nobody") is None
+
+
+def test_documents_of_objects_that_can_not_be_are_refused(agents: list[AgentProcess]) -> None:
+    good = objects_document(agents)
+    for change, because in (
+        ({"unit_tokens": 128}, "no units"),
+        ({"groups": [{**good["model"]["groups"][0], "window": 64}]}, "no window"),
+        ({"groups": [*good["model"]["groups"], {"name": "x", "bytes_per_token": [1]}]}, "of its own"),
+    ):
+        with pytest.raises(Invalid, match=because):
+            parse(json.dumps({**good, "model": {**good["model"], **change}}).encode())
+    parse(json.dumps(good).encode())
 
 
 @pytest.mark.parametrize(
