@@ -33,6 +33,7 @@ from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import Place, Removal
+from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,15 @@ class Worth:
     tier2_tokens_min: int | None
 
 
+class Moved:
+    """What has gone out and come back of an org, and how long it took: all columns of a request
+    together, over all shards."""
+
+    def __init__(self) -> None:
+        self.evict, self.refill = Histogram(), Histogram()
+        self.evicted_bytes = self.refilled_bytes = self.failed_columns = 0
+
+
 class Driver:
     """All methods may be called from any thread."""
 
@@ -148,6 +158,7 @@ class Driver:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
         self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
         self._paces: dict[str, Pace] = {}  # of refills, by org
+        self._moved: dict[str, Moved] = {}  # by org
         for shard in self._all:
             shard.on_line = self._wake.set
         self._follow_shards()
@@ -259,8 +270,16 @@ class Driver:
 
     def _note_refill(self, match: Match, seconds: float) -> None:
         if match.tokens > match.had:
+            size = sum(column.bytes for column in _new(match))
             with self._lock:
-                self._carrier.refilling.add(sum(column.bytes for column in _new(match)), seconds)
+                self._carrier.refilling.add(size, seconds)
+                moved = self._moved_of(match.prompt.org)
+                moved.refill.record(seconds)
+                moved.refilled_bytes += size
+
+    def _moved_of(self, org: str) -> Moved:
+        """Under the lock."""
+        return self._moved.setdefault(org, Moved())
 
     def store(
         self,
@@ -278,15 +297,27 @@ class Driver:
         with self._lock:
             begun = self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
+        began = time.perf_counter()
         try:
             failed = self._send(prompt, begun.places, read)
         finally:
+            seconds = time.perf_counter() - began
+            size = sum(place.column.bytes for place in begun.places if place.column not in failed)
             with self._lock:
                 self.ledger.finish_store(begun, self._clock(), failed)
+                self._note_evict(prompt.org, len(begun.places), len(failed), size, seconds)
                 if self.ledger.tier2.is_short_of_room:
                     self._wake.set()
-        size = sum(place.column.bytes for place in begun.places if place.column not in failed)
         return Stored(len(begun.places) - len(failed), size, len(failed))
+
+    def _note_evict(self, org: str, columns: int, failed: int, size: int, seconds: float) -> None:
+        """Under the lock."""
+        if columns:
+            moved = self._moved_of(org)
+            moved.failed_columns += failed
+            moved.evicted_bytes += size
+            if failed < columns:
+                moved.evict.record(seconds)
 
     def _send(self, prompt: Prompt, places: Sequence[Place], read: Part) -> dict[Column, Reason]:
         def send(group: int, index: int) -> bool:
@@ -490,6 +521,11 @@ class Driver:
                 )
                 for org, account in self.ledger.accounts.items()
             ]
+
+    def moved(self) -> dict[str, Moved]:
+        """What has gone out and come back, by org. It goes on being counted."""
+        with self._lock:
+            return dict(self._moved)
 
     def worth(self) -> dict[str, Worth]:
         """From how many tokens on fetching is faster than computing, as measured: for each org whose

@@ -22,6 +22,7 @@ from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Connect, Shard
+from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Shim:
         self._keys: dict[tuple[str, Namespace], Keys] = {}
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
+        self.limits = LabelLimits()  # of its metrics
 
     def start(self) -> None:
         """Be again what we were told last."""
