@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kvss_agent import daemon
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
+from swdriver_shim import metrics
 from swdriver_shim.service import Service
 from swdriver_shim.settings import Settings, parse
 from swdriver_shim.shim import Shim
@@ -47,7 +49,10 @@ async def _serve(settings: Settings) -> int:
     shim = Shim(settings.name, settings.state_dir, daemon.software())
     await asyncio.to_thread(shim.start)
     application = Service(shim, settings.token).application()
-    async with daemon.serving(application, listener), daemon.watched():
+    telling = daemon.telling(
+        settings.telemetry, "driver", settings.name, partial(metrics.collect, shim), shim.limits
+    )
+    async with telling, daemon.serving(application, listener), daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")

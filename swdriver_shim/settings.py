@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.options import Options, file, name, path, place
-from kvss_agent.settings import LOG_FORMATS
+from kvss_agent.options import Options, file, name, path, place, redis_url
+from kvss_agent.settings import LOG_FORMATS, REDIS_URL
 
 PREFIX: Final = "SWDRIVER_"
 
@@ -22,6 +22,7 @@ class Settings:
     control: tuple[str, int]
     token: str = field(repr=False)
     log_format: str = "text"
+    telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add("--state-dir", help="for the token and the document (default: .swdriver)")
     add("--control", help="HOST:PORT of the API (default: 127.0.0.1:8420)")
     add("--token-file", help="the token of the controller (default: made in the state directory)")
+    add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
     add("--log-format", help="text or json (default: text)")
     return made
 
@@ -50,6 +52,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         control=given.take("control", ("127.0.0.1", 8420), place, "HOST:PORT"),
         token="",
         log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+        telemetry=given.take("telemetry", None, redis_url, REDIS_URL, secret=True),
     )
     token_file = given.take("token_file", None, file, "a file")
     given.check()

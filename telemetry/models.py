@@ -13,7 +13,7 @@ class Source(models.Model):
 
     name = models.CharField(max_length=120, primary_key=True)
     kind = models.CharField(max_length=32)
-    topic = models.CharField(max_length=160)
+    topic = models.CharField(max_length=240)
     version = models.CharField(max_length=40)
     host = models.CharField(max_length=120)
     process_id = models.PositiveIntegerField()
@@ -33,7 +33,7 @@ class Topic(models.Model):
     """Of whom numbers are told, as a number in their rows."""
 
     id = models.AutoField(primary_key=True)
-    name = models.CharField(max_length=160, unique=True)
+    name = models.CharField(max_length=240, unique=True)
     seen_on = models.DateField()
 
     class Meta:

@@ -23,7 +23,7 @@ SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody te
 FIELD: Final = b"record"
 
 NO_NUL: Final = "^[^\\x00]*$"  # which PostgreSQL can't store
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=NO_NUL)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=NO_NUL)]
 # redis-py's stubs want the whole union, for keys and values alike.
 Field = bytes | bytearray | memoryview | str | int | float
 
@@ -32,7 +32,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     """What happened in one process in about a second; `shape` is empty where it only says that it is
     there."""
 
-    source: Name
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=NO_NUL)]
     sequence: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
     kind: Annotated[str, msgspec.Meta(min_length=1, max_length=32, pattern=NO_NUL)]
     name: Name  # of what runs there: the same in its next life

@@ -19,7 +19,7 @@ from telemetry.metrics import Kind
 SERIES_MAX: Final = 4096  # of one shape
 DIGEST_BYTES: Final = 16
 
-Text = Annotated[str, msgspec.Meta(max_length=120, pattern="^[^\\x00]*$")]
+Text = Annotated[str, msgspec.Meta(max_length=200, pattern="^[^\\x00]*$")]
 
 
 class Series(NamedTuple):

@@ -100,18 +100,18 @@ class Shapes:
         self._known: dict[int, Shape] = {}
 
     def of(self, numbers: Collection[int]) -> Mapping[int, Shape]:
-        """At least those. A number never means another shape."""
-        unknown = set(numbers) - self._known.keys()
+        """A number never means another shape."""
+        known = {number: self._known[number] for number in numbers if number in self._known}
+        unknown = set(numbers) - known.keys()
         if unknown:
-            if len(self._known) + len(unknown) > SHAPES_KEPT:
-                self._known.clear()
-                unknown = set(numbers)
             with connection.cursor() as cursor:
                 cursor.execute(
                     "SELECT id, encoded FROM telemetry_storedshape WHERE id = ANY(%s)", [list(unknown)]
                 )
-                self._known |= {number: Shape.decode(bytes(encoded)) for number, encoded in cursor}
-        return self._known
+                known |= {number: Shape.decode(bytes(encoded)) for number, encoded in cursor}
+            kept = self._known if len(self._known) + len(unknown) <= SHAPES_KEPT else {}
+            self._known = {**kept, **known}  # a new one: other threads may be reading
+        return known
 
 
 def cells_of(encoded: bytes | memoryview) -> Cells:

@@ -107,7 +107,7 @@ class Migration(migrations.Migration):
             name="Topic",
             fields=[
                 ("id", models.AutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=160, unique=True)),
+                ("name", models.CharField(max_length=240, unique=True)),
                 ("seen_on", models.DateField()),
             ],
             options={"ordering": ("name",)},
@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="source",
             name="topic",
-            field=models.CharField(default="", max_length=160),
+            field=models.CharField(default="", max_length=240),
             preserve_default=False,
         ),
         migrations.AddField(
