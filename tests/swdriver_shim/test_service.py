@@ -65,7 +65,7 @@ def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
 class Daemon:
     """A driver's daemon, as a process of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         directory.mkdir(exist_ok=True)
         self.log = directory / "log"
         token = directory / "token"
@@ -73,7 +73,7 @@ class Daemon:
         command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, "--control", "127.0.0.1:0"], cwd=PROJECT, stderr=log
+                [*command, "--control", "127.0.0.1:0", *options], cwd=PROJECT, stderr=log
             )
         wait_until("it listens", lambda: "Listening" in self.log.read_text())
         found = re.search(r"Listening on 127.0.0.1:(\d+)", self.log.read_text())
