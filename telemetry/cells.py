@@ -12,8 +12,8 @@ held on average the integral over the seconds it is known for. Nothing is 0, (0,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from operator import add
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -40,14 +40,11 @@ class Cells(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raises ValueError for what can't be added to others."""
-        if not _is_sound(self.counters):
-            raise ValueError("a counter is beyond bounds")
-        for gauge in self.gauges:
-            if gauge[1] < 0 or not _is_sound(gauge):
-                raise ValueError("a gauge is beyond bounds, or of less than no time")
-        for cell in self.histograms:
-            if cell and not (_is_sound(cell) and _fits(cell)):
-                raise ValueError("a histogram has other buckets, or is beyond bounds")
+        numbers = chain(self.counters, *self.gauges, *self.histograms)
+        if not _are_sound(list(numbers)) or any(seconds < 0 for _, seconds, _ in self.gauges):
+            raise ValueError("a number is beyond bounds")
+        if not all(_fits(cell) for cell in self.histograms if cell):
+            raise ValueError("a histogram has other buckets")
 
     def of(self, kind: Kind) -> Sequence[Cell]:
         if kind is Kind.COUNTER:
@@ -55,7 +52,7 @@ class Cells(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         return self.gauges if kind is Kind.GAUGE else self.histograms
 
 
-def _is_sound(numbers: Sequence[Number]) -> bool:
+def _are_sound(numbers: Sequence[Number]) -> bool:
     """Finite, and small enough for many of them to be added."""
     if not numbers:
         return True
@@ -66,43 +63,47 @@ def _fits(cell: Sparse) -> bool:
     if len(cell) < 3:
         return False
     first, last = cell[1], cell[1] + len(cell) - 2
-    return (
-        isinstance(first, int) and first >= 0 and last <= BUCKETS and set(map(type, cell[2:])) <= {int}
-    )
+    is_inside = isinstance(first, int) and first >= 0 and last <= BUCKETS
+    return is_inside and set(map(type, cell[2:])) <= {int}
 
 
-def add_cells(mine: Cells, its: Cells) -> Cells:
-    """Both together, of the same shape."""
+def add_cells(each: Sequence[Cells]) -> Cells:
+    """One at least, and all of the same shape. Column by column, which is what is fast in Python."""
+    if len(each) == 1:
+        return each[0]
     return Cells(
-        list(map(add, mine.counters, its.counters)),
-        list(map(add_gauges, mine.gauges, its.gauges)),
-        list(map(add_sparse, mine.histograms, its.histograms)),
+        list(map(sum, zip(*[cells.counters for cells in each], strict=True))),
+        list(map(add_gauges, zip(*[cells.gauges for cells in each], strict=True))),
+        list(map(add_sparse, zip(*[cells.histograms for cells in each], strict=True))),
     )
 
 
-def add_gauges(mine: Gauge, its: Gauge) -> Gauge:
-    if not mine[1]:
-        return its
-    if not its[1]:
-        return mine
-    return mine[0] + its[0], mine[1] + its[1], max(mine[2], its[2])
+def add_gauges(gauges: Sequence[Gauge]) -> Gauge:
+    known = [gauge for gauge in gauges if gauge[1]]
+    if not known:
+        return NO_GAUGE
+    integrals, seconds, most = zip(*known, strict=True)
+    return sum(integrals), sum(seconds), max(most)
 
 
-def add_sparse(mine: Sparse, its: Sparse) -> Sparse:
-    if not mine:
-        return its
-    if not its:
-        return mine
-    low = min(mine[1], its[1])
-    width = max(mine[1] + len(mine), its[1] + len(its)) - low - 2
-    both = list(map(add, _padded(mine, int(low), int(width)), _padded(its, int(low), int(width))))
-    return [mine[0] + its[0], low, *both]
+def add_sparse(cells: Sequence[Sparse]) -> Sparse:
+    by_first: dict[Number, list[Sparse]] = {}
+    for cell in cells:
+        if cell:
+            by_first.setdefault(cell[1], []).append(cell)
+    sums = [_add_aligned(first, aligned) for first, aligned in by_first.items()]
+    if len(sums) > 1:
+        return sparse(spread(sums), sum(cell[0] for cell in sums))
+    return sums[0] if sums else NO_TIMES
 
 
-def _padded(cell: Sparse, low: int, width: int) -> Sparse:
-    """So many counts, from this bucket on."""
-    counts = [0] * (int(cell[1]) - low) + cell[2:]
-    return counts + [0] * (width - len(counts))
+def _add_aligned(first: Number, cells: list[Sparse]) -> Sparse:
+    """Those that begin with the same bucket."""
+    if len(cells) == 1:
+        return cells[0]
+    both: Sparse = list(map(sum, zip_longest(*cells, fillvalue=0)))
+    both[1] = first
+    return both
 
 
 def spread(cells: Iterable[Sparse]) -> list[int]:
@@ -128,3 +129,10 @@ def sparse(dense: Sequence[int], total: Number) -> Sparse:
 def histogram_of(cells: Iterable[Sparse]) -> Histogram:
     listed = [cell for cell in cells if cell]
     return Histogram(spread(listed), float(sum(cell[0] for cell in listed)))
+
+
+ADD: Final[tuple[Callable[[Any], Cell], ...]] = (
+    sum,
+    add_gauges,
+    add_sparse,
+)  # by kind, all that are given

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from operator import sub
 from typing import Final
 
-from telemetry.cells import Cell, Cells, sparse
+from telemetry.cells import ADD, Cell, Cells, sparse
 from telemetry.histogram import Histogram
 from telemetry.metrics import Kind, LabelLimits, Labels, Metric, Sink, Value, summed
-from telemetry.shapes import SERIES_MAX, Series, Shape, add_cell
+from telemetry.shapes import SERIES_MAX, Series, Shape
 
 Collect = Callable[[Sink], None]
 Key = tuple[str, tuple[str, ...]]
@@ -65,7 +65,7 @@ class _Look:
                 continue
             one = Series(metric.kind, metric.name, tuple(labels.items()))
             known = self.values.get(one)
-            self.values[one] = cell if known is None else add_cell(one.kind, known, cell)
+            self.values[one] = cell if known is None else ADD[one.kind]([known, cell])
 
     def _cell(self, metric: Metric, values: tuple[str, ...], value: Value) -> Cell | None:
         key = (metric.name, values)

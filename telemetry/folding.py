@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from telemetry import topics
-from telemetry.cells import NO_GAUGE, NO_TIMES, Cell, Cells, add_cells, add_gauges, add_sparse
+from telemetry.cells import ADD, Cell, Cells, add_cells
 from telemetry.metrics import Kind
 from telemetry.records import Record
 from telemetry.shapes import SERIES_MAX, Series, Shape
@@ -55,16 +55,18 @@ class Folder:
     def fold(self, records: Iterable[tuple[Record, Shape]]) -> list[Row]:
         if len(self._plans) > PLANS_MAX or len(self._shapes) > PLANS_MAX:
             self._forget()
-        own: dict[tuple[str, int, bytes], tuple[Shape, Cells]] = {}
-        wide: dict[Key, dict[int, Cell]] = {}
+        own: dict[tuple[str, int, bytes], tuple[Shape, list[Cells]]] = {}
+        wide: dict[Key, dict[int, list[Cell]]] = {}
         for record, shape in records:
             bucket = bucket_of(record.at)
             key = (topics.of_source(record.kind, record.name), bucket, shape.digest)
-            known = own.get(key)
-            own[key] = (shape, add_cells(known[1], record.cells) if known else record.cells)
+            own.setdefault(key, (shape, []))[1].append(record.cells)
             for target in self._plan(shape):
                 _widen(wide.setdefault((target.topic, bucket), {}), target, record.cells)
-        rows = [Row(topic, bucket, *its) for (topic, bucket, _), its in own.items()]
+        rows = [
+            Row(topic, bucket, shape, add_cells(each))
+            for (topic, bucket, _), (shape, each) in own.items()
+        ]
         return rows + [row for key, values in wide.items() for row in self._rows(key, values)]
 
     def _plan(self, shape: Shape) -> list[_Target]:
@@ -87,13 +89,14 @@ class Folder:
             self._series.append(series)
         return number
 
-    def _rows(self, key: Key, values: Mapping[int, Cell]) -> Iterator[Row]:
+    def _rows(self, key: Key, found: Mapping[int, list[Cell]]) -> Iterator[Row]:
         """One as a rule; more where there are very many series."""
-        numbers = sorted(values)
+        numbers = sorted(found)
         for start in range(0, len(numbers), SERIES_MAX):
             some = numbers[start : start + SERIES_MAX]
             shape = self._shape(frozenset(some))
-            yield Row(*key, shape, shape.cells({self._series[one]: values[one] for one in some}))
+            each = [(self._series[one], found[one]) for one in some]
+            yield Row(*key, shape, shape.cells({one: ADD[one.kind](its) for one, its in each}))
 
     def _shape(self, numbers: frozenset[int]) -> Shape:
         shape = self._shapes.get(numbers)
@@ -102,15 +105,18 @@ class Folder:
         return shape
 
 
-def _widen(values: dict[int, Cell], target: _Target, cells: Cells) -> None:
-    """Thousands of times a second: that is why it is written out."""
-    counters, gauges, histograms = cells.counters, cells.gauges, cells.histograms
-    for place, number in target.counters:
-        values[number] = values.get(number, 0) + counters[place]
-    for place, number in target.gauges:
-        values[number] = add_gauges(values.get(number, NO_GAUGE), gauges[place])
-    for place, number in target.histograms:
-        values[number] = add_sparse(values.get(number, NO_TIMES), histograms[place])
+def _widen(found: dict[int, list[Cell]], target: _Target, cells: Cells) -> None:
+    """Put each cell to those that it will be added to: at once, which is faster than one by one."""
+    for places, its in (
+        (target.counters, cells.counters),
+        (target.gauges, cells.gauges),
+        (target.histograms, cells.histograms),
+    ):
+        for place, number in places:
+            if number in found:
+                found[number].append(its[place])
+            else:
+                found[number] = [its[place]]
 
 
 def bucket_of(at: float, seconds: int = BUCKET_SECONDS) -> int:

@@ -358,7 +358,7 @@ class _Gauges:
         self._sums: list[Gauge] = [NO_GAUGE] * points
 
     def add(self, point: int, cell: Gauge) -> None:
-        self._sums[point] = add_gauges(self._sums[point], cell)
+        self._sums[point] = add_gauges((self._sums[point], cell))
 
     def values(self, fold: Fold, seconds: Sequence[float]) -> list[Value]:
         return [

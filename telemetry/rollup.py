@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 3  # for records of a bucket that is over
 DAYS_AHEAD: Final = 2
 DAYS_LATE: Final = 1  # for records: older ones are not taken
+TOPICS_AT_ONCE: Final = 200
 STEPS_MAX: Final = 60  # of one call, so that who calls can do something else, too
 # A finer level, and what is made of it.
 _COARSER: Final = (("10s", "1m"), ("1m", "1h"))
@@ -46,10 +47,10 @@ _COARSER: Final = (("10s", "1m"), ("1m", "1h"))
 class RollUp:
     """One at a time does it, whoever comes first; the others find nothing to do."""
 
-    def __init__(self, days: Mapping[str, int] | None = None) -> None:
-        """`days`: for how many the rows of each level are kept."""
-        self.days = days or days_kept()
-        self.rows: Counter[str] = Counter()  # that were written, by level
+    def __init__(self, rows: Counter[str] | None = None) -> None:
+        """`rows` that were written are counted there, by level."""
+        self.days = days_kept()
+        self.rows: Counter[str] = Counter() if rows is None else rows
         self._shapes = Shapes()
         self._names = Names()
         self._today = day_of(0)
@@ -120,12 +121,7 @@ class RollUp:
                 if first is not None:
                     start = bucket_of(first, width)
                     end = start + width
-                    cursor.execute(
-                        "SELECT topic, shape, bucket, cells "  # noqa: S608 - a level of ours
-                        f"FROM telemetry_{finer} WHERE bucket >= %s AND bucket < %s",
-                        [start, end],
-                    )
-                    self._write(coarser, self._merged(map(Stored._make, cursor.fetchall()), start))
+                    self._add_up(finer, coarser, start, end)
                 cursor.execute("UPDATE telemetry_line SET at = %s WHERE level = %s", [end, coarser])
             return True
         with connection.cursor() as cursor:
@@ -133,6 +129,19 @@ class RollUp:
                 "UPDATE telemetry_line SET at = %s WHERE level = '10s' AND at < %s", [over] * 2
             )
         return False
+
+    def _add_up(self, finer: str, coarser: str, start: int, end: int) -> None:
+        """Some topics after the other: an hour of a large fleet would not fit into memory well."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM telemetry_topic ORDER BY id")
+            topics = [topic for (topic,) in cursor.fetchall()]
+            for place in range(0, len(topics), TOPICS_AT_ONCE):
+                cursor.execute(
+                    f"SELECT topic, shape, bucket, cells FROM telemetry_{finer} "  # noqa: S608
+                    "WHERE topic = ANY(%s) AND bucket >= %s AND bucket < %s",
+                    [topics[place : place + TOPICS_AT_ONCE], start, end],
+                )
+                self._write(coarser, self._merged(map(Stored._make, cursor.fetchall()), start))
 
     def _merged(self, rows: Iterable[Stored], bucket: int) -> list[Stored]:
         """One for each topic."""

@@ -7,13 +7,12 @@ shape, and records have nothing but numbers, in its order.
 from __future__ import annotations
 
 import hashlib
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from telemetry.cells import NO_GAUGE, Cell, Cells, add_cells, add_gauges, add_sparse
+from telemetry.cells import ADD, NO_GAUGE, Cell, Cells, add_cells
 from telemetry.metrics import Kind
 
 SERIES_MAX: Final = 4096  # of one shape
@@ -33,12 +32,13 @@ class Series(NamedTuple):
 class Shape:
     """Series in order: counters, gauges, histograms; by name and labels among them."""
 
-    __slots__ = ("digest", "encoded", "series")
+    __slots__ = ("_counts", "digest", "encoded", "series")
 
     def __init__(self, series: Iterable[Series]) -> None:
         self.series = tuple(sorted(series))
         if len(self.series) > SERIES_MAX:
             raise ValueError(f"{len(self.series)} series are more than {SERIES_MAX}")
+        self._counts = tuple(sum(1 for one in self.series if one.kind is kind) for kind in Kind)
         self.encoded = _ENCODER.encode(self.series)
         self.digest = hashlib.blake2b(self.encoded, digest_size=DIGEST_BYTES).digest()
 
@@ -52,13 +52,8 @@ class Shape:
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
 
-    def count(self, kind: Kind) -> int:
-        return sum(1 for one in self.series if one.kind is kind)
-
     def fits(self, cells: Cells) -> bool:
-        return (len(cells.counters), len(cells.gauges), len(cells.histograms)) == tuple(
-            map(self.count, Kind)
-        )
+        return (len(cells.counters), len(cells.gauges), len(cells.histograms)) == self._counts
 
     def cells(self, values: Mapping[Series, Cell]) -> Cells:
         """The cells of these series, in order; nothing for those that have no value."""
@@ -86,24 +81,17 @@ _DECODER: Final = msgspec.msgpack.Decoder(
 )
 
 
-def add_cell(kind: Kind, mine: Cell, its: Cell) -> Cell:
-    return _ADD[kind](mine, its)
-
-
-_ADD: Final[tuple[Callable[[Cell, Cell], Cell], ...]] = (operator.add, add_gauges, add_sparse)
-
-
 def merged(rows: Iterable[tuple[Shape, Cells]]) -> tuple[Shape, Cells]:
     """All of these, one at least, as one. Fast where they have the same shape, as they mostly do."""
-    sums: dict[bytes, tuple[Shape, Cells]] = {}
+    by_shape: dict[bytes, tuple[Shape, list[Cells]]] = {}
     for shape, cells in rows:
-        known = sums.get(shape.digest)
-        sums[shape.digest] = (shape, add_cells(known[1], cells)) if known else (shape, cells)
+        by_shape.setdefault(shape.digest, (shape, []))[1].append(cells)
+    sums = [(shape, add_cells(each)) for shape, each in by_shape.values()]
     if len(sums) == 1:
-        return next(iter(sums.values()))
-    values: dict[Series, Cell] = {}
-    for shape, cells in sums.values():
+        return sums[0]
+    found: dict[Series, list[Cell]] = {}
+    for shape, cells in sums:
         for one, cell in shape.pairs(cells):
-            values[one] = add_cell(one.kind, values[one], cell) if one in values else cell
-    shape = Shape(values)
-    return shape, shape.cells(values)
+            found.setdefault(one, []).append(cell)
+    shape = Shape(found)
+    return shape, shape.cells({one: ADD[one.kind](each) for one, each in found.items()})

@@ -127,7 +127,7 @@ COUNTS = st.lists(st.integers(0, 3), min_size=BUCKETS, max_size=BUCKETS)
 def test_histograms_are_added_as_if_all_had_been_recorded_in_one(
     mine: list[int], its: list[int]
 ) -> None:
-    both = add_sparse(sparse(mine, 1.5), sparse(its, 2.0))
+    both = add_sparse([sparse(mine, 1.5), [], sparse(its, 2.0)])
     assert spread([both]) == [a + b for a, b in zip(mine, its, strict=True)]
     assert histogram_of([sparse(mine, 1.5), sparse(its, 2.0)]).counts == spread([both])
 

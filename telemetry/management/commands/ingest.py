@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import redis
@@ -38,54 +39,66 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stopped.set())
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=5)
         counts = Counts()
-        reader = Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts)
+        reading = Reading(Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts))
+        rolling = RollingUp(RollUp(counts.rows))
+        # Beside the reading, which an hour of a large fleet would hold up for seconds.
+        thread = threading.Thread(target=_keep, args=(rolling.round, stopped), name="roll-up")
         emitter = Emitter(settings.REDIS_URL, "ingest", settings.VERSION, collect=counts.collect).start()
-        work = Rounds(reader, RollUp())
-        while not stopped.is_set():
-            pause = 0.0
-            try:
-                pause = work.round()
-            except (redis.RedisError, DatabaseError) as error:
-                # Both come back by themselves; what was not acknowledged is read again.
-                log.warning("waiting for Redis or PostgreSQL: %s", error)
-                work.begin_anew()
-                close_old_connections()
-                pause = PAUSE_AFTER_FAULT_SECONDS
-            notify("WATCHDOG=1")
-            stopped.wait(pause)
+        thread.start()
+        _keep(reading.round, stopped, lambda: notify("WATCHDOG=1"))
         notify("STOPPING=1")
+        thread.join()
         emitter.stop()
         client.close()
         log.info("stopped after %s", dict(counts.records))
 
 
-class Rounds:
-    """What an ingest process does in turns: read and write, roll up, tend partitions."""
+def _keep(
+    one_round: Callable[[], float], stopped: threading.Event, alive: Callable[[], object] = bool
+) -> None:
+    """Round after round, with the pause that each asks for. Redis and PostgreSQL come back by
+    themselves: what was not finished is done again."""
+    while not stopped.is_set():
+        try:
+            pause = one_round()
+        except (redis.RedisError, DatabaseError) as error:
+            log.warning("waiting for Redis or PostgreSQL: %s", error)
+            close_old_connections()
+            pause = PAUSE_AFTER_FAULT_SECONDS
+        alive()
+        stopped.wait(pause)
+    close_old_connections()
 
-    def __init__(self, reader: Ingest, roll_up: RollUp) -> None:
-        self.reader = reader
-        self.roll_up = roll_up
-        self._joined = False
-        self._roll_up_at = self._tend_at = 0.0
 
-    def begin_anew(self) -> None:
+class Reading:
+    """From the stream to what is fresh."""
+
+    def __init__(self, reader: Ingest) -> None:
+        self._reader = reader
         self._joined = False
 
     def round(self) -> float:
-        """One turn; how long to pause before the next."""
         began = time.monotonic()
         if not self._joined:
-            self.reader.join()
+            self._reader.join()
             self._joined = True
             notify("READY=1")
+        self._joined = False  # unless this round ends well: a Redis that comes back may know of no group
+        read = self._reader.step()
+        self._joined = True
+        return 0.0 if read >= BATCH_MAX else max(0.0, ROUND_SECONDS - (time.monotonic() - began))
+
+
+class RollingUp:
+    """From what is fresh to roll-ups, and partitions for them."""
+
+    def __init__(self, roll_up: RollUp) -> None:
+        self._roll_up = roll_up
+        self._tend_at = 0.0
+
+    def round(self) -> float:
+        began = time.monotonic()
         if began >= self._tend_at:
-            self.roll_up.tend_days(time.time())
+            self._roll_up.tend_days(time.time())
             self._tend_at = began + TEND_SECONDS
-        read = self.reader.step()
-        if began >= self._roll_up_at:
-            is_behind = self.roll_up.advance(time.time())
-            self.reader.counts.rows = self.roll_up.rows
-            self._roll_up_at = began + (0.0 if is_behind else ROLL_UP_SECONDS)
-        if read >= BATCH_MAX:
-            return 0.0
-        return max(0.0, ROUND_SECONDS - (time.monotonic() - began))
+        return 0.0 if self._roll_up.advance(time.time()) else ROLL_UP_SECONDS
