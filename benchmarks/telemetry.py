@@ -455,7 +455,9 @@ def _coarser(shape: Shape, cells: list[Cells]) -> tuple[float, float]:
 
 def _bucket_of_a_node(randomness: random.Random) -> tuple[Shape, list[Cells]]:
     node = Node(0, randomness)
-    cells = [add_cells([decode({FIELD: node.record(100.0)}).cells for _ in range(10)]) for _ in range(30)]
+    cells = [
+        add_cells([decode({FIELD: node.record(100.0)}).cells for _ in range(10)]) for _ in range(30)
+    ]
     return node.shape, cells
 
 
