@@ -20,6 +20,7 @@ from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
 from telemetry import topics
+from telemetry.events import note
 from telemetry.folding import Folder
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
@@ -38,6 +39,7 @@ BLOCK_MS: Final = 500
 IDLE_MS_BEFORE_TAKEN_OVER: Final = 30_000
 EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
 LATE_SECONDS_MAX: Final = 86_400  # as long as there are partitions; sources are remembered as long
+_NOTED: Final = frozenset({"agent", "driver"})
 SHAPES_MAX: Final = 8192  # that are kept in memory
 
 METRICS: Final = Catalog()
@@ -246,7 +248,8 @@ def _known_sources(
         cursor.execute(
             "INSERT INTO telemetry_source (name, kind, topic, version, host, process_id, started_at, "
             "sequence, missing, seen_at) SELECT *, 0, 0, %s FROM unnest(%s::text[], %s::text[], "
-            "%s::text[], %s::text[], %s::text[], %s::int[], %s::timestamptz[]) ON CONFLICT DO NOTHING",
+            "%s::text[], %s::text[], %s::text[], %s::int[], %s::timestamptz[]) ON CONFLICT DO NOTHING "
+            "RETURNING name",
             [
                 _moment(0),
                 new,
@@ -258,9 +261,21 @@ def _known_sources(
                 [_moment(one.started_at) for one in firsts],
             ],
         )
+        began = [by_source[name][0][0] for (name,) in cursor.fetchall()]
         cursor.execute(select, [names])
         found = cursor.fetchall()
+        _note_beginnings(began)
     return [(name, parse(received)) for name, received in found]
+
+
+def _note_beginnings(firsts: Iterable[Record]) -> None:
+    """A node or a driver was started, or started again: what changed shortly before."""
+    for first in firsts:
+        if first.kind in _NOTED:
+            topic = topics.of_source(first.kind, first.name)
+            sentence = f"{first.kind.capitalize()} {first.name} was started, {first.version}."
+            facts = {"source": first.source, "host": first.host, "version": first.version}
+            note("node.started", [topic], sentence, facts, _moment(first.started_at))
 
 
 def _update_sources(cursor: CursorWrapper, updates: list[tuple[Any, ...]]) -> None:

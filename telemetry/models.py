@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
 
@@ -53,3 +56,23 @@ class StoredShape(models.Model):
 
     def __str__(self) -> str:
         return self.digest.hex()
+
+
+class Event(models.Model):
+    """Something that happened, in the order of its number. Written by `events.note` only."""
+
+    at = models.DateTimeField(db_index=True)
+    kind = models.CharField(max_length=48)
+    topics = ArrayField(models.CharField(max_length=240))
+    sentence = models.CharField(max_length=300)
+    data = models.JSONField(default=dict, encoder=DjangoJSONEncoder)
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = [
+            GinIndex(fields=["topics"], name="event_of_topics"),
+            models.Index(fields=["kind", "-id"], name="event_of_kind"),
+        ]
+
+    def __str__(self) -> str:
+        return self.sentence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
@@ -12,13 +13,19 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
 from console.api.fields import Moment
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, FieldError, documented
 from console.metrics.catalog import METRICS
-from console.metrics.services import check_topic
+from console.metrics.services import check_told, check_topic
+from telemetry.events import events_of
 from telemetry.histogram import BOUNDS
 from telemetry.metrics import Metric
+from telemetry.models import Event
 from telemetry.queries import FOLDS, Answer, Fold, Question, Unanswerable, as_csv, ask
+from telemetry.topics import FLEET
 
 router = Router(tags=["metrics"])
 
@@ -145,8 +152,52 @@ def query_csv(request: HttpRequest, asked: Query[Asked]) -> HttpResponse:
     return HttpResponse(as_csv(_answer(request, asked)), content_type="text/csv; charset=utf-8")
 
 
+class EventOut(Schema):
+    id: int = Field(description="They become visible in this order.")
+    at: datetime
+    kind: str
+    topics: list[str]
+    sentence: str
+    data: dict[str, Any]
+
+
+@router.get(
+    "/events", response={200: Page[EventOut], **documented(404)}, summary="What happened, in order"
+)
+def list_events(
+    request: HttpRequest,
+    topic: Topic = FLEET,
+    kind: Annotated[str, Query(pattern=r"^[a-z._-]{0,48}$")] = "",
+    since: Moment | None = None,
+    until: Moment | None = None,
+    order: Literal["newest", "oldest"] = "newest",
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    principal = requester(request)
+    check_topic(principal, topic)
+    found = events_of(topic, kind=kind, since=since, until=until)
+    return paginate(
+        found, "-pk" if order == "newest" else "pk", cursor, limit, partial(_show_event, principal)
+    )
+
+
+def _show_event(principal: Principal, event: Event) -> EventOut:
+    """Of whom else it is told is for those who see all of them."""
+    is_ours = principal.on_platform(Role.VIEWER)
+    return EventOut(
+        id=event.pk,
+        at=event.at,
+        kind=event.kind,
+        topics=event.topics if is_ours else [one for one in event.topics if one.startswith("org:")],
+        sentence=event.sentence,
+        data=event.data,
+    )
+
+
 def _answer(request: HttpRequest, asked: Asked) -> Answer:
     check_topic(requester(request), asked.topic)
+    check_told(asked.topic)
     end = asked.end or timezone.now()
     start = asked.start or end - DEFAULT_SPAN
     if end - start > timedelta(days=366 * YEARS_MAX):

@@ -10,7 +10,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.orgs.services import get_org
 from telemetry.models import Topic
-from telemetry.topics import FLEET, ORG
+from telemetry.topics import ORG
 
 _OF_AN_ORG: Final = f"{ORG}:"
 
@@ -23,5 +23,10 @@ def check_topic(principal: Principal, topic: str) -> None:
         return
     if not principal.on_platform(Role.VIEWER):
         raise Http404("There is no such topic, or it is not yours to see.")
-    if topic != FLEET and not topic.endswith("*") and not Topic.objects.filter(name=topic).exists():
+
+
+def check_told(topic: str) -> None:
+    """Raises Http404 for a topic that nobody has told numbers of, which may be a misspelt one."""
+    is_one = ":" in topic and not topic.startswith(_OF_AN_ORG) and not topic.endswith("*")
+    if is_one and not Topic.objects.filter(name=topic).exists():
         raise Http404("Nothing has been told of that topic yet.")

@@ -20,7 +20,7 @@ from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.ingest import Ingest
 from telemetry.metrics import Catalog, Sink
-from telemetry.models import Source
+from telemetry.models import Event, Source
 from telemetry.records import FIELD, GROUP, STREAM, Record, decode
 from telemetry.rollup import RollUp, days_kept
 from telemetry.shapes import Series
@@ -286,6 +286,20 @@ def test_a_record_with_fewer_numbers_than_its_shape_is_malformed(client: redis.R
     member = joined(client)
     member.step()
     assert member.counts.records == {"written": 1, "malformed": 1}
+
+
+def test_a_node_that_was_started_is_an_event_once_in_each_of_its_lives(client: redis.Redis) -> None:
+    member = joined(client)
+    for _ in range(2):
+        life = emitter_of()
+        for _ in range(2):
+            life.emit(time.time())
+            member.step()
+        life._redis.close()
+    Emitter(settings.REDIS_URL, "web", "0.1.0").emit(time.time())
+    member.step()
+    told = [(event.kind, event.topics, event.sentence) for event in Event.objects.order_by("pk")]
+    assert told == [("node.started", ["node:ax-1", "fleet"], "Agent ax-1 was started, 0.1.0.")] * 2
 
 
 def test_the_group_may_be_joined_again(client: redis.Redis) -> None:
