@@ -36,6 +36,7 @@ HEATMAP_MS = 150.0
 OVERHEAD = 0.01
 ORGS = 20
 PARTS = ("emit", "ingest", "history")
+SOAKING_AGENTS, SOAK_SECONDS = 300, 600
 
 
 def limited(name: str, value: float, unit: str, limit: float, **more: float) -> Row:
@@ -185,6 +186,27 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         ),
         Row("ingest.load", done["late_seconds"], "s late"),
     ]
+
+
+def soak_row(directory: Path, seconds: float) -> Row:
+    """A smaller fleet for a while: whether the memory of ingest stays where it is after a minute."""
+    loading = ("--load", str(SOAKING_AGENTS), "--seconds", str(seconds))
+    command = [sys.executable, "-m", "benchmarks.telemetry", *loading]
+    sizes: list[float] = []
+    with ingest(directory / "soak.log") as process, subprocess.Popen(command, cwd=PROJECT) as sending:
+        began = time.monotonic()
+        while sending.poll() is None:
+            time.sleep(1)
+            if time.monotonic() > began + 60:
+                sizes.append(process.memory_info().rss / (1 << 20))
+    third = len(sizes) // 3
+    early, late = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
+    return Row(
+        "ingest.soak",
+        late - early,
+        "MiB more",
+        more={"agents": SOAKING_AGENTS, "seconds": seconds, "MiB": late, "most_MiB": max(sizes)},
+    )
 
 
 def _postgres_cpu(servers: Embedded) -> float:
@@ -508,6 +530,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="end within 50 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
+    parser.add_argument("--soak", action="store_true", help="ten minutes of ingest instead")
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -521,6 +544,9 @@ def main() -> None:
         embedded_servers(Path(directory), durable=True) as servers,
     ):
         _set_up(servers)
+        if given.soak:
+            only = ()
+            rows.append(soak_row(Path(directory), SOAK_SECONDS))
         if "emit" in only:
             rows.append(overhead_row(12 if given.quick else 40))
         if "ingest" in only:
