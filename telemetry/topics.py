@@ -36,4 +36,4 @@ def wider(series: Series) -> list[tuple[str, Series]]:
     without_org = series._replace(labels=tuple(pair for pair in labels if pair[0] != ORG))
     found = [(FLEET, without_org)]
     org = dict(series.labels).get(ORG, OTHER)
-    return found if org == OTHER else [*found, (of_org(org), without_org)]
+    return found if org in ("", OTHER) else [*found, (of_org(org), without_org)]
