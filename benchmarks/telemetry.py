@@ -162,6 +162,7 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         cpu, memory = cpu_seconds(process) - before, process.memory_info().rss
         postgres = _postgres_cpu(servers) - postgres
     lags = _own("telemetry_ingest_lag_seconds")
+    batches = _own("telemetry_ingest_batch_seconds")
     written = _own_counter("telemetry_ingest_records_total")
     p99 = lags.quantile(0.99) or 0.0
     return [
@@ -171,6 +172,8 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
             "s",
             LAG_SECONDS,
             p50_ms=(lags.quantile(0.5) or 0) * 1e3,
+            batch_p50_ms=(batches.quantile(0.5) or 0) * 1e3,
+            batch_p99_ms=(batches.quantile(0.99) or 0) * 1e3,
             agents=AGENTS,
             series=AGENTS * (COUNTERS + GAUGES + HISTOGRAMS),
             seconds=seconds,
