@@ -155,6 +155,9 @@ class RollUp:
         return [Stored(topic, self._names.number(shape), bucket, cells) for topic, shape, cells in made]
 
     def _write(self, level: str, rows: list[Stored]) -> None:
+        """All of one bucket. Its day is there as a rule; not after days in which nobody rolled up."""
+        if rows and (day := day_of(rows[0].bucket)) < self._today:
+            make_days(level, [day])
         copy_in(level, rows)
         self.rows[level] += len(rows)
 

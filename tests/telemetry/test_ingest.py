@@ -327,6 +327,21 @@ def test_days_are_made_ahead_and_dropped_when_they_are_over(roll_up: RollUp) -> 
     assert days("1h") > days("10s")
 
 
+def test_what_nobody_rolled_up_for_days_is_rolled_up_all_the_same(
+    client: redis.Redis, roll_up: RollUp
+) -> None:
+    numbers = Numbers()
+    numbers.work()
+    emitter_of(numbers.collect).emit(time.time())
+    joined(client).step()
+    later = time.time() + 10 * 86_400
+    roll_up.tend_days(later)
+    while roll_up.advance(later):
+        pass
+    for level in LEVELS:
+        assert sums(level)["fleet"] == {"test_columns_total": 4, "test_evict_seconds": 1}
+
+
 def test_series_of_one_place_are_no_series_of_the_fleet() -> None:
     from telemetry.metrics import Kind
     from telemetry.topics import wider
