@@ -299,6 +299,25 @@ class Environment:
         default=2,
     )
 
+    telemetry_days_10s: int = setting(
+        "TIDEGATE_TELEMETRY_DAYS_10S",
+        integer(1, 30),
+        "For how many days numbers are kept in steps of ten seconds.",
+        default=3,
+    )
+    telemetry_days_1m: int = setting(
+        "TIDEGATE_TELEMETRY_DAYS_1M",
+        integer(1, 120),
+        "For how many days they are kept in steps of a minute.",
+        default=15,
+    )
+    telemetry_days_1h: int = setting(
+        "TIDEGATE_TELEMETRY_DAYS_1H",
+        integer(1, 1500),
+        "For how many days they are kept in steps of an hour.",
+        default=400,
+    )
+
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Environment:
         """The settings in `variables`; an empty text counts as not set.

@@ -6,6 +6,7 @@ from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
 from console.api.v1 import api
 from console.audit import views as audit
+from console.metrics import views as metrics
 from console.orgs import views as orgs
 from console.shell import views as shell
 
@@ -40,6 +41,7 @@ urlpatterns = [
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
+    path("metrics", metrics.show, name="metrics"),
     path("-/versions", shell.show_versions, name="versions"),
     path("-/design", shell.design, name="design"),
     path("api/v1/", api.urls),

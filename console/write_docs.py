@@ -13,8 +13,26 @@ that is wrong at once. `make up` sets what it needs by itself. This page is made
 """
 
 
+METRICS = """# Metrics
+
+What every process counts. The same numbers are on its `/metrics` page for Prometheus, and in the
+console, where `GET /api/v1/metrics/query` tells them over time. Names and labels are kept; what goes is
+announced in the changelog first. This page is made by `make docs`.
+
+Agents and drivers want the token of their control API for `/metrics`, the console a token of somebody
+with a role on the platform. Histograms have buckets that grow by a factor of two on these pages, and by
+the fourth root of two inside. A counter that is *corrected* may fall when more becomes known of what it
+has counted; so it is a gauge for Prometheus: ask for `delta`, not `rate`. Of each metric the first 200
+values of its first label have series of their own; others are summed up as `other`, and counted.
+
+"""
+
+
 def main() -> None:
+    from console.metrics.catalog import table
+
     (PROJECT / "docs" / "settings.md").write_text(SETTINGS + settings_table())
+    (PROJECT / "docs" / "metrics.md").write_text(METRICS + table())
 
 
 if __name__ == "__main__":

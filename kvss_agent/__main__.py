@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 
-from kvss_agent import daemon
+from kvss_agent import daemon, metrics
 from kvss_agent.agent import Agent
 from kvss_agent.control import Control
 from kvss_agent.logs import set_up
@@ -38,7 +39,10 @@ async def _serve(settings: Settings) -> int:
     listener = daemon.listen(settings.control)
     agent = Agent(settings, daemon.software())
     await agent.start()
-    async with daemon.serving(Control(agent).application(), listener), daemon.watched():
+    telling = daemon.telling(
+        settings.telemetry, "agent", settings.name, partial(metrics.collect, agent), agent.limits
+    )
+    async with telling, daemon.serving(Control(agent).application(), listener), daemon.watched():
         log.info(
             "Listening: drivers on %s%s, control on %s:%s",
             settings.unix,

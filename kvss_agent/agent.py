@@ -32,6 +32,7 @@ from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
 from kvss_agent.tier2.store import Receipt, Tier2
 from kvss_agent.tiering import LoopTiering
 from telemetry.histogram import Histogram
+from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Agent:
         self.progress: dict[str, Progress] = {}
         self.tier2 = Progress("off")
         self.pulls: dict[str, Pull] = {}
+        self.limits = LabelLimits()  # of its metrics
         self._tier2_settings: Tier2Settings | None = None
         self._stumbled = False
         self._changed = asyncio.Event()

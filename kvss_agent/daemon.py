@@ -14,6 +14,9 @@ from typing import Final
 import uvicorn
 from starlette.applications import Starlette
 
+from telemetry.deltas import Collect
+from telemetry.emitter import Emitter
+from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
 
 EX_CONFIG: Final = 78
@@ -75,6 +78,22 @@ async def _beat() -> None:
     while True:
         await asyncio.sleep(WATCHDOG_SECONDS)
         notify("WATCHDOG=1")
+
+
+@contextlib.asynccontextmanager
+async def telling(
+    redis_url: str | None, kind: str, name: str, collect: Collect, limits: LabelLimits
+) -> AsyncIterator[None]:
+    """Tell our numbers to the stream for as long as this lasts, and at the end what is left of them.
+    Without an address nobody is told."""
+    if redis_url is None:
+        yield
+        return
+    emitter = Emitter(redis_url, kind, software(), name=name, collect=collect, limits=limits).start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(emitter.stop)
 
 
 def listen(place: tuple[str, int]) -> socket.socket:

@@ -1,145 +1,156 @@
-"""The agent's numbers for Prometheus. Names and meanings: docs/metrics.md is written from this page."""
+"""The agent's numbers, for Prometheus and for the stream. Names and meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from telemetry.exposition import Page
+from telemetry.metrics import Catalog, Sink
 
 if TYPE_CHECKING:
     from kvss_agent.agent import Agent
 
+METRICS: Final = Catalog()
+_counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
+
+UP_SINCE = _gauge("kvss_up_since_seconds", "When the agent started, in seconds since 1970.")
+READY = _gauge("kvss_ready", "1 when all that was asked for is there.")
+GENERATION = _gauge("kvss_generation", "Of the desired document: told, and fully tried.", "which")
+CPU = _counter("kvss_cpu_seconds_total", "CPU time of the agent.")
+RESIDENT = _gauge("kvss_resident_bytes", "Memory of the process, arenas included.")
+GRANTED = _gauge("kvss_granted_bytes", "Memory granted to shards.")
+CONNECTIONS = _gauge("kvss_connections", "Connections of drivers and agents.")
+ENDED = _counter("kvss_connections_ended_total", "Connections that were ended, by why.", "cause")
+SLOTS = _gauge("kvss_shard_slots", "The line: slots in use.", "shard")
+SLOT_BYTES = _gauge("kvss_shard_slot_bytes", "Size of a slot.", "shard")
+APPLIED = _gauge("kvss_shard_applied", "Number of the last applied evict.", "shard")
+QUEUED = _gauge("kvss_shard_queued_evicts", "Evicts accepted and not applied.", "shard")
+WAITING = _gauge("kvss_shard_waiting_requests", "Refills, deletes and fills that wait.", "shard")
+LEASES = _gauge("kvss_shard_leases", "Leases on slots.", "shard")
+EVENTS = _counter(
+    "kvss_shard_events_total",
+    "What has happened to the columns of a shard, evicts over shm included.",
+    "shard",
+    "event",
+)
+EVICT = _histogram(
+    "kvss_evict_seconds",
+    "From the frame to the seal, as the agent sees it; evicts over shm pass it by.",
+    "shard",
+)
+REFILL = _histogram("kvss_refill_seconds", "From its turn to the last byte sent.", "shard")
+BYTES = _counter("kvss_bytes_total", "Payload moved by streams.", "shard", "direction")
+SHARD_CPU = _counter(
+    "kvss_shard_cpu_seconds_total", "CPU time spent on a shard's evicts and refills.", "shard"
+)
+TIER2_COLUMNS = _gauge("kvss_tier2_columns", "Columns that are known to be there.")
+TIER2_BYTES = _gauge(
+    "kvss_tier2_bytes",
+    "Held, and the cap, of the store and of each org, by its isolation tag.",
+    "tag",
+    "which",
+)
+TIER2_SPILLS = _counter("kvss_tier2_spills_total", "By what became of them.", "outcome")
+TIER2_RECALLS = _counter("kvss_tier2_recalls_total", "By what became of them.", "outcome")
+TIER2_FAULTS = _counter("kvss_tier2_faults_total", "Of disk or bucket, by reason.", "outcome")
+TIER2_EXPIRED = _counter(
+    "kvss_tier2_expired_total", "Columns that were removed because they were too old."
+)
+TIER2_OVERSTAY = _gauge(
+    "kvss_tier2_overstay_seconds_max", "For how long one of them lay there beyond its time, at most."
+)
+TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent, by verb.", "verb")
+TIER2_WORK_BYTES = _counter("kvss_tier2_work_bytes_total", "Bytes moved, by verb.", "verb")
+
 
 def page(agent: Agent) -> str:
-    made = Page()
-    shards = list(agent.shards.items())
-    states = [({"shard": name}, shard.state()) for name, shard in shards]
+    made = Page(agent.limits)
+    collect(agent, made)
+    return str(made)
+
+
+def collect(agent: Agent, into: Sink) -> None:
+    """All of them, as they are now. From any thread."""
     process = psutil.Process()
     cpu = process.cpu_times()
-    made.gauge(
-        "kvss_up_since_seconds",
-        "When the agent started, in seconds since 1970.",
-        [({}, agent.started_at)],
+    generation = agent.desired.generation if agent.desired else 0
+    into.put(UP_SINCE, [({}, agent.started_at)])
+    into.put(READY, [({}, int(agent.is_ready))])
+    into.put(
+        GENERATION,
+        [({"which": "desired"}, generation), ({"which": "observed"}, agent.observed_generation)],
     )
-    made.gauge("kvss_ready", "1 when all that was asked for is there.", [({}, int(agent.is_ready))])
-    made.gauge(
-        "kvss_generation",
-        "Of the desired document: told, and fully tried.",
-        [
-            ({"which": "desired"}, agent.desired.generation if agent.desired else 0),
-            ({"which": "observed"}, agent.observed_generation),
-        ],
-    )
-    made.counter("kvss_cpu_seconds_total", "CPU time of the agent.", [({}, cpu.user + cpu.system)])
-    made.gauge(
-        "kvss_resident_bytes",
-        "Memory of the process, arenas included.",
-        [({}, process.memory_info().rss)],
-    )
-    made.gauge("kvss_granted_bytes", "Memory granted to shards.", [({}, agent.granted_bytes)])
-    made.gauge("kvss_connections", "Connections of drivers and agents.", [({}, agent.plane.connections)])
-    made.counter(
-        "kvss_connections_ended_total",
-        "Connections that were ended, by why.",
-        [({"cause": cause}, count) for cause, count in sorted(agent.plane.breaches.items())],
-    )
-    made.gauge(
-        "kvss_shard_slots", "The line: slots in use.", [({"shard": n}, s.core.slots) for n, s in shards]
-    )
-    made.gauge(
-        "kvss_shard_slot_bytes",
-        "Size of a slot.",
-        [({"shard": n}, s.arena.slot_bytes) for n, s in shards],
-    )
-    made.gauge(
-        "kvss_shard_applied", "Number of the last applied evict.", [(n, s["applied"]) for n, s in states]
-    )
-    for key, text in (
-        ("queued_evicts", "Evicts accepted and not applied."),
-        ("waiting_requests", "Refills, deletes and fills that wait."),
-        ("leases", "Leases on slots."),
+    into.put(CPU, [({}, cpu.user + cpu.system)])
+    into.put(RESIDENT, [({}, process.memory_info().rss)])
+    into.put(GRANTED, [({}, agent.granted_bytes)])
+    into.put(CONNECTIONS, [({}, agent.plane.connections)])
+    ended = sorted(agent.plane.breaches.copy().items())
+    into.put(ENDED, [({"cause": cause}, count) for cause, count in ended])
+    _shards(agent, into)
+    if agent.tiering.store:
+        _tier2(asdict(agent.tiering.store.stats()), into)
+
+
+def _shards(agent: Agent, into: Sink) -> None:
+    shards = [({"shard": name}, shard) for name, shard in list(agent.shards.items())]
+    states = [(labels, shard.state()) for labels, shard in shards]
+    latencies = [(labels, agent.plane.latencies_of(labels["shard"])) for labels, _ in shards]
+    into.put(SLOTS, [(labels, shard.core.slots) for labels, shard in shards])
+    into.put(SLOT_BYTES, [(labels, shard.arena.slot_bytes) for labels, shard in shards])
+    for metric, key in (
+        (APPLIED, "applied"),
+        (QUEUED, "queued_evicts"),
+        (WAITING, "waiting_requests"),
+        (LEASES, "leases"),
     ):
-        made.gauge(f"kvss_shard_{key}", text, [(labels, state[key]) for labels, state in states])
-    made.counter(
-        "kvss_shard_events_total",
-        "What has happened to the columns of a shard.",
+        into.put(metric, [(labels, state[key]) for labels, state in states])
+    into.put(
+        EVENTS,
         [
             ({**labels, "event": event}, count)
             for labels, state in states
             for event, count in state["counts"].items()
         ],
     )
-    latencies = [({"shard": name}, agent.plane.latencies_of(name)) for name, _ in shards]
-    made.histogram(
-        "kvss_evict_seconds",
-        "From the frame to the seal, as the agent sees it; evicts over shm pass it by.",
-        [(labels, one.evict) for labels, one in latencies],
-    )
-    made.histogram(
-        "kvss_refill_seconds",
-        "From its turn to the last byte sent.",
-        [(labels, one.refill) for labels, one in latencies],
-    )
-    made.counter(
-        "kvss_bytes_total",
-        "Payload moved by streams.",
+    into.put(EVICT, [(labels, of.evict) for labels, of in latencies])
+    into.put(REFILL, [(labels, of.refill) for labels, of in latencies])
+    into.put(
+        BYTES,
         [
             ({**labels, "direction": direction}, count)
-            for labels, one in latencies
-            for direction, count in (("in", one.evicted_bytes), ("out", one.refilled_bytes))
+            for labels, of in latencies
+            for direction, count in (("in", of.evicted_bytes), ("out", of.refilled_bytes))
         ],
     )
-    made.counter(
-        "kvss_shard_cpu_seconds_total",
-        "CPU time spent on a shard's evicts and refills.",
-        [(labels, one.cpu_seconds) for labels, one in latencies],
-    )
-    if agent.tiering.store:
-        _tier2(made, asdict(agent.tiering.store.stats()))
-    return str(made)
+    into.put(SHARD_CPU, [(labels, of.cpu_seconds) for labels, of in latencies])
 
 
-def _tier2(made: Page, stats: dict) -> None:  # type: ignore[type-arg]
-    made.gauge("kvss_tier2_columns", "Columns that are known to be there.", [({}, stats["columns"])])
-    made.gauge(
-        "kvss_tier2_bytes",
-        "Held, and the cap, of the store and of each org.",
+def _tier2(stats: dict[str, Any], into: Sink) -> None:
+    of_orgs = [
+        ({"tag": tag, "which": which}, value)
+        for tag, values in sorted(stats["orgs"].items())
+        for which, value in zip(("held", "cap"), values, strict=True)
+    ]
+    into.put(TIER2_COLUMNS, [({}, stats["columns"])])
+    into.put(
+        TIER2_BYTES,
         [
-            ({"org": "", "which": "held"}, stats["bytes"]),
-            ({"org": "", "which": "cap"}, stats["cap_bytes"]),
-            *(
-                ({"org": org, "which": which}, value)
-                for org, values in sorted(stats["orgs"].items())
-                for which, value in zip(("held", "cap"), values, strict=True)
-            ),
+            ({"tag": "", "which": "held"}, stats["bytes"]),
+            ({"tag": "", "which": "cap"}, stats["cap_bytes"]),
+            *of_orgs,
         ],
     )
-    for verb in ("spills", "recalls", "faults"):
-        made.counter(
-            f"kvss_tier2_{verb}_total",
-            "By what became of them." if verb != "faults" else "Of disk or bucket, by reason.",
-            [({"outcome": reason}, count) for reason, count in sorted(stats[verb].items())],
-        )
-    made.counter(
-        "kvss_tier2_expired_total",
-        "Columns that were removed because they were too old.",
-        [({}, stats["expired"])],
-    )
-    made.gauge(
-        "kvss_tier2_overstay_seconds_max",
-        "For how long one of them lay there beyond its time, at most.",
-        [({}, stats["overstay_seconds_max"])],
-    )
-    made.counter(
-        "kvss_tier2_work_seconds_total",
-        "Time spent, by verb.",
-        [({"verb": verb}, work["seconds"]) for verb, work in sorted(stats["work"].items())],
-    )
-    made.counter(
-        "kvss_tier2_work_bytes_total",
-        "Bytes moved, by verb.",
-        [({"verb": verb}, work["bytes"]) for verb, work in sorted(stats["work"].items())],
-    )
+    for metric, verb in (
+        (TIER2_SPILLS, "spills"),
+        (TIER2_RECALLS, "recalls"),
+        (TIER2_FAULTS, "faults"),
+    ):
+        into.put(metric, [({"outcome": reason}, count) for reason, count in sorted(stats[verb].items())])
+    into.put(TIER2_EXPIRED, [({}, stats["expired"])])
+    into.put(TIER2_OVERSTAY, [({}, stats["overstay_seconds_max"])])
+    work = sorted(stats["work"].items())
+    into.put(TIER2_WORK, [({"verb": verb}, one["seconds"]) for verb, one in work])
+    into.put(TIER2_WORK_BYTES, [({"verb": verb}, one["bytes"]) for verb, one in work])

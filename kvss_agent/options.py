@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 TOKEN_CHARACTERS_MIN: Final = 20
@@ -41,14 +42,17 @@ class Options:
                 else:
                     self.problems.append(f"{variable} is no setting.")
 
-    def take(self, name: str, default: T, convert: Callable[[str], T], allowed: str) -> T:
+    def take(
+        self, name: str, default: T, convert: Callable[[str], T], allowed: str, *, secret: bool = False
+    ) -> T:
         if name not in self._given:
             return default
         try:
             return convert(self._given[name])
         except (ValueError, KeyError):
             flag = name.replace("_", "-")
-            self.problems.append(f"--{flag} is {self._given[name]!r}: it should be {allowed}.")
+            shown = "(hidden)" if secret else repr(self._given[name])
+            self.problems.append(f"--{flag} is {shown}: it should be {allowed}.")
             return default
 
     def token(self, path: Path | None, state_dir: Path) -> str:
@@ -108,6 +112,14 @@ def place(text: str) -> tuple[str, int]:
 def size(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     return int(number) * UNITS[unit]
+
+
+def redis_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("redis", "rediss", "unix") or not (parts.netloc or parts.path.strip("/")):
+        raise ValueError(text)
+    _ = parts.port  # raises ValueError where the port is nonsense
+    return text
 
 
 def seconds(text: str) -> float:

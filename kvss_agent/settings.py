@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.options import Options, file, name, path, place, seconds, size
+from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size
 
 PREFIX: Final = "KVSS_AGENT_"
+REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
 LOG_FORMATS: Final = {"text": "text", "json": "json"}
 SOCKET_PATH_BYTES_MAX: Final = 107
 
@@ -32,6 +33,7 @@ class Settings:
     plain_tcp: bool = False
     memory_bytes: int | None = None
     drain_seconds: float = 10.0
+    telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
     log_format: str = "text"
 
     def tls_for_drivers(self) -> ssl.SSLContext | None:
@@ -76,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--token-file", help="the token of the control API (default: made in the state directory)")
     add("--memory", help="at most so much for shards, such as 24G (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
+    add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
     add("--log-format", help="text or json (default: text)")
     return made
 
@@ -99,6 +102,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         plain_tcp=take("plain_tcp", False, {"yes": True, "no": False}.__getitem__, "yes or no"),
         memory_bytes=take("memory", None, size, "a number of bytes, such as 24G"),
         drain_seconds=take("drain_seconds", 10.0, seconds, "0 to 3600"),
+        telemetry=take("telemetry", None, redis_url, REDIS_URL, secret=True),
         log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
     )
     token_file = take("token_file", None, file, "a file")

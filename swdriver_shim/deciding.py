@@ -37,7 +37,8 @@ from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
 from swdriver_shim.resuming import LedgerNote
-from swdriver_shim.slots import Removal
+from swdriver_shim.slots import Place, Removal
+from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,15 @@ class Worth:
     tier2_tokens_min: int | None
 
 
+class Moved:
+    """What has gone out and come back of an org, and how long it took: all columns of a request
+    together, over all shards."""
+
+    def __init__(self) -> None:
+        self.evict, self.refill = Histogram(), Histogram()
+        self.evicted_bytes = self.refilled_bytes = self.failed_columns = 0
+
+
 class Decider:
     """All methods may be called from any thread."""
 
@@ -145,6 +155,7 @@ class Decider:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
         self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
         self._paces: dict[str, Pace] = {}  # of refills, by org
+        self._moved: dict[str, Moved] = {}  # by org
         for shard in self._all:
             shard.on_line = self._wake.set
         self._wall_clock = wall_clock
@@ -224,8 +235,12 @@ class Decider:
     def note_refill(self, match: Match, seconds: float) -> None:
         """All of it was refilled, which took so long."""
         if match.tokens > match.had:
+            size = sum(column.bytes for column in new_columns(match))
             with self._lock:
-                self._carrier.refilling.add(sum(one.bytes for one in new_columns(match)), seconds)
+                self._carrier.refilling.add(size, seconds)
+                moved = self._moved_of(match.prompt.org)
+                moved.refill.record(seconds)
+                moved.refilled_bytes += size
 
     def refuse(self, refused: Mapping[Column, Miss]) -> None:
         """What is not as it should be is not served again; an agent that is lost may come back with
@@ -258,12 +273,28 @@ class Decider:
         with self._lock:
             return self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
 
-    def end_store(self, store: Store, failed: Mapping[Column, Reason]) -> None:
-        """Its columns are in their slots on every agent, but for those that failed."""
+    def end_store(self, store: Store, failed: Mapping[Column, Reason], seconds: float = 0.0) -> None:
+        """Its columns are in their slots on every agent, but for those that failed. That took so
+        long."""
         with self._lock:
             self.ledger.finish_store(store, self._clock(), failed)
+            if store.places:
+                self._note_evict(store.places, failed, seconds)
             if self.ledger.tier2.is_short_of_room:
                 self._wake.set()
+
+    def _note_evict(
+        self, places: Sequence[Place], failed: Mapping[Column, Reason], seconds: float
+    ) -> None:
+        moved = self._moved_of(places[0].column.home.account.org)
+        moved.failed_columns += len(failed)
+        moved.evicted_bytes += sum(place.column.bytes for place in places if place.column not in failed)
+        if len(failed) < len(places):
+            moved.evict.record(seconds)
+
+    def _moved_of(self, org: str) -> Moved:
+        """Under the lock."""
+        return self._moved.setdefault(org, Moved())
 
     def prefetch(self, org: str, continue_id: str) -> bool:
         """A conversation is about to go on: bring what tier 2 has of it into memory. Whether there is
@@ -414,6 +445,11 @@ class Decider:
                 )
                 for org, account in self.ledger.accounts.items()
             ]
+
+    def moved(self) -> dict[str, Moved]:
+        """What has gone out and come back, by org. It goes on being counted."""
+        with self._lock:
+            return dict(self._moved)
 
     def worth(self) -> dict[str, Worth]:
         """From how many tokens on fetching is faster than computing, as measured: for each org whose

@@ -172,10 +172,11 @@ class Driver(Decider):
         """
         begun = self.begin_store(prompt, verified, rules, first)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
+        began = time.perf_counter()
         try:
             failed = self._send(prompt, begun.places, read)
         finally:
-            self.end_store(begun, failed)
+            self.end_store(begun, failed, time.perf_counter() - began)
         size = sum(place.column.bytes for place in begun.places if place.column not in failed)
         return Stored(len(begun.places) - len(failed), size, len(failed))
 

@@ -1,49 +1,104 @@
-"""The driver's numbers for Prometheus."""
+"""The driver's numbers, for Prometheus and for the stream. Names and meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from swdriver_shim.driver import Driver
 from telemetry.exposition import Page
+from telemetry.metrics import Catalog, Sink
 
 if TYPE_CHECKING:
+    from swdriver_shim.deciding import Decider
     from swdriver_shim.shim import Shim
 
-ORGS_MAX = 200  # with labels of their own; the others are summed up under `other`
+METRICS: Final = Catalog()
+_counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
+
+UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
+READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
+GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+LEFT_TO_MOVE = _gauge(
+    "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
+)
+SLOTS = _gauge("swdriver_slots", "Slots of a group: below the line, used, free.", "group", "which")
+OVERSTAY_COLUMNS = _counter(
+    "swdriver_overstay_columns_total", "Columns that lay in memory beyond their time, never served."
+)
+OVERSTAY = _gauge("swdriver_overstay_seconds_max", "For how long, at most.")
+TIER2_COLUMNS = _counter(
+    "swdriver_tier2_columns_total",
+    "Columns on their way between memory and tier 2, by what became of them.",
+    "what",
+)
+TIER2_BYTES = _counter("swdriver_tier2_bytes_total", "Bytes that went to tier 2 and came back.", "what")
+WORTH = _gauge(
+    "swdriver_worth_tokens_min",
+    "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
+    "org",
+    "tier",
+)
+ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
+REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
+HIT = _counter(
+    "swdriver_hit_tokens_total", "Tokens that were there, by tier.", "org", "tier", corrected=True
+)
+MISSED = _counter(
+    "swdriver_missed_tokens_total", "Tokens that were not, by reason.", "org", "reason", corrected=True
+)
+EVICT = _histogram(
+    "swdriver_evict_seconds", "From the decision to the last byte out: all columns of one store.", "org"
+)
+REFILL = _histogram(
+    "swdriver_refill_seconds", "From the decision to the last byte in: all columns of one load.", "org"
+)
+BYTES = _counter(
+    "swdriver_bytes_total", "Bytes of an org that went out and came back.", "org", "direction"
+)
+FAILED = _counter(
+    "swdriver_evict_failed_columns_total", "Columns that could not be sent to all their agents.", "org"
+)
+TOO_LARGE = _counter(
+    "swdriver_objects_too_large_total",
+    "Times that values were refused because one does not fit a column.",
+)
+LMCACHE = _counter(
+    "swdriver_lmcache_total",
+    "Requests and connections of LMCache's engines, by what became of them.",
+    "org",
+    "what",
+)
 
 
 def page(shim: Shim) -> str:
-    made = Page()
+    made = Page(shim.limits)
+    collect(shim, made)
+    return str(made)
+
+
+def collect(shim: Shim, into: Sink) -> None:
+    """All of them, as they are now. From any thread."""
     observed = shim.observed()
-    made.gauge(
-        "swdriver_up_since_seconds",
-        "When the driver started, in seconds since 1970.",
-        [({}, shim.started_at)],
-    )
-    made.gauge(
-        "swdriver_ready", "1 when all shards are where they should be.", [({}, int(shim.is_ready))]
-    )
-    made.gauge(
-        "swdriver_generation",
-        "Of the desired document: told, and followed.",
+    into.put(UP_SINCE, [({}, shim.started_at)])
+    into.put(READY, [({}, int(shim.is_ready))])
+    into.put(
+        GENERATION,
         [
             ({"which": "desired"}, observed["generation"]),
             ({"which": "observed"}, observed["observed_generation"]),
         ],
     )
-    made.gauge(
-        "swdriver_shard_left_to_move",
-        "Slots whose bytes are still at the old home.",
+    into.put(
+        LEFT_TO_MOVE,
         [
             ({"group": one["group"], "index": str(one["index"])}, one["left_to_move"])
             for one in observed["shards"]
         ],
     )
-    made.gauge(
-        "swdriver_slots",
-        "Slots of a group: below the line, used, free.",
+    into.put(
+        SLOTS,
         [
             ({"group": one["name"], "which": which}, one[which])
             for one in observed["groups"]
@@ -51,75 +106,26 @@ def page(shim: Shim) -> str:
         ],
     )
     if observed["groups"]:
-        _orgs(made, shim)
-    return str(made)
-
-
-def _orgs(made: Page, shim: Shim) -> None:
-    overstay = shim.driver.ledger.overstay
-    made.counter(
-        "swdriver_overstay_columns_total",
-        "Columns that lay in memory beyond their time, never served.",
-        [({}, overstay.columns)],
-    )
-    made.gauge("swdriver_overstay_seconds_max", "For how long, at most.", [({}, overstay.seconds_max)])
-    if isinstance(shim.driver, Driver) and shim.driver.keeps_objects:
-        made.counter(
-            "swdriver_objects_too_large_total",
-            "Times that values were refused because one does not fit a column.",
-            [({}, shim.driver.objects.too_large)],
-        )
-    made.counter(
-        "swdriver_lmcache_total",
-        "Requests and connections of LMCache's engines, by what became of them.",
+        _tiers(shim.driver, into)
+        _orgs(shim.driver, into)
+        if isinstance(shim.driver, Driver) and shim.driver.keeps_objects:
+            into.put(TOO_LARGE, [({}, shim.driver.objects.too_large)])
+    into.put(
+        LMCACHE,
         [
             ({"org": org, "what": what}, count)
             for org, counts in shim.fronts.items()
             for what, count in sorted(counts.items())
         ],
     )
-    _tier2(made, shim)
-    orgs = sorted(shim.driver.orgs(), key=lambda org: -org.requested_tokens)
-    named = [(org.org if place < ORGS_MAX else "other", org) for place, org in enumerate(orgs)]
-    made.gauge(
-        "swdriver_org_bytes",
-        "Memory that an org's columns take.",
-        _summed([({"org": name}, org.bytes) for name, org in named]),
-    )
-    made.counter(
-        "swdriver_requested_tokens_total",
-        "Tokens asked for.",
-        _summed([({"org": name}, org.requested_tokens) for name, org in named]),
-    )
-    made.counter(
-        "swdriver_hit_tokens_total",
-        "Tokens that were there, by tier.",
-        _summed(
-            [
-                ({"org": name, "tier": tier}, count)
-                for name, org in named
-                for tier, count in org.hit_tokens.items()
-            ]
-        ),
-    )
-    made.counter(
-        "swdriver_missed_tokens_total",
-        "Tokens that were not, by reason.",
-        _summed(
-            [
-                ({"org": name, "reason": reason}, count)
-                for name, org in named
-                for reason, count in org.missed_tokens.items()
-            ]
-        ),
-    )
 
 
-def _tier2(made: Page, shim: Shim) -> None:
-    flow, worth = shim.driver.ledger.tier2.flow, shim.driver.worth()
-    made.counter(
-        "swdriver_tier2_columns_total",
-        "Columns on their way between memory and tier 2, by what became of them.",
+def _tiers(driver: Decider, into: Sink) -> None:
+    overstay, flow = driver.ledger.overstay, driver.ledger.tier2.flow
+    into.put(OVERSTAY_COLUMNS, [({}, overstay.columns)])
+    into.put(OVERSTAY, [({}, overstay.seconds_max)])
+    into.put(
+        TIER2_COLUMNS,
         [
             ({"what": what}, getattr(flow, what))
             for what in (
@@ -133,29 +139,50 @@ def _tier2(made: Page, shim: Shim) -> None:
             )
         ],
     )
-    made.counter(
-        "swdriver_tier2_bytes_total",
-        "Bytes that went to tier 2 and came back.",
+    into.put(
+        TIER2_BYTES,
+        [({"what": "spilled"}, flow.spilled_bytes), ({"what": "recalled"}, flow.recalled_bytes)],
+    )
+
+
+def _orgs(driver: Decider, into: Sink) -> None:
+    orgs = [({"org": org.org}, org) for org in driver.orgs()]
+    into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
+    into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
+    into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
+    into.put(
+        HIT,
         [
-            ({"what": "spilled"}, flow.spilled_bytes),
-            ({"what": "recalled"}, flow.recalled_bytes),
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in org.hit_tokens.items()
         ],
     )
-    made.gauge(
-        "swdriver_worth_tokens_min",
-        "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
+    into.put(
+        MISSED,
+        [
+            ({**labels, "reason": reason}, count)
+            for labels, org in orgs
+            for reason, count in org.missed_tokens.items()
+        ],
+    )
+    into.put(
+        WORTH,
         [
             ({"org": org, "tier": tier}, math.inf if tokens is None else tokens)
-            for org, one in list(worth.items())[:ORGS_MAX]
+            for org, one in driver.worth().items()
             for tier, tokens in (("dram", one.dram_tokens_min), ("tier2", one.tier2_tokens_min))
         ],
     )
-
-
-def _summed(samples: list[tuple[dict[str, str], int]]) -> list[tuple[dict[str, str], float]]:
-    """One sample for each set of labels."""
-    sums: dict[tuple[tuple[str, str], ...], int] = {}
-    for labels, value in samples:
-        key = tuple(labels.items())
-        sums[key] = sums.get(key, 0) + value
-    return [(dict(key), value) for key, value in sums.items()]
+    moved = [({"org": org}, one) for org, one in driver.moved().items()]
+    into.put(EVICT, [(labels, one.evict) for labels, one in moved])
+    into.put(REFILL, [(labels, one.refill) for labels, one in moved])
+    into.put(
+        BYTES,
+        [
+            ({**labels, "direction": direction}, count)
+            for labels, one in moved
+            for direction, count in (("out", one.evicted_bytes), ("in", one.refilled_bytes))
+        ],
+    )
+    into.put(FAILED, [(labels, one.failed_columns) for labels, one in moved])

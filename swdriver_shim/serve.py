@@ -14,6 +14,7 @@ from typing import Final
 from kvss_agent import daemon
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
+from swdriver_shim import metrics
 from swdriver_shim.adapters.lm_front import Front
 from swdriver_shim.service import Service
 from swdriver_shim.settings import Settings, parse
@@ -52,7 +53,10 @@ async def _serve(settings: Settings) -> int:
     application = Service(shim, settings.token).application()
     fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
-    async with daemon.serving(application, listener), daemon.watched():
+    telling = daemon.telling(
+        settings.telemetry, "driver", settings.name, partial(metrics.collect, shim), shim.limits
+    )
+    async with telling, daemon.serving(application, listener), daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")

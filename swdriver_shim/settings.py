@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.options import Options, file, name, path, place
-from kvss_agent.settings import LOG_FORMATS
+from kvss_agent.options import Options, file, name, path, place, redis_url
+from kvss_agent.settings import LOG_FORMATS, REDIS_URL
 
 PREFIX: Final = "SWDRIVER_"
 
@@ -23,6 +23,7 @@ class Settings:
     token: str = field(repr=False)
     log_format: str = "text"
     lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
+    telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         help="listen for LMCache's engines there; whoever can connect is that org (default: nowhere)",
     )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
+    add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
     add("--log-format", help="text or json (default: text)")
     return made
 
@@ -57,6 +59,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         token="",
         log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
         lmcache=given.take("lmcache", (), _orgs_at, "ORG=HOST:PORT, or several with commas"),
+        telemetry=given.take("telemetry", None, redis_url, REDIS_URL, secret=True),
     )
     token_file = given.take("token_file", None, file, "a file")
     given.check()

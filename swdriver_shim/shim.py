@@ -26,6 +26,7 @@ from swdriver_shim.homes import Home, Movable, Pulling
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
 from swdriver_shim.objects import Here, Objects
+from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Shim:
         self._keys: dict[tuple[str, Namespace], Keys] = {}
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
+        self.limits = LabelLimits()  # of its metrics
 
     def start(self) -> None:
         """Be again what we were told last."""

@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from telemetry.histogram import BOUNDS, Histogram
+from telemetry.metrics import LabelLimits, Labels, Metric, Value, summed
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Labels = Mapping[str, str]
 
 
 class Page:
-    """One page of metrics. Name each metric once, with all of its samples."""
+    """A sink whose text is one page of metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LabelLimits) -> None:
+        """`limits` are the process's, so that what is summed up is the same from page to page."""
+        self._limits = limits
         self._lines: list[str] = []
 
-    def counter(self, name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> None:
-        """`name` ends in _total."""
-        self._plain(name, "counter", text, samples)
+    def put(self, metric: Metric, samples: Iterable[tuple[Labels, Value]]) -> None:
+        sums = summed(metric, samples)
+        shown = self._limits.bounded(metric, sums).items()
+        shown_sums = summed(metric, [(labels, sums[values]) for values, labels in shown])
+        self._lines += [
+            f"# HELP {metric.name} {metric.text}",
+            f"# TYPE {metric.name} {'gauge' if metric.corrected else metric.kind.name.lower()}",
+        ]
+        for values, value in shown_sums.items():
+            labels = dict(zip(metric.labels, values, strict=True))
+            if isinstance(value, Histogram):
+                self._histogram(metric.name, labels, value)
+            else:
+                self._sample(metric.name, labels, value)
 
-    def gauge(self, name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> None:
-        self._plain(name, "gauge", text, samples)
-
-    def histogram(self, name: str, text: str, samples: Iterable[tuple[Labels, Histogram]]) -> None:
-        """`name` ends in _seconds. Every fourth bound is shown: a factor of two from one to the next."""
-        self._head(name, "histogram", text)
-        for labels, histogram in samples:
-            seen = 0
-            for index, count in enumerate(histogram.counts[: len(BOUNDS)]):
-                seen += count
-                if index % 4 == 0:
-                    self._sample(f"{name}_bucket", {**labels, "le": f"{BOUNDS[index]:.6g}"}, seen)
-            self._sample(f"{name}_bucket", {**labels, "le": "+Inf"}, histogram.count)
-            self._sample(f"{name}_sum", labels, histogram.sum)
-            self._sample(f"{name}_count", labels, histogram.count)
+    def _histogram(self, name: str, labels: Labels, histogram: Histogram) -> None:
+        """Every fourth bound is shown: a factor of two from one to the next."""
+        seen = 0
+        counts = list(histogram.counts)  # which others may be adding to
+        for index, count in enumerate(counts[: len(BOUNDS)]):
+            seen += count
+            if index % 4 == 0:
+                self._sample(f"{name}_bucket", {**labels, "le": f"{BOUNDS[index]:.6g}"}, seen)
+        self._sample(f"{name}_bucket", {**labels, "le": "+Inf"}, sum(counts))
+        self._sample(f"{name}_sum", labels, histogram.sum)
+        self._sample(f"{name}_count", labels, sum(counts))
 
     def __str__(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def _plain(self, name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> None:
-        self._head(name, kind, text)
-        for labels, value in samples:
-            self._sample(name, labels, value)
-
-    def _head(self, name: str, kind: str, text: str) -> None:
-        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-
-    def _sample(self, name: str, labels: Labels, value: float) -> None:
+    def _sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
         inner = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
-        number = str(value) if isinstance(value, int) else f"{value:.9g}"
+        number = str(value) if isinstance(value, int) else _number(value)
         self._lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value) or f"{value:.9g}"

@@ -1,22 +1,78 @@
+"""By what numbers are told. They themselves are in partitions, which `storage` reads and writes."""
+
 from __future__ import annotations
 
+from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
 
 class Source(models.Model):
-    """A process that tells of itself. What it last said, and up to which of its records we are."""
+    """A process that tells of itself: what it last said, and which of its records are missing.
+
+    Its column `received`, the ranges of sequences that have arrived, is for `ingest` only.
+    """
 
     name = models.CharField(max_length=120, primary_key=True)
     kind = models.CharField(max_length=32)
+    topic = models.CharField(max_length=240)
     version = models.CharField(max_length=40)
     host = models.CharField(max_length=120)
     process_id = models.PositiveIntegerField()
     started_at = models.DateTimeField()
     sequence = models.PositiveBigIntegerField()
-    seen_at = models.DateTimeField(db_index=True)
+    missing = models.PositiveBigIntegerField(default=0)
+    seen_at = models.DateTimeField()
 
     class Meta:
         ordering = ("kind", "name")
 
     def __str__(self) -> str:
         return self.name
+
+
+class Topic(models.Model):
+    """Of whom numbers are told, as a number in their rows."""
+
+    id = models.AutoField(primary_key=True)
+    name = models.CharField(max_length=240, unique=True)
+    seen_on = models.DateField()
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class StoredShape(models.Model):
+    """Which series a row has, as a number in it."""
+
+    id = models.AutoField(primary_key=True)
+    digest = models.BinaryField(max_length=16, unique=True)
+    encoded = models.BinaryField()
+    seen_on = models.DateField(db_index=True)
+
+    def __str__(self) -> str:
+        return self.digest.hex()
+
+
+class Event(models.Model):
+    """Something that happened, in the order of its number. Written by `events.note` only."""
+
+    at = models.DateTimeField(db_index=True)
+    kind = models.CharField(max_length=48)
+    topics = ArrayField(models.CharField(max_length=240))
+    sentence = models.CharField(max_length=300)
+    data = models.JSONField(default=dict, encoder=DjangoJSONEncoder)
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = [
+            GinIndex(fields=["topics"], name="event_of_topics"),
+            models.Index(fields=["kind", "-id"], name="event_of_kind"),
+        ]
+
+    def __str__(self) -> str:
+        return self.sentence

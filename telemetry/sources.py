@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from telemetry.models import Source
 
 REMEMBERED = timedelta(days=1)
+ALIVE = timedelta(seconds=10)  # who was heard since then
 
 
 def forget_silent_sources(now: datetime) -> int:

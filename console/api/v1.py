@@ -17,6 +17,7 @@ from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.metrics.api import router as metrics
 from console.orgs.api import router as orgs
 
 DESCRIPTION = """
@@ -58,6 +59,7 @@ api = Api(
 api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", audit)
+api.add_router("", metrics)
 
 
 @api.exception_handler(ApiError)

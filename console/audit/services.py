@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +15,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.shell import request_context
+from telemetry.events import note
 
 
 def record(
@@ -29,12 +30,16 @@ def record(
     after: dict[str, Any] | None = None,
     reason: str = "",
     undoes: AuditEntry | None = None,
+    topics: Sequence[str] = (),
 ) -> AuditEntry:
-    """Add one entry. Call it inside the transaction of the change, so that both are kept or none."""
+    """Add one entry. Call it inside the transaction of the change, so that both are kept or none.
+
+    With `topics` it is an event of theirs as well, without before and after: events are seen by more.
+    """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action} must be recorded in the transaction that makes the change")
     context = request_context.current()
-    return AuditEntry.objects.create(
+    entry = AuditEntry.objects.create(
         actor_id=principal.user_id,
         actor_name=principal.name,
         means=principal.means,
@@ -50,6 +55,9 @@ def record(
         reason=reason,
         undoes=undoes,
     )
+    if topics:
+        note(action, topics, f"{action}: {object_name}", {"audit_entry": entry.pk}, entry.at)
+    return entry
 
 
 def visible_entries(principal: Principal) -> QuerySet[AuditEntry]:

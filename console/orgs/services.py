@@ -14,6 +14,7 @@ from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.orgs.models import Membership, Org
+from telemetry.topics import of_org
 
 
 class NoSuchUser(Exception):
@@ -215,6 +216,7 @@ def _record(
         after=after,
         reason=reason,
         undoes=undoes,
+        topics=[of_org(org.slug)],
     )
 
 
@@ -239,4 +241,5 @@ def _record_member(
         after=after,
         reason=reason,
         undoes=undoes,
+        topics=[of_org(org.slug)],
     )

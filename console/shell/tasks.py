@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 from celery import shared_task
+from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from console.accounts import throttle
 from console.api import idempotency
+from telemetry.events import forget_old_events
 from telemetry.sources import forget_silent_sources
 
 log = logging.getLogger(__name__)
@@ -21,9 +23,10 @@ def forget_what_is_over() -> None:
     now = timezone.now()
     sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
     log.info(
-        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes",
+        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events",
         sessions,
         throttle.drop_ended_windows(now),
         idempotency.drop_old(now),
         forget_silent_sources(now),
+        forget_old_events(now, settings.TELEMETRY_DAYS_1H),
     )

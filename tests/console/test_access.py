@@ -47,6 +47,7 @@ def api_known(status: object) -> tuple[object, ...]:
 
 IDEMPOTENT = {"Idempotency-Key": "k-1"}
 ANY = {"If-Match": "*"}
+QUESTION = "name=swdriver_refill_seconds&fold=p99"
 
 PAGES = {
     "home": Case("GET", "/", known(200)),
@@ -78,6 +79,7 @@ PAGES = {
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
+    "metrics": Case("GET", "/metrics", (401, 403, 403, 403, 403, 200)),
     "design": Case("GET", "/-/design", known(200)),
 }
 API = {
@@ -112,6 +114,14 @@ API = {
     ("DELETE", "orgs/<slug>/members/<username>"): Case(
         "DELETE", "/api/v1/orgs/acme/members/vic", (401, 404, 403, 403, 204, 204)
     ),
+    ("GET", "metrics"): Case("GET", "/api/v1/metrics", api_known(200)),
+    ("GET", "metrics/query"): Case(
+        "GET", f"/api/v1/metrics/query?topic=org:acme&{QUESTION}", (401, 404, 200, 200, 200, 200)
+    ),
+    ("GET", "metrics/query.csv"): Case(
+        "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
+    ),
+    ("GET", "events"): Case("GET", "/api/v1/events?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
     ("POST", "audit/<entry_id>/undo"): Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from console.environment import PROJECT
 from kvss_agent.client import Header, Lost, Miss, Recalled, ShardClient, TierAnswer, Wanted
+from kvss_agent.metrics import METRICS
 from tests.kvss_agent.plane import PAYLOAD, READER, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -206,7 +208,9 @@ def test_columns_go_to_tier_2_and_come_back_into_any_slot(
     assert (receipt["columns"], receipt["bytes"] > PAYLOAD) == (1, True)
     with running.client(kind) as shard:
         assert shard.exists([column("x")]) == [False]
-    assert "kvss_tier2_columns 0" in running.http.get("/metrics").text
+    text = running.http.get("/metrics").text
+    assert "kvss_tier2_columns 0" in text
+    assert {metric.name for metric in METRICS} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 
 def test_tier_2_that_cannot_be_opened_is_said_and_refused(running: AgentProcess, tmp_path: Path) -> None:

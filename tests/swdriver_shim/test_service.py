@@ -19,6 +19,7 @@ import pytest
 from console.environment import PROJECT
 from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
+from swdriver_shim.metrics import METRICS
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -333,6 +334,9 @@ def test_numbers_and_the_description_of_the_api(daemon: Daemon) -> None:
     assert acme["missed_tokens"] == {"never_stored": C}
     text = daemon.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
     assert 'swdriver_hit_tokens_total{org="acme",tier="dram"} 64' in text
+    assert 'swdriver_refill_seconds_count{org="acme"} 1' in text
+    told = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert sorted(told) == sorted(metric.name for metric in METRICS)
     described = daemon.http.get("/v1/openapi.json").json()
     assert {"/v1/load", "/v1/store", "/v1/query", "/v1/purge"} <= set(described["paths"])
     assert "PromptBody" in described["components"]["schemas"]

@@ -4,28 +4,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 
 from telemetry import ingest as module
+from telemetry import rollup
+from telemetry.cells import Cells
+from telemetry.deltas import Collect
 from telemetry.emitter import Emitter
+from telemetry.histogram import Histogram
 from telemetry.ingest import Ingest
-from telemetry.models import Source
-from telemetry.records import GROUP, STREAM, Field, Record
+from telemetry.metrics import Catalog, Sink
+from telemetry.models import Event, Source
+from telemetry.records import FIELD, GROUP, STREAM, Record, decode
+from telemetry.rollup import RollUp, days_kept
+from telemetry.shapes import Series
+from telemetry.storage import LEVELS, Shapes, cells_of
 
 pytestmark = pytest.mark.django_db
+
+CATALOG = Catalog()
+COLUMNS = CATALOG.counter("test_columns_total", "Columns.", "org")
+SLOTS = CATALOG.gauge("test_slots", "Slots.")
+EVICT = CATALOG.histogram("test_evict_seconds", "Evicts.", "shard")
+
+
+class Numbers:
+    """What a process counts."""
+
+    def __init__(self) -> None:
+        self.columns = {"acme": 0, "globex": 0}
+        self.evict = Histogram()
+
+    def collect(self, into: Sink) -> None:
+        into.put(COLUMNS, [({"org": org}, count) for org, count in self.columns.items()])
+        into.put(SLOTS, [({}, 7)])
+        into.put(EVICT, [({"shard": "s0"}, self.evict)])
+
+    def work(self) -> None:
+        self.columns["acme"] += 3
+        self.columns["globex"] += 1
+        self.evict.record(0.001)
 
 
 @pytest.fixture
 def client() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(settings.REDIS_URL, decode_responses=True)
-    client.delete(STREAM)
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    client.flushdb()
     yield client
-    client.delete(STREAM)
+    client.flushdb()
     client.close()
+
+
+@pytest.fixture
+def roll_up() -> RollUp:
+    made = RollUp()
+    made.tend_days(time.time())
+    return made
 
 
 def joined(client: redis.Redis, name: str = "a") -> Ingest:
@@ -34,11 +74,33 @@ def joined(client: redis.Redis, name: str = "a") -> Ingest:
     return member
 
 
+def emitter_of(collect: Collect | None = None, name: str = "ax-1") -> Emitter:
+    return Emitter(settings.REDIS_URL, "agent", "0.1.0", name=name, collect=collect)
+
+
 @pytest.fixture
 def emitter() -> Iterator[Emitter]:
-    emitter = Emitter(settings.REDIS_URL, "web", "0.1.0")
+    emitter = emitter_of()
     yield emitter
     emitter._redis.close()
+
+
+def sums(*tables: str) -> dict[str, dict[str, float]]:
+    """By topic and series, all that was counted, wherever it lies."""
+    shapes, found = Shapes(), dict[str, dict[str, float]]()
+    with connection.cursor() as cursor:
+        for table in tables:
+            cursor.execute(
+                f"SELECT name, shape, cells FROM telemetry_{table} JOIN telemetry_topic ON id = topic"  # noqa: S608
+            )
+            for topic, shape, cells in cursor.fetchall():
+                for one, cell in shapes.of([shape])[shape].pairs(cells_of(cells)):
+                    number = cell if isinstance(cell, int | float) else sum(cell[2:]) if cell else 0
+                    name = one.name + "".join(f",{key}={value}" for key, value in one.labels)
+                    if one.name.startswith("test_") and one.name != "test_slots":
+                        of = found.setdefault(topic, {})
+                        of[name] = of.get(name, 0) + number
+    return found
 
 
 def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emitter) -> None:
@@ -46,59 +108,198 @@ def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emi
     emitter.emit(time.time())
     assert joined(client).step() == 2
     source = Source.objects.get()
-    assert (source.kind, source.sequence) == ("web", 2)
+    assert (source.kind, source.topic, source.sequence) == ("agent", "node:ax-1", 2)
+    assert client.xlen(STREAM) == 0
+
+
+def test_numbers_are_told_of_the_node_of_each_org_and_of_the_fleet(
+    client: redis.Redis, roll_up: RollUp
+) -> None:
+    one, other = Numbers(), Numbers()
+    emitters = [emitter_of(one.collect, "ax-1"), emitter_of(other.collect, "ax-2")]
+    for second in range(3):
+        one.work()
+        if second:
+            other.work()
+        for emitter in emitters:
+            emitter.emit(time.time() + second)
+    joined(client).step()
+    fresh = sums("fresh")
+    assert fresh["node:ax-1"] == {
+        "test_columns_total,org=acme": 9,
+        "test_columns_total,org=globex": 3,
+        "test_evict_seconds,shard=s0": 3,
+    }
+    assert fresh["org:acme"] == {"test_columns_total": 15}
+    assert fresh["org:globex"] == {"test_columns_total": 5}
+    assert fresh["fleet"] == {"test_columns_total": 20, "test_evict_seconds": 5}
+
+
+def test_roll_ups_have_the_same_sums_level_by_level(client: redis.Redis, roll_up: RollUp) -> None:
+    numbers, now = Numbers(), time.time() // 3600 * 3600 - 7200
+    emitter, member = emitter_of(numbers.collect), joined(client)
+    for second in range(10, 7010, 70):
+        numbers.work()
+        emitter.emit(now + second)
+    member.step()
+    expected = sums("fresh")
+    assert expected["org:acme"] == {"test_columns_total": 300}
+    while roll_up.advance(now + 7210):
+        pass
+    assert sums("fresh") == {}
+    for level in LEVELS:
+        assert sums(level) == expected, level
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM telemetry_1h")
+        assert cursor.fetchone() == (2 * 4,)  # hours x topics
+
+
+def test_what_comes_late_is_added_to_every_level(client: redis.Redis, roll_up: RollUp) -> None:
+    now = time.time() // 3600 * 3600 - 7200
+    early, late, member = Numbers(), Numbers(), joined(client)
+    for numbers, name in ((early, "ax-1"), (late, "ax-2")):
+        numbers.work()
+        emitter_of(numbers.collect, name).emit(now + 5)
+        member.step()
+        while roll_up.advance(now + 7210):
+            pass
+    for level in LEVELS:
+        assert sums(level)["fleet"] == {"test_columns_total": 8, "test_evict_seconds": 2}
 
 
 def test_a_batch_that_was_not_acknowledged_is_read_again_and_counts_once(
-    client: redis.Redis, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
-    emitter.emit(time.time())
+    numbers = Numbers()
+    numbers.work()
+    emitter_of(numbers.collect).emit(time.time())
     killed = joined(client, "killed")
-    killed._write(killed._fresh())  # and then it dies, before it acknowledges
+    killed._write(killed._fresh(), time.time())  # and then it dies, before it acknowledges
+    before = sums("fresh")
     survivor = joined(client, "survivor")
     assert survivor.step() == 1
-    assert (survivor.counts.written, survivor.counts.repeated) == (0, 1)
+    assert survivor.counts.records == {"repeated": 1}
     assert client.xpending(STREAM, GROUP)["pending"] == 0
+    assert sums("fresh") == before
 
 
-def test_a_batch_that_could_not_be_written_is_not_acknowledged(
-    client: redis.Redis, emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_that_could_not_be_written_leaves_nothing_and_is_not_acknowledged(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emitter.emit(time.time())
+    numbers = Numbers()
+    numbers.work()
+    emitter_of(numbers.collect).emit(time.time())
     member = joined(client)
 
-    def full(*_: object) -> int:
+    def full(*_: object) -> None:
         raise DatabaseError("disk full")
 
-    monkeypatch.setattr(module, "_upsert", full)
-    with pytest.raises(DatabaseError):
-        member.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "copy_in", full)
+        with pytest.raises(DatabaseError):
+            member.step()
     assert client.xpending(STREAM, GROUP)["pending"] == 1
+    assert not Source.objects.exists()
+    monkeypatch.setattr(module, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    assert member.step() == 1
+    assert sums("fresh")["org:acme"] == {"test_columns_total": 3}
 
 
-def test_an_older_record_never_overwrites_a_newer_one(client: redis.Redis, emitter: Emitter) -> None:
-    member = joined(client)
-    for sequence in (5, 3):
-        emitter.sequence = sequence - 1
+def test_records_count_once_in_whatever_order_they_come(client: redis.Redis) -> None:
+    """As where several members read, and one of them is slow."""
+    numbers, emitter, member = Numbers(), None, joined(client)
+    emitter = emitter_of(numbers.collect)
+    for _ in range(4):
+        numbers.work()
         emitter.emit(time.time())
+    entries: Any = client.xrange(STREAM)
+    client.xtrim(STREAM, maxlen=0, approximate=False)
+    client.xgroup_setid(STREAM, GROUP, "$")
+    for place in (3, 1, 1, 3, 0):
+        client.xadd(STREAM, entries[place][1])
         member.step()
-    assert Source.objects.get().sequence == 5
-    assert member.counts.repeated == 1
+    assert member.counts.records == {"written": 3, "repeated": 2}
+    source = Source.objects.get()
+    assert (source.sequence, source.missing) == (4, 1)
+    client.xadd(STREAM, entries[2][1])
+    member.step()
+    assert Source.objects.get().missing == 0
+    assert sums("fresh")["org:acme"] == {"test_columns_total": 12}
+
+
+def record(**changes: object) -> bytes:
+    values: dict[str, object] = {
+        "source": "agent@host/1-x",
+        "sequence": 1,
+        "kind": "agent",
+        "name": "ax-1",
+        "version": "1",
+        "host": "host",
+        "process_id": 1,
+        "started_at": time.time(),
+        "at": time.time(),
+        "shape": b"",
+        "cells": [[], [], []],
+        **changes,
+    }
+    return msgspec.msgpack.encode(list(values.values()))
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"x": "y"}, {"record": "{"}, {"record": "[]"}, {"record": '{"source": "a"}'}],
+    ("changes", "outcome"),
+    [
+        ({"sequence": 0}, "malformed"),
+        ({"kind": "a\0b"}, "malformed"),
+        ({"cells": [[], []]}, "malformed"),
+        ({"cells": [[float("nan")], [], []]}, "malformed"),
+        ({"cells": [[1 << 60], [], []]}, "malformed"),
+        ({"cells": [[], [[1, -1, 1]], []]}, "malformed"),
+        ({"cells": [[], [], [[0.1, 105, 1, 2]]]}, "malformed"),
+        ({"cells": [[], [], [[0.1, 3, 1.5]]]}, "malformed"),
+        ({"at": 4e9}, "untimely"),
+        ({"at": 5.0}, "untimely"),
+        ({"at": float("nan")}, "untimely"),
+        ({"shape": b"x" * 16}, "unknown_shape"),
+    ],
+    ids=str,
 )
-def test_a_malformed_record_is_counted_and_stops_nothing(
-    fields: dict[Field, Field], client: redis.Redis, emitter: Emitter
+def test_what_makes_no_sense_is_counted_and_stops_nothing(
+    changes: dict[str, object], outcome: str, client: redis.Redis, emitter: Emitter
 ) -> None:
-    client.xadd(STREAM, {**fields})
+    client.xadd(STREAM, {FIELD: record(**changes)})
+    client.xadd(STREAM, {FIELD: b"\xc1"})
+    client.xadd(STREAM, {"x": "y"})
     emitter.emit(time.time())
     member = joined(client)
     member.step()
-    assert (member.counts.malformed, member.counts.written) == (1, 1)
+    assert member.counts.records["written"] == 1
+    assert member.counts.records[outcome] == (3 if outcome == "malformed" else 1)
+    assert client.xlen(STREAM) == 0
+
+
+def test_a_record_with_fewer_numbers_than_its_shape_is_malformed(client: redis.Redis) -> None:
+    emitter = emitter_of(Numbers().collect)
+    emitter.emit(time.time())
+    keys: Any = client.keys("*shape*")
+    client.xadd(STREAM, {FIELD: record(shape=bytes.fromhex(keys[0].decode()[-32:]))})
+    member = joined(client)
+    member.step()
+    assert member.counts.records == {"written": 1, "malformed": 1}
+
+
+def test_a_node_that_was_started_is_an_event_once_in_each_of_its_lives(client: redis.Redis) -> None:
+    member = joined(client)
+    for _ in range(2):
+        life = emitter_of()
+        for _ in range(2):
+            life.emit(time.time())
+            member.step()
+        life._redis.close()
+    Emitter(settings.REDIS_URL, "web", "0.1.0").emit(time.time())
+    member.step()
+    told = [(event.kind, event.topics, event.sentence) for event in Event.objects.order_by("pk")]
+    assert told == [("node.started", ["node:ax-1", "fleet"], "Agent ax-1 was started, 0.1.0.")] * 2
 
 
 def test_the_group_may_be_joined_again(client: redis.Redis) -> None:
@@ -106,13 +307,45 @@ def test_the_group_may_be_joined_again(client: redis.Redis) -> None:
     joined(client)
 
 
-def test_without_redis_the_emitter_drops_and_counts() -> None:
-    emitter = Emitter("redis://127.0.0.1:1/0", "web", "0.1.0")
-    assert emitter.emit(time.time()) is False
-    assert emitter.dropped == 1
-    emitter._redis.close()
-
-
 def test_records_survive_writing_and_reading() -> None:
-    record = Record("a", 1, "web", "0.1.0", "host", 7, 1.5, 2.5)
-    assert Record.decode(dict(record.encode())) == record  # type: ignore[arg-type]
+    written = Record("a", 1, "web", "w", "0.1.0", "host", 7, 1.5, 2.5, b"", Cells([1], [], []))
+    assert decode({FIELD: written.encode()}) == written
+
+
+def test_days_are_made_ahead_and_dropped_when_they_are_over(roll_up: RollUp) -> None:
+    def days(level: str) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_inherits WHERE inhparent = %s::regclass", [f"telemetry_{level}"]
+            )
+            return int(cursor.fetchone()[0])
+
+    assert days("10s") == rollup.DAYS_LATE + 1 + rollup.DAYS_AHEAD
+    roll_up.tend_days(time.time() + 5 * 86_400)
+    kept = days_kept()["10s"]
+    assert days("10s") == rollup.DAYS_AHEAD + 1 + kept - 1
+    assert days("1h") > days("10s")
+
+
+def test_what_nobody_rolled_up_for_days_is_rolled_up_all_the_same(
+    client: redis.Redis, roll_up: RollUp
+) -> None:
+    numbers = Numbers()
+    numbers.work()
+    emitter_of(numbers.collect).emit(time.time())
+    joined(client).step()
+    later = time.time() + 10 * 86_400
+    roll_up.tend_days(later)
+    while roll_up.advance(later):
+        pass
+    for level in LEVELS:
+        assert sums(level)["fleet"] == {"test_columns_total": 4, "test_evict_seconds": 1}
+
+
+def test_series_of_one_place_are_no_series_of_the_fleet() -> None:
+    from telemetry.metrics import Kind
+    from telemetry.topics import wider
+
+    one = Series(Kind.COUNTER, "x_total", (("org", "acme"), ("shard", "s0"), ("tier", "dram")))
+    bare = one._replace(labels=(("tier", "dram"),))
+    assert wider(one) == [("fleet", bare), ("org:acme", bare)]

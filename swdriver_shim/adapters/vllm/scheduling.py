@@ -386,7 +386,7 @@ class Scheduling:
             del self._stores[told.store]
             self.counts["saves"] += 1
             self.counts["not_saved_columns"] += len(storing.failed)
-        self._driver.end_store(storing.store, storing.failed)
+        self._driver.end_store(storing.store, storing.failed, told.seconds)
 
     # The end
 

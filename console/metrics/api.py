@@ -1,0 +1,235 @@
+"""Numbers over REST."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.api.fields import Moment
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, FieldError, documented
+from console.metrics.catalog import METRICS
+from console.metrics.services import check_told, check_topic
+from telemetry.events import events_of
+from telemetry.histogram import BOUNDS
+from telemetry.metrics import Metric
+from telemetry.models import Event
+from telemetry.queries import FOLDS, Answer, Fold, Question, Unanswerable, as_csv, ask
+from telemetry.topics import FLEET
+
+router = Router(tags=["metrics"])
+
+DEFAULT_SPAN = timedelta(hours=1)
+YEARS_MAX = 3
+
+Topic = Annotated[
+    str,
+    Query(
+        pattern=r"^[a-z]+(:[A-Za-z0-9._*-]{1,200})?$",
+        max_length=240,
+        description="`fleet`, `org:acme`, `node:ax-7`, `driver:job7`; or `node:*` for all of a kind.",
+        examples=["fleet"],
+    ),
+]
+Name = Annotated[
+    str,
+    Query(
+        pattern=r"^[a-z0-9_]{1,100}$",
+        description="One of `GET /metrics`.",
+        examples=["swdriver_refill_seconds"],
+    ),
+]
+Label = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
+Filter = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}:[^\x00]{0,200}$")]
+
+
+class MetricOut(Schema):
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: list[str]
+    folds: list[Fold]
+
+
+class LineOut(Schema):
+    labels: dict[str, str]
+    values: list[float | list[int] | None] = Field(
+        description="One for each step. Null: nothing was told, or for a ratio, no traffic."
+    )
+
+
+class AnswerOut(Schema):
+    topic: str
+    name: str
+    fold: Fold
+    start: datetime = Field(description="Of the first step.")
+    step_seconds: int
+    resolution: Literal["10s", "1m", "1h"] = Field(description="Of the roll-up it was read from.")
+    bounds: list[float] | None = Field(
+        description="Of a heat map's buckets, in seconds; the last one has none."
+    )
+    series: list[LineOut]
+
+
+class Asked(Schema):
+    """A question, as it stands in the address."""
+
+    topic: Topic
+    name: Name
+    fold: Fold
+    start: Moment | None = Field(None, description="An hour before the end, if it is not said.")
+    end: Moment | None = Field(None, description="Now, if it is not said.")
+    step: int | None = Field(
+        None,
+        ge=10,
+        le=86_400,
+        description="Seconds, a multiple of 10; else as many as make some hundred points.",
+    )
+    label: list[Filter] = Field([], max_length=8, description="`name:value` that series have to have.")
+    by: list[Label] = Field(
+        [], max_length=4, description="Labels, or `topic`, to tell apart; all others are summed up."
+    )
+    over: Name | None = Field(None, description="For a ratio: the counter it is held against.")
+    resolution: Literal["10s", "1m", "1h"] | None = Field(
+        None, description="To be read, rather than the coarsest that fits."
+    )
+
+
+@router.get("/metrics", response={200: list[MetricOut], **documented()}, summary="What is measured")
+def list_metrics(request: HttpRequest) -> list[MetricOut]:
+    requester(request)
+    return [_show(metric) for metric in METRICS.values()]
+
+
+def _show(metric: Metric) -> MetricOut:
+    kind: Any = metric.kind.name.lower()
+    return MetricOut(
+        name=metric.name,
+        kind=kind,
+        text=metric.text,
+        labels=list(metric.labels),
+        folds=list(FOLDS[metric.kind]),
+    )
+
+
+@router.get(
+    "/metrics/query",
+    response={200: AnswerOut, **documented(404)},
+    summary="One metric of one topic over time",
+)
+def query(request: HttpRequest, asked: Query[Asked]) -> AnswerOut:
+    answer = _answer(request, asked)
+    resolution: Any = answer.level
+    return AnswerOut(
+        topic=asked.topic,
+        name=asked.name,
+        fold=asked.fold,
+        start=datetime.fromtimestamp(answer.start, timezone.get_current_timezone()),
+        step_seconds=answer.step,
+        resolution=resolution,
+        bounds=list(BOUNDS) if asked.fold is Fold.HEATMAP else None,
+        series=[LineOut(labels=dict(line.labels), values=line.values) for line in answer.lines],
+    )
+
+
+@router.get(
+    "/metrics/query.csv",
+    response={200: str, **documented(404)},
+    summary="The same as a table",
+    openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
+)
+def query_csv(request: HttpRequest, asked: Query[Asked]) -> HttpResponse:
+    return HttpResponse(as_csv(_answer(request, asked)), content_type="text/csv; charset=utf-8")
+
+
+class EventOut(Schema):
+    id: int = Field(description="They become visible in this order.")
+    at: datetime
+    kind: str
+    topics: list[str]
+    sentence: str
+    data: dict[str, Any]
+
+
+@router.get(
+    "/events", response={200: Page[EventOut], **documented(404)}, summary="What happened, in order"
+)
+def list_events(
+    request: HttpRequest,
+    topic: Topic = FLEET,
+    kind: Annotated[str, Query(pattern=r"^[a-z._-]{0,48}$")] = "",
+    since: Moment | None = None,
+    until: Moment | None = None,
+    order: Literal["newest", "oldest"] = "newest",
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    principal = requester(request)
+    check_topic(principal, topic)
+    found = events_of(topic, kind=kind, since=since, until=until)
+    return paginate(
+        found, "-pk" if order == "newest" else "pk", cursor, limit, partial(_show_event, principal)
+    )
+
+
+def _show_event(principal: Principal, event: Event) -> EventOut:
+    """Of whom else it is told is for those who see all of them."""
+    is_ours = principal.on_platform(Role.VIEWER)
+    return EventOut(
+        id=event.pk,
+        at=event.at,
+        kind=event.kind,
+        topics=event.topics if is_ours else [one for one in event.topics if one.startswith("org:")],
+        sentence=event.sentence,
+        data=event.data,
+    )
+
+
+def _answer(request: HttpRequest, asked: Asked) -> Answer:
+    check_topic(requester(request), asked.topic)
+    check_told(asked.topic)
+    end = asked.end or timezone.now()
+    start = asked.start or end - DEFAULT_SPAN
+    if end - start > timedelta(days=366 * YEARS_MAX):
+        raise _refused("start", f"That is more than {YEARS_MAX} years.")
+    try:
+        return ask(
+            Question(
+                topic=asked.topic,
+                metric=_metric("name", asked.name),
+                fold=asked.fold,
+                start=start.timestamp(),
+                end=end.timestamp(),
+                step=asked.step,
+                where=dict(one.split(":", 1) for one in asked.label),
+                by=tuple(dict.fromkeys(asked.by)),
+                over=_metric("over", asked.over) if asked.over else None,
+                level=asked.resolution,
+            ),
+            time.time(),
+        )
+    except Unanswerable as error:
+        raise _refused(error.about, str(error)) from None
+
+
+def _metric(about: str, name: str) -> Metric:
+    if name not in METRICS:
+        close = difflib.get_close_matches(name, METRICS, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise _refused(about, f"There is no metric {name}.{hint}")
+    return METRICS[name]
+
+
+def _refused(about: str, sentence: str) -> ApiError:
+    errors = [FieldError(pointer=f"/query/{about}", detail=sentence)]
+    return ApiError("InvalidRequest", sentence, errors=errors)

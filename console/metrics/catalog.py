@@ -1,0 +1,37 @@
+"""All metrics that Tidegate's processes have. docs/metrics.md is written from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from console.metrics import own
+from kvss_agent import metrics as agent
+from swdriver_shim import metrics as driver
+from telemetry import emitter, ingest
+from telemetry.metrics import Metric
+
+# By who has them, as docs/metrics.md says it.
+CATALOGS: Final = {
+    "Agents": agent.METRICS,
+    "Drivers": driver.METRICS,
+    "Ingest": ingest.METRICS,
+    "Whoever tells its numbers": emitter.METRICS,
+    "Console": own.METRICS,
+}
+METRICS: Final[Mapping[str, Metric]] = {
+    metric.name: metric for catalog in CATALOGS.values() for metric in catalog
+}
+
+
+def table() -> str:
+    """For docs/metrics.md, in Markdown."""
+    parts = []
+    for who, catalog in CATALOGS.items():
+        parts.append(f"## {who}\n\n| name | kind | labels | what it is |\n|---|---|---|---|\n")
+        for metric in catalog:
+            kind = metric.kind.name.lower() + (", corrected" if metric.corrected else "")
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            parts.append(f"| `{metric.name}` | {kind} | {labels} | {metric.text} |\n")
+        parts.append("\n")
+    return "".join(parts).rstrip("\n") + "\n"

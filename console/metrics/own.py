@@ -1,0 +1,18 @@
+"""The metrics of the console itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from telemetry.metrics import Catalog
+
+METRICS: Final = Catalog()
+SOURCES = METRICS.gauge("tidegate_sources", "Processes that were heard in the last ten seconds.", "kind")
+MISSING = METRICS.gauge(
+    "tidegate_missing_records", "Records of those that have not arrived: on their way, or lost."
+)
+STREAM_LENGTH = METRICS.gauge("tidegate_stream_records", "Records in Redis that are not written.")
+LINE_AGE = METRICS.gauge(
+    "tidegate_line_age_seconds", "How far behind now a level of roll-ups is complete.", "level"
+)
+STORED = METRICS.gauge("tidegate_stored_bytes", "Of numbers in PostgreSQL, with indexes.", "level")

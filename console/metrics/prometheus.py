@@ -1,0 +1,55 @@
+"""What the console tells Prometheus: whether numbers arrive, and how old they are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import redis
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from console.metrics.own import LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
+from telemetry.exposition import Page
+from telemetry.metrics import LabelLimits, Sink
+from telemetry.models import Source
+from telemetry.records import STREAM
+from telemetry.sources import ALIVE
+
+_LIMITS: Final = LabelLimits()
+REDIS_SECONDS_MAX: Final = 2.0
+_SIZES: Final = """
+    SELECT l.level, sum(pg_total_relation_size(i.inhrelid))
+    FROM telemetry_line AS l JOIN pg_inherits AS i ON i.inhparent = ('telemetry_' || l.level)::regclass
+    GROUP BY l.level UNION ALL SELECT 'fresh', pg_total_relation_size('telemetry_fresh')
+"""
+
+
+def page() -> str:
+    made = Page(_LIMITS)
+    collect(made)
+    return str(made)
+
+
+def collect(into: Sink) -> None:
+    """Any web process tells the same: it is all in PostgreSQL and Redis."""
+    now = timezone.now()
+    heard = list(Source.objects.filter(seen_at__gt=now - ALIVE).values_list("kind", "missing"))
+    into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in heard])
+    into.put(MISSING, [({}, sum(missing for _, missing in heard))])
+    client = redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=REDIS_SECONDS_MAX,
+        socket_connect_timeout=REDIS_SECONDS_MAX,
+    )
+    try:
+        into.put(STREAM_LENGTH, [({}, client.xlen(STREAM))])
+    except redis.RedisError:
+        into.put(STREAM_LENGTH, [])  # the others are true nonetheless
+    finally:
+        client.close()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT level, at FROM telemetry_line WHERE at > 0")
+        into.put(LINE_AGE, [({"level": level}, now.timestamp() - at) for level, at in cursor])
+        cursor.execute(_SIZES)
+        into.put(STORED, [({"level": level}, int(size)) for level, size in cursor])

@@ -1,0 +1,32 @@
+"""Whose numbers somebody may see."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.http import Http404
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.orgs.services import get_org
+from telemetry.models import Topic
+from telemetry.topics import ORG
+
+_OF_AN_ORG: Final = f"{ORG}:"
+
+
+def check_topic(principal: Principal, topic: str) -> None:
+    """The one access function for numbers. Those of an org are its members' to see; nodes, drivers and
+    the fleet, which all orgs share, are for who has a role on the platform. Others get Http404."""
+    if topic.startswith(_OF_AN_ORG) and not topic.endswith("*"):
+        get_org(principal, topic.removeprefix(_OF_AN_ORG))
+        return
+    if not principal.on_platform(Role.VIEWER):
+        raise Http404("There is no such topic, or it is not yours to see.")
+
+
+def check_told(topic: str) -> None:
+    """Raises Http404 for a topic that nobody has told numbers of, which may be a misspelt one."""
+    is_one = ":" in topic and not topic.startswith(_OF_AN_ORG) and not topic.endswith("*")
+    if is_one and not Topic.objects.filter(name=topic).exists():
+        raise Http404("Nothing has been told of that topic yet.")

@@ -1,0 +1,138 @@
+"""Numbers of many series over some time, and how they are added up. No Django.
+
+    counter     what it grew by
+    gauge       (integral, seconds, max): value x seconds, the seconds it is known for, the highest
+    histogram   [sum, first, *counts]: seconds in all, the first bucket in use, counts from it on
+
+All of them are added: two seconds to ten, ten nodes to a fleet, in any order and grouping. That is why
+gauges are integrals: what a fleet holds is the sum of integrals over the length of time, and what a node
+held on average the integral over the seconds it is known for. Nothing is 0, (0, 0, 0) or [].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final
+
+import msgspec
+
+from telemetry.histogram import BUCKETS, Histogram
+from telemetry.metrics import Kind
+
+Number = int | float
+Gauge = tuple[Number, int, Number]
+Sparse = list[Number]
+Cell = Any  # one of them, as the kind of its series says
+
+NUMBER_MAX: Final = 1 << 53  # of a record
+NO_GAUGE: Final[Gauge] = (0, 0, 0)
+NO_TIMES: Final[Sparse] = []  # never changed: adding makes a new one
+
+
+class Cells(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """By kind, in the order of a shape."""
+
+    counters: list[Number]
+    gauges: list[Gauge]
+    histograms: list[Sparse]
+
+    def check(self) -> None:
+        """Raises ValueError for what can't be added to others."""
+        numbers = chain(self.counters, *self.gauges, *self.histograms)
+        if not _are_sound(list(numbers)) or any(seconds < 0 for _, seconds, _ in self.gauges):
+            raise ValueError("a number is beyond bounds")
+        if not all(_fits(cell) for cell in self.histograms if cell):
+            raise ValueError("a histogram has other buckets")
+
+    def of(self, kind: Kind) -> Sequence[Cell]:
+        if kind is Kind.COUNTER:
+            return self.counters
+        return self.gauges if kind is Kind.GAUGE else self.histograms
+
+
+def _are_sound(numbers: Sequence[Number]) -> bool:
+    """Finite, and small enough for many of them to be added."""
+    if not numbers:
+        return True
+    return math.isfinite(sum(numbers)) and -NUMBER_MAX < min(numbers) <= max(numbers) < NUMBER_MAX
+
+
+def _fits(cell: Sparse) -> bool:
+    if len(cell) < 3:
+        return False
+    first, last = cell[1], cell[1] + len(cell) - 2
+    is_inside = isinstance(first, int) and first >= 0 and last <= BUCKETS
+    return is_inside and set(map(type, cell[2:])) <= {int}
+
+
+def add_cells(each: Sequence[Cells]) -> Cells:
+    """One at least, and all of the same shape. Column by column, which is what is fast in Python."""
+    if len(each) == 1:
+        return each[0]
+    return Cells(
+        list(map(sum, zip(*[cells.counters for cells in each], strict=True))),
+        list(map(add_gauges, zip(*[cells.gauges for cells in each], strict=True))),
+        list(map(add_sparse, zip(*[cells.histograms for cells in each], strict=True))),
+    )
+
+
+def add_gauges(gauges: Sequence[Gauge]) -> Gauge:
+    known = [gauge for gauge in gauges if gauge[1]]
+    if not known:
+        return NO_GAUGE
+    integrals, seconds, most = zip(*known, strict=True)
+    return sum(integrals), sum(seconds), max(most)
+
+
+def add_sparse(cells: Sequence[Sparse]) -> Sparse:
+    by_first: dict[Number, list[Sparse]] = {}
+    for cell in cells:
+        if cell:
+            by_first.setdefault(cell[1], []).append(cell)
+    sums = [_add_aligned(first, aligned) for first, aligned in by_first.items()]
+    if len(sums) > 1:
+        return sparse(spread(sums), sum(cell[0] for cell in sums))
+    return sums[0] if sums else NO_TIMES
+
+
+def _add_aligned(first: Number, cells: list[Sparse]) -> Sparse:
+    """Those that begin with the same bucket."""
+    if len(cells) == 1:
+        return cells[0]
+    both: Sparse = list(map(sum, zip_longest(*cells, fillvalue=0)))
+    both[1] = first
+    return both
+
+
+def spread(cells: Iterable[Sparse]) -> list[int]:
+    """The counts of all buckets, added up."""
+    dense = [0] * BUCKETS
+    for cell in cells:
+        if cell:
+            index = int(cell[1])
+            for count in cell[2:]:
+                dense[index] += int(count)
+                index += 1
+    return dense
+
+
+def sparse(dense: Sequence[int], total: Number) -> Sparse:
+    """From the first bucket that is not empty to the last."""
+    used = [index for index, count in enumerate(dense) if count]
+    if not used:
+        return []
+    return [total, used[0], *dense[used[0] : used[-1] + 1]]
+
+
+def histogram_of(cells: Iterable[Sparse]) -> Histogram:
+    listed = [cell for cell in cells if cell]
+    return Histogram(spread(listed), float(sum(cell[0] for cell in listed)))
+
+
+ADD: Final[tuple[Callable[[Any], Cell], ...]] = (
+    sum,
+    add_gauges,
+    add_sparse,
+)  # by kind, all that are given

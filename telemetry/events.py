@@ -1,0 +1,71 @@
+"""What happened, in one order: to policies, sessions, placements and nodes; and alerts.
+
+The markers on charts, and what a page shows as "what changed shortly before". An event is noted in the
+transaction of what it tells of, so it is there exactly if that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from telemetry.models import Event
+from telemetry.topics import FLEET
+
+TOPICS_MAX: Final = 32
+SENTENCE_MAX: Final = 300
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('telemetry events'))"
+
+
+def note(
+    kind: str,
+    topics: Sequence[str],
+    sentence: str,
+    data: Mapping[str, Any] | None = None,
+    at: datetime | None = None,
+) -> Event:
+    """Add an event to the log of these topics, and of the fleet.
+
+    Call it inside the transaction of what it tells of, and late in it: until its end others wait. So
+    events become visible in the order of their numbers: who reads from a number on misses none.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
+    return Event.objects.create(
+        at=at or timezone.now(),
+        kind=kind,
+        topics=list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX],
+        sentence=sentence[:SENTENCE_MAX],
+        data=dict(data or {}),
+    )
+
+
+def events_of(
+    topic: str,
+    *,
+    kind: str = "",
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> QuerySet[Event]:
+    """Of one topic, unordered; of a kind, or of all kinds that begin so: `org` is also `org.update`."""
+    found = Event.objects.filter(topics__contains=[topic])
+    if kind:
+        found = found.filter(kind=kind) | found.filter(kind__startswith=f"{kind}.")
+    if since:
+        found = found.filter(at__gte=since)
+    if until:
+        found = found.filter(at__lt=until)
+    return found
+
+
+def forget_old_events(now: datetime, days: int) -> int:
+    """Charts reach no further back."""
+    deleted, _ = Event.objects.filter(at__lt=now - timedelta(days=days)).delete()
+    return deleted

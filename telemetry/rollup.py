@@ -1,0 +1,179 @@
+"""From pieces to ten seconds, from those to minutes and hours; and what is too old goes.
+
+Each level has a *line*: what is before it has been added up into that level. Whatever comes for before
+the line is added to the level at once, as one more row, and all the others in its time. So at every
+moment a level has exactly what is before its line, once, and the finer level has the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from telemetry.folding import bucket_of
+from telemetry.shapes import merged
+from telemetry.storage import (
+    LEVELS,
+    Names,
+    Shapes,
+    Stored,
+    cells_of,
+    copy_in,
+    day_of,
+    drop_days,
+    encoded,
+    make_days,
+)
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 3  # for records of a bucket that is over
+DAYS_AHEAD: Final = 2
+DAYS_LATE: Final = 1  # for records: older ones are not taken
+TOPICS_AT_ONCE: Final = 200
+STEPS_MAX: Final = 60  # of one call, so that who calls can do something else, too
+# A finer level, and what is made of it.
+_COARSER: Final = (("10s", "1m"), ("1m", "1h"))
+
+
+class RollUp:
+    """One at a time does it, whoever comes first; the others find nothing to do."""
+
+    def __init__(self, rows: Counter[str] | None = None) -> None:
+        """`rows` that were written are counted there, by level."""
+        self.days = days_kept()
+        self.rows: Counter[str] = Counter() if rows is None else rows
+        self._shapes = Shapes()
+        self._names = Names()
+        self._today = day_of(0)
+
+    # Partitions
+
+    def tend_days(self, now: float) -> None:
+        """Make partitions ahead and drop those that are over. Often enough is once an hour."""
+        today = day_of(now)
+        for level, days in self.days.items():
+            make_days(level, [today + timedelta(days=day) for day in range(-DAYS_LATE, DAYS_AHEAD + 1)])
+            if dropped := drop_days(level, today - timedelta(days=days)):
+                log.info("dropped %d days of %s", dropped, level)
+        longest = today - timedelta(days=max(self.days.values()) + 1)
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM telemetry_storedshape WHERE seen_on < %s", [longest])
+
+    # Lines
+
+    def advance(self, now: float) -> bool:
+        """Do what is due, oldest first, each step in a transaction of its own. Whether there is more."""
+        return all(self._step(now) for _ in range(STEPS_MAX))
+
+    def _step(self, now: float) -> bool:
+        """Whether something was done."""
+        over = bucket_of(now - GRACE_SECONDS)
+        self._today = day_of(now)
+        try:
+            with transaction.atomic():
+                lines = _lock_lines()
+                return bool(lines) and (self._from_fresh(lines, over) or self._move_a_line(lines, over))
+        except BaseException:
+            self._names.clear()
+            raise
+
+    def _from_fresh(self, lines: dict[str, int], over: int) -> bool:
+        """The oldest ten seconds that are over and lie in pieces."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT min(bucket) FROM telemetry_fresh WHERE bucket < %s", [over])
+            (bucket,) = cursor.fetchone()
+            if bucket is None:
+                return False
+            cursor.execute(
+                "DELETE FROM telemetry_fresh WHERE bucket = %s RETURNING topic, shape, bucket, cells",
+                [bucket],
+            )
+            rows = self._merged(map(Stored._make, cursor.fetchall()), bucket)
+        self._write("10s", rows)
+        for level, width in LEVELS.items():
+            if level != "10s" and bucket < lines[level]:
+                self._write(level, [row._replace(bucket=bucket_of(bucket, width)) for row in rows])
+        return True
+
+    def _move_a_line(self, lines: dict[str, int], over: int) -> bool:
+        """Add up a minute or an hour whose rows are all there, and move its line behind it."""
+        ends = {"10s": over, "1m": lines["1m"]}
+        for finer, coarser in _COARSER:
+            width = LEVELS[coarser]
+            end = bucket_of(ends[finer], width)
+            if end <= lines[coarser]:
+                continue
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"SELECT min(bucket) FROM telemetry_{finer} WHERE bucket >= %s AND bucket < %s",  # noqa: S608
+                    [lines[coarser], end],
+                )
+                (first,) = cursor.fetchone()
+                if first is not None:
+                    start = bucket_of(first, width)
+                    end = start + width
+                    self._add_up(finer, coarser, start, end)
+                cursor.execute("UPDATE telemetry_line SET at = %s WHERE level = %s", [end, coarser])
+            return True
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE telemetry_line SET at = %s WHERE level = '10s' AND at < %s", [over] * 2
+            )
+        return False
+
+    def _add_up(self, finer: str, coarser: str, start: int, end: int) -> None:
+        """Some topics after the other: an hour of a large fleet would not fit into memory well."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM telemetry_topic ORDER BY id")
+            topics = [topic for (topic,) in cursor.fetchall()]
+            for place in range(0, len(topics), TOPICS_AT_ONCE):
+                cursor.execute(
+                    f"SELECT topic, shape, bucket, cells FROM telemetry_{finer} "  # noqa: S608
+                    "WHERE topic = ANY(%s) AND bucket >= %s AND bucket < %s",
+                    [topics[place : place + TOPICS_AT_ONCE], start, end],
+                )
+                self._write(coarser, self._merged(map(Stored._make, cursor.fetchall()), start))
+
+    def _merged(self, rows: Iterable[Stored], bucket: int) -> list[Stored]:
+        """One for each topic."""
+        listed = sorted(rows, key=attrgetter("topic"))
+        shapes = self._shapes.of({row.shape for row in listed})
+        made = []
+        for topic, its in groupby(listed, key=attrgetter("topic")):
+            shape, cells = merged([(shapes[row.shape], cells_of(row.cells)) for row in its])
+            made.append((topic, shape, encoded(cells)))
+        self._names.learn_shapes([shape for _, shape, _ in made], self._today)
+        return [Stored(topic, self._names.number(shape), bucket, cells) for topic, shape, cells in made]
+
+    def _write(self, level: str, rows: list[Stored]) -> None:
+        """All of one bucket. Its day is there as a rule; not after days in which nobody rolled up."""
+        if rows and (day := day_of(rows[0].bucket)) < self._today:
+            make_days(level, [day])
+        copy_in(level, rows)
+        self.rows[level] += len(rows)
+
+
+def days_kept() -> dict[str, int]:
+    """As the settings say."""
+    return {
+        "10s": settings.TELEMETRY_DAYS_10S,
+        "1m": settings.TELEMETRY_DAYS_1M,
+        "1h": settings.TELEMETRY_DAYS_1H,
+    }
+
+
+def _lock_lines() -> dict[str, int]:
+    """Where the lines are; nothing if somebody else is at it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT level, at FROM telemetry_line ORDER BY level FOR UPDATE SKIP LOCKED")
+        lines = dict(cursor.fetchall())
+    return lines if lines.keys() >= LEVELS.keys() else {}

@@ -1,0 +1,128 @@
+"""From an evict on a real agent to a number from the API of a real console, all real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from django.conf import settings
+
+from console.environment import PROJECT
+from tests.kvss_agent.process import agent, document, spec
+from tests.live import LiveConsole, live_console, wait_until
+from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, told
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@contextlib.contextmanager
+def ingest_of(console: LiveConsole, log: Path) -> Iterator[None]:
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "ingest"],
+            cwd=PROJECT,
+            env=console.environment,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0, log.read_text()
+
+
+def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the_fleet(
+    tmp_path: Path,
+) -> None:
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()
+    telling = ("--telemetry", settings.REDIS_URL)
+    with (
+        live_console(tmp_path) as console,
+        ingest_of(console, tmp_path / "ingest.log"),
+        agent(tmp_path / "agent", "--name", "ax-7", *telling) as node,
+        httpx.Client(
+            base_url=f"{console.address}/api/v1",
+            headers={"authorization": f"Bearer {console.token()}"},
+            timeout=30,
+        ) as api,
+        contextlib.ExitStack() as ending,
+    ):
+        api.post(
+            "/orgs", json={"slug": "acme", "name": "Acme"}, headers={"Idempotency-Key": "1"}
+        ).raise_for_status()
+        node.tell(document(1, spec("s", 20, EACH * C)))
+        daemon = Daemon(tmp_path / "driver", "--name", "job7", *telling)
+        ending.callback(daemon.stop)
+        daemon.control("desired", told([node]))
+        wait_until("it is ready", daemon.is_ready)
+        tokens = list(range(3 * C))
+        stored = daemon.store(ACME, tokens, kv(3 * C)).json()["bytes"]
+        assert daemon.load(ACME, [*tokens, *tokens[:C]])[0] == 3 * C
+
+        def sum_of(topic: str, name: str, fold: str = "sum", **more: Any) -> float | None:
+            asked = {"topic": topic, "name": name, "fold": fold, **more}
+            answer = api.get("/metrics/query", params=asked)
+            if answer.status_code == 404:  # nobody has told anything of it yet
+                return None
+            assert answer.status_code == 200, answer.text
+            [*lines] = answer.json()["series"]
+            values = [value for line in lines for value in line["values"] if value is not None]
+            return sum(values) if fold == "sum" else max(values, default=None)
+
+        events: dict[str, Any] = {"name": "kvss_shard_events_total", "label": "event:evicts"}
+        for topic in ("node:ax-7", "fleet"):
+            wait_until("evicts", lambda: sum_of(topic, **events) == 3, 20)  # noqa: B023
+        wait_until("bytes", lambda: sum_of("driver:job7", "swdriver_bytes_total") == 2 * stored, 20)
+        assert sum_of("org:acme", "swdriver_evict_seconds") == 1
+        assert sum_of("org:acme", "swdriver_hit_tokens_total") == 3 * C
+        ratio = {"over": "swdriver_requested_tokens_total"}
+        assert sum_of("org:acme", "swdriver_hit_tokens_total", "ratio", **ratio) == 0.75
+        refill = sum_of("org:acme", "swdriver_refill_seconds", "p99")
+        assert refill is not None
+        assert 0 < refill < 10
+        granted = sum_of("node:ax-7", "kvss_granted_bytes", "max")
+        assert granted == node.observed()["memory"]["granted_bytes"]
+        daemon.store(ACME, [7] * C, kv(C))
+        ending.close()
+        wait_until("the last moment of a driver", lambda: sum_of("fleet", **events) == 4, 20)
+        kinds = httpx.get(
+            f"{console.address}/metrics", headers={"authorization": api.headers["authorization"]}
+        ).text
+        assert 'tidegate_sources{kind="agent"} 1' in kinds
+
+
+def test_an_agent_does_not_notice_that_redis_is_away(tmp_path: Path) -> None:
+    nowhere = "redis://127.0.0.1:1/0"
+    with agent(tmp_path / "a", "--telemetry", nowhere) as node:
+        node.tell(document(1, spec("s", 20, EACH * C)))
+        with node.client("shm") as shard:
+            assert shard.evict(0, b"k" * 16, b"t" * 16, 64, memoryview(bytes(EACH * C))) == 1
+        wait_until("it says so", lambda: "Numbers wait for Redis" in node.log)
+        text = node.http.get("/metrics").text
+        assert 'kvss_shard_events_total{shard="s",event="evicts"} 1' in text
+        assert node.stop() == 0
+
+
+@pytest.mark.parametrize("url", ["http://x", "redis:", "redis://:secret@host:port"])
+def test_an_address_that_makes_no_sense_stops_the_start_and_hides_its_password(
+    url: str, tmp_path: Path
+) -> None:
+    for module in (["kvss_agent"], ["swdriver_shim", "serve"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *module, "--state-dir", str(tmp_path), "--telemetry", url],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 78
+        assert "--telemetry is (hidden): it should be a URL that begins with redis://" in done.stderr
+        assert "secret" not in done.stderr

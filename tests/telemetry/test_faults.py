@@ -1,0 +1,218 @@
+"""Whatever is killed or stopped, and whenever: what was counted is in PostgreSQL afterwards, once.
+
+Redis, PostgreSQL and ingest as real processes, and emitters that never pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from console.environment import PROJECT
+from console.stack import postgres, redis
+from console.stack.embedded import Server, running
+from telemetry.emitter import Emitter
+from telemetry.histogram import Histogram
+from telemetry.metrics import Catalog, Sink
+from telemetry.records import STREAM
+from telemetry.shapes import Shape
+from telemetry.storage import cells_of
+from tests.live import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+CATALOG = Catalog()
+COLUMNS = CATALOG.counter("test_columns_total", "Columns.", "org")
+EVICT = CATALOG.histogram("test_evict_seconds", "Evicts.", "shard")
+PAUSED_SECONDS = 4.0
+EMITTERS = 8
+Running = contextlib.AbstractContextManager[subprocess.Popen[bytes]]
+
+
+class Host:
+    """Counts a little more each time it is looked at, so that no record is empty."""
+
+    def __init__(self) -> None:
+        self.columns = 0
+        self.evict = Histogram()
+
+    def collect(self, into: Sink) -> None:
+        self.columns += 7
+        self.evict.record(0.001, 3)
+        into.put(COLUMNS, [({"org": "acme"}, self.columns)])
+        into.put(EVICT, [({"shard": "s"}, self.evict)])
+
+
+class Process:
+    """One that can be killed and started again."""
+
+    def __init__(self, start: Callable[[], Running]) -> None:
+        self._start = start
+        self._running = contextlib.ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.process = self._running.enter_context(self._start())
+
+    def kill(self) -> None:
+        for each in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.process.wait(10)
+        self._running.close()
+
+    def stop(self) -> None:
+        self._running.close()
+
+    def pause(self, seconds: float) -> None:
+        each = self._all()
+        for one in each:
+            one.suspend()
+        time.sleep(seconds)
+        for one in each:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.resume()
+
+    def _all(self) -> list[psutil.Process]:
+        process = psutil.Process(self.process.pid)
+        return [process, *process.children(recursive=True)]
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.postgres_server = postgres.prepare(directory / "postgres", durable=True)
+        self.redis_server = redis.prepare(directory / "redis", durable=True)
+        self.postgres = Process(lambda: self._server(self.postgres_server, "postgres"))
+        self.redis = Process(lambda: self._server(self.redis_server, "redis"))
+        self.environment = {
+            **os.environ,
+            "DATABASE_URL": self.postgres_server.url,
+            "REDIS_URL": self.redis_server.url,
+        }
+        migrate = [sys.executable, "manage.py", "migrate", "-v", "0"]
+        subprocess.run(migrate, cwd=PROJECT, env=self.environment, check=True)
+        self.ingests = [Process(self._ingest) for _ in range(2)]
+
+    def _server(
+        self, server: Server, name: str
+    ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        server.stop_leftover()
+        return running(server, self._directory / f"{name}.log")
+
+    @contextlib.contextmanager
+    def _ingest(self) -> Iterator[subprocess.Popen[bytes]]:
+        with (self._directory / "ingest.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "manage.py", "ingest"],
+                cwd=PROJECT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+        yield process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+    def stop(self) -> None:
+        for process in (*self.ingests, self.redis, self.postgres):
+            process.stop()
+
+    def sums(self, *tables: str) -> dict[str, tuple[int, int]]:
+        """By topic: columns and evicts."""
+        found: dict[str, tuple[int, int]] = {}
+        with psycopg.connect(self.postgres_server.url) as connection:
+            told = connection.execute("SELECT id, encoded FROM telemetry_storedshape").fetchall()
+            shapes = {number: Shape.decode(encoded) for number, encoded in told}
+            for table in tables:
+                rows = connection.execute(
+                    "SELECT name, shape, cells "  # noqa: S608 - a table of ours
+                    f"FROM telemetry_{table} JOIN telemetry_topic ON id = topic"
+                )
+                for topic, shape, cells in rows:
+                    columns, evicts = found.get(topic, (0, 0))
+                    for one, cell in shapes[shape].pairs(cells_of(cells)):
+                        columns += cell if one.name == COLUMNS.name else 0
+                        evicts += sum(cell[2:]) if one.name == EVICT.name else 0
+                    found[topic] = columns, evicts
+        return found
+
+    def missing(self) -> list[tuple[int, int]]:
+        with psycopg.connect(self.postgres_server.url) as connection:
+            return connection.execute(
+                "SELECT sequence, missing FROM telemetry_source WHERE kind = 'agent' ORDER BY name"
+            ).fetchall()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_nothing_is_lost_and_nothing_is_doubled(world: World) -> None:
+    hosts = [Host() for _ in range(EMITTERS)]
+    emitters = [
+        Emitter(world.redis_server.url, "agent", "1", name=f"ax-{n}", collect=host.collect).start()
+        for n, host in enumerate(hosts)
+    ]
+    wait_until("numbers arrive", lambda: "fleet" in world.sums("fresh"))
+    for what in (world.redis, world.postgres, *world.ingests):
+        what.pause(PAUSED_SECONDS)
+        what.kill()
+        time.sleep(1.5)  # numbers go on being counted meanwhile
+        what.start()
+        wait_until("it goes on", lambda: _grows(world))
+    for emitter in emitters:
+        emitter.stop()
+    assert [(emitter.dropped, emitter.backlog) for emitter in emitters] == [(0, 0)] * EMITTERS
+    expected = {f"node:ax-{n}": (host.columns, host.evict.count) for n, host in enumerate(hosts)}
+    expected["org:acme"] = (sum(host.columns for host in hosts), 0)
+    expected["fleet"] = (expected["org:acme"][0], sum(host.evict.count for host in hosts))
+
+    def all_is_there() -> bool:
+        found = world.sums("fresh", "10s")
+        return {topic: found.get(topic) for topic in expected} == expected
+
+    wait_until("all that was counted", all_is_there, 90)
+    assert world.missing() == [
+        (emitter.sequence, 0) for emitter in sorted(emitters, key=lambda e: e.source)
+    ]
+    wait_until("minutes are made of it", lambda: "fleet" in world.sums("1m"), 90)
+
+
+def _grows(world: World) -> bool:
+    """Whether something new has come in, from when everything was there again."""
+    before = world.sums("fresh", "10s").get("fleet", (0, 0))
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if world.sums("fresh", "10s").get("fleet", (0, 0)) > before:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_the_stream_is_empty_when_all_is_written(world: World) -> None:
+    import redis as client_of
+
+    host = Host()
+    emitter = Emitter(world.redis_server.url, "agent", "1", collect=host.collect)
+    for _ in range(5):
+        emitter.emit(time.time())
+    emitter._redis.close()
+    client = client_of.Redis.from_url(world.redis_server.url)
+    wait_until("it is written", lambda: world.sums("fresh").get("fleet", (0,))[0] == host.columns)
+    wait_until("and taken out", lambda: client.xlen(STREAM) <= len(world.ingests))
+    client.close()
