@@ -249,6 +249,7 @@ class Shard:
     def _settle(self, client: ShardClient) -> None:
         if client.incarnation != self._incarnation:  # its memory is new, and empty
             self._written = array("Q", bytes(8 * client.slots))
+            self._still_there.clear()  # with which number what lies at an old home was written is lost
             self._incarnation = client.incarnation
             self.lives += 1
         client.on_line = client.on_lost = self._tell
