@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.client import Miss
+from kvss_agent.core import BATCH_MAX
 from kvss_agent.wire import DATA_KEY_BYTES
+from swdriver_shim import resuming
 from swdriver_shim.carrier import Carrier, Seeking
-from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import ColumnState, Ledger, Match, Store
 from swdriver_shim.moving import Keeper
@@ -33,6 +36,7 @@ from swdriver_shim.pace import Pace
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
+from swdriver_shim.resuming import LedgerNote
 from swdriver_shim.slots import Removal
 
 log = logging.getLogger(__name__)
@@ -42,6 +46,17 @@ CLEARS_AT_ONCE: Final = 64
 THREADS_MAX: Final = 32
 
 T = TypeVar("T")
+
+
+class Notes(NamedTuple):
+    """A directory, and the keys of orgs that are served, by namespace."""
+
+    directory: Path
+    keys: Callable[[str, Namespace], Keys | None]
+
+    @property
+    def path(self) -> Path:
+        return self.directory / resuming.NAME
 
 
 class Asked(NamedTuple):
@@ -109,8 +124,11 @@ class Decider:
         shards: Sequence[Sequence[Keeper]],
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        notes: Notes | None = None,
     ) -> None:
-        """`shards` of each group, in the layout's order."""
+        """`shards` of each group, in the layout's order. `notes`: to go on with what an earlier life has
+        left, and to leave what the next one goes on with."""
         if [len(group.bytes_per_token) for group in layout.groups] != [len(of) for of in shards]:
             raise ValueError("there is one shard for each that the layout names")
         self.layout = layout
@@ -129,6 +147,12 @@ class Decider:
         self._paces: dict[str, Pace] = {}  # of refills, by org
         for shard in self._all:
             shard.on_line = self._wake.set
+        self._wall_clock = wall_clock
+        self._notes = notes
+        self._unknown: dict[int, list[int]] = {}  # slots to be emptied before anything is served
+        if notes and (left := resuming.take(notes.path, LedgerNote)):
+            unknown = resuming.go_on(self.ledger, left, notes.keys, clock(), wall_clock())
+            self._unknown = {group: slots for group, slots in enumerate(unknown) if slots}
         self._follow_shards()
         self._house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._house.start()
@@ -137,10 +161,22 @@ class Decider:
         self._stop.set()
         self._wake.set()
         self._house.join()
+        if self._notes:
+            self._leave(self._notes)
         self._threads.shutdown()
         for shard in self._all:
             shard.close()
         self._carrier.close()
+
+    def _leave(self, notes: Notes) -> None:
+        with self._lock:
+            if self._unknown:
+                return  # it has never begun
+            note = resuming.left_by(self.ledger, self._clock(), self._wall_clock())
+        try:
+            resuming.write(notes.path, note)
+        except OSError as error:
+            log.warning("No note can be left for the next life: %s", error)
 
     @property
     def _all(self) -> list[Keeper]:
@@ -400,8 +436,7 @@ class Decider:
     # Housekeeping
 
     def _keep_house(self) -> None:
-        # An interpreter that ends without `close` has ended its pools of threads by then.
-        while not self._stop.is_set() and threading.main_thread().is_alive():
+        while not self._stop.is_set():
             self._wake.wait(HOUSEKEEPING_SECONDS)
             self._wake.clear()
             try:
@@ -460,7 +495,23 @@ class Decider:
             if (moves := sum(shard.moves for shard in self._all)) != self._moves:
                 self._moves = moves
                 self.ledger.tier2.purge_again()
-            self.ledger.reachable = all(shard.slots is not None for shard in self._all)
+        for group in list(self._unknown):
+            self._empty(group)
+        with self._lock:
+            is_here = all(shard.slots is not None for shard in self._all)
+            self.ledger.reachable = is_here and not self._unknown
+
+    def _empty(self, group: int) -> None:
+        """The slots of which nobody knows what an earlier life has left in them."""
+        slots, shards = self._unknown[group], self._keepers[group]
+        if any(shard.slots is None for shard in shards):
+            return
+        while slots:
+            some = slots[-BATCH_MAX:]
+            if not all(shard.clear(some, scrub=False) for shard in shards):
+                return
+            del slots[-BATCH_MAX:]
+        del self._unknown[group]
 
 
 def is_new(column: Column, match: Match) -> bool:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.carrier import Seeking
-from swdriver_shim.deciding import Asked, Decider, is_new
+from swdriver_shim.deciding import Asked, Decider, Notes, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Match
@@ -77,10 +77,13 @@ class Driver(Decider):
         shards: Sequence[Sequence[Shard]],
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        notes: Notes | None = None,
     ) -> None:
-        """`shards` of each group, in the layout's order."""
+        """`shards` of each group, in the layout's order. `notes` as in `Decider`: the shards' are in the
+        same directory."""
         self._shards = shards
-        super().__init__(layout, model, shards, clock=clock)
+        super().__init__(layout, model, shards, clock=clock, wall_clock=wall_clock, notes=notes)
         self._objects: ObjectStore | None = None
         if layout.groups[0].alone:
             self._objects = ObjectStore(

@@ -21,8 +21,13 @@ class NotGranted(Exception):
     """An agent can't be had as it has to be. A sentence."""
 
 
-def shard_name(driver: str, group: str, index: int) -> str:
-    return f"{driver}.{group}.{index}"
+def part_name(group: str, index: int) -> str:
+    """The same whoever keeps it, so that drivers find each other's columns in tier 2."""
+    return f"{group}.{index}"
+
+
+def shard_name(driver: str, part: str) -> str:
+    return f"{driver}.{part}"
 
 
 def grant(
@@ -39,8 +44,8 @@ def grant(
     What it kept for this driver before stays if it is of the same size. Raises NotGranted: also where it
     keeps something for somebody else, which would be taken away by this.
     """
-    names = {
-        shard_name(driver, group.name, index): size
+    parts = {
+        part_name(group.name, index): size
         for group in layout.groups
         for index, size in enumerate(group.slot_bytes)
     }
@@ -59,14 +64,14 @@ def grant(
                 "generation": generation,
                 "shards": [
                     {
-                        "name": name,
+                        "name": shard_name(driver, part),
                         "driver": driver,
                         "slot_bytes": size,
                         "slots": slots,
                         "namespace": namespace,
-                        "part": name,
+                        "part": part,
                     }
-                    for name, size in names.items()
+                    for part, size in parts.items()
                 ],
                 "peers": [{"name": driver, "secret": base64.b64encode(secret).decode()}],
                 "tier2": tier2,

@@ -71,6 +71,7 @@ class Open(Struct, frozen=True, tag=True):
     shard: str
     driver: str
     secret: bytes
+    notes: str | None
 
 
 class Clear(Struct, frozen=True, tag=True):
@@ -293,7 +294,8 @@ class MovingHalf:
             self._homes[name] = Home(what.address, what.shard, lambda: credentials)
             shard = self.shards.get(name)
             if shard is None:
-                shard = self.shards[name] = Shard(name, self._connect(name))
+                notes = Path(what.notes) if what.notes else None
+                shard = self.shards[name] = Shard(name, self._connect(name), notes)
                 shard.on_line = lambda: self._say_changed(name)
         return shard.open()
 
@@ -407,8 +409,9 @@ class Line:
 class FarShard:
     """A shard that a worker holds: does what is asked of a `Shard` and needs no bytes. See there."""
 
-    def __init__(self, name: str, line: Line, home: Home) -> None:
+    def __init__(self, name: str, line: Line, home: Home, notes: Path | None = None) -> None:
         self.name = name
+        self._notes = str(notes) if notes else None
         self.on_line: Callable[[], None] = _nobody
         self._line = line
         self._home = home
@@ -457,7 +460,8 @@ class FarShard:
     def open(self) -> bool:
         home = self._home
         credentials = home.credentials()
-        what = Open(home.address, home.shard, credentials.driver, credentials.secret or b"")
+        secret = credentials.secret or b""
+        what = Open(home.address, home.shard, credentials.driver, secret, self._notes)
         return self._ask(what, bool, False)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:

@@ -27,6 +27,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from swdriver_shim.eviction import Eviction
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
@@ -372,8 +373,13 @@ class Ledger:
         """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
         tokens = max(match.tokens, match.had) + match.settled.total()
         missed = match.missed = Counter(match.settled)
-        gap = Reason.NEVER_STORED
-        for depth in range(tokens // COLUMN_TOKENS, len(match.keys)):
+        gap, first = Reason.NEVER_STORED, tokens // COLUMN_TOKENS
+        if first < len(match.keys) and not any(paths[0].found[first:]):  # most often there is nothing
+            reasons = self.ghosts.reasons(match.keys[first:])
+            for why, count in Counter(reasons).items():
+                missed[why] += count * COLUMN_TOKENS
+            gap, first = reasons[-1], len(match.keys)
+        for depth in range(first, len(match.keys)):
             for path in paths:
                 if reason := self.reason(path.found[depth], match.keys[depth], now):
                     gap = reason
@@ -453,9 +459,7 @@ class Ledger:
         if not self.slots.end(store):
             return
         self.tier2.stored(store.places)
-        seconds: dict[int | None, int] = {}  # of columns of this age, by their own time to live
-        writing = State.WRITING
-        leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
+        writing, came = State.WRITING, list[Column]()
         for column, slot in store.places:
             if column.state is not writing or column.slot != slot:
                 continue  # purged or taken away meanwhile
@@ -464,10 +468,8 @@ class Ledger:
                 continue
             column.stored_at = column.used_at = now
             column.kept_at = None
-            self.arrived(column, now, has_leftovers=leftovers[column.home.group])
-            if column.ttl not in seconds:
-                seconds[column.ttl] = self._second(column)
-            self._have_looked_at(column, seconds[column.ttl])
+            came.append(column)
+        self.arrived(came, now)
 
     def _store_window(
         self,
@@ -505,6 +507,7 @@ class Ledger:
         policy = home.account.policy
         born, seen = _over(policy, now)
         payers = Payers(self.accounts, home.group, home.account, home.column_bytes)
+        is_unlimited, take = policy.dram_bytes_max is None, self.slots.pools[home.group].take
         empty, ready = State.EMPTY, State.READY
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
@@ -524,10 +527,16 @@ class Ledger:
                     if home.linked:
                         return depth * COLUMN_TOKENS
                     continue
-                slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
+                # Behind a column that holds nothing there is no tail to take over.
+                slot = take() if is_unlimited and home.linked and parent and not parent.holds else None
                 if slot is None:
-                    return depth * COLUMN_TOKENS
-                column = column or self.add(home, prompt, key, parent, depth, tokens)
+                    slot = self._slot_for(home, prompt, depth, tokens, parent, column, payers, now)
+                    if slot is None:
+                        return depth * COLUMN_TOKENS
+                if column is None and tokens == COLUMN_TOKENS:
+                    column = home.add(key, parent, depth)
+                elif column is None:
+                    column = home.add_tail(key, parent, depth, tokens, _before(prompt, depth))
                 self.occupy(column, slot, State.WRITING)
                 column.ttl = rules.ttl_seconds
                 if rules.priority is not None:
@@ -538,14 +547,6 @@ class Ledger:
                 column.ttl = rules.ttl_seconds if longer else column.ttl
             parent = column
         return verified
-
-    @staticmethod
-    def add(
-        home: PrefixMap, prompt: Prompt, key: bytes, parent: Column | None, depth: int, tokens: int
-    ) -> Column:
-        if tokens == COLUMN_TOKENS:
-            return home.add(key, parent, depth)
-        return home.add_tail(key, parent, depth, tokens, _before(prompt, depth))
 
     def _slot_for(
         self,
@@ -821,18 +822,35 @@ class Ledger:
         """It has this slot from here on; its bytes are on their way there."""
         home = column.home
         column.state, column.slot, column.uses = state, slot, 0
-        column.ttl, column.priority = None, home.account.policy.priority
-        self._charge(home, home.column_bytes)
+        account, size = home.account, home.column_bytes
+        column.ttl, column.priority = None, account.policy.priority
+        account.bytes += size
+        account.group_bytes[home.group] += size
 
-    def arrived(self, column: Column, now: float, *, has_leftovers: bool = True) -> None:
-        """Its bytes are in its slot, on all agents. `has_leftovers`: others' may have lain there."""
-        column.state = State.READY
-        if has_leftovers:
-            self.slots.overwritten(column.home.group, column.slot)
-        self.ghosts.forget(column.key)
-        column.home.account.queue(column).stored(column, now)
-        if self.watch:
-            self.watch.arrived(column)
+    def arrived(self, columns: Iterable[Column], now: float) -> None:
+        """The bytes of these, which are one org's, are in their slots, on all agents."""
+        ready, forget = State.READY, self.ghosts.forget if self.ghosts else None
+        leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
+        queues: dict[tuple[int, int], Eviction[Column]] = {}
+        seconds: dict[tuple[float, float, int | None], int] = {}  # of columns of one age
+        for column in columns:
+            column.state = ready
+            home = column.home
+            if leftovers[home.group]:  # others' may have lain there
+                self.slots.overwritten(home.group, column.slot)
+            if forget:
+                forget(column.key)
+            queue = queues.get((home.group, column.priority))
+            if queue is None:
+                queue = queues[home.group, column.priority] = home.account.queue(column)
+            queue.stored(column, now)
+            age = column.stored_at, column.used_at, column.ttl
+            second = seconds.get(age)
+            if second is None:
+                second = seconds[age] = self._second(column)
+            self._have_looked_at(column, second)
+            if self.watch:
+                self.watch.arrived(column)
 
     def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
@@ -864,13 +882,10 @@ class Ledger:
                 self.watch.gone(column)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
-        self._charge(column.home, -column.bytes)
+        home = column.home
+        home.account.bytes -= home.column_bytes
+        home.account.group_bytes[home.group] -= home.column_bytes
         return slot
-
-    @staticmethod
-    def _charge(home: PrefixMap, size: int) -> None:
-        home.account.bytes += size
-        home.account.group_bytes[home.group] += size
 
     @staticmethod
     def expires_at(column: Column) -> float:
@@ -942,8 +957,11 @@ class Ledger:
 
 def stamp(account: Account, hit: Sequence[Column], now: float) -> None:
     """Stamp the columns of a hit. Its eviction policies hear of it before."""
-    for priority in {column.priority for column in hit}:
-        path = [column for column in hit if column.priority == priority]
+    priorities = {column.priority for column in hit}
+    for priority in priorities:
+        path = hit
+        if len(priorities) > 1:
+            path = [column for column in hit if column.priority == priority]
         account.queue(path[0]).used(path, now)
     for column in hit:
         column.used_at = now

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ from kvss_agent.client import (
     Wanted,
 )
 from kvss_agent.core import BATCH_MAX
+from swdriver_shim.resuming import ShardNote, take, write
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +151,10 @@ class Sight:
 class Shard:
     """All methods may be called from any thread; evicts are taken one after the other."""
 
-    def __init__(self, name: str, connect: Connect) -> None:
+    def __init__(self, name: str, connect: Connect, notes: Path | None = None) -> None:
+        """`notes`: a directory where it leaves what its next life goes on with (`resuming`)."""
         self.name = name
+        self._note = notes / name if notes else None
         # Told, from any thread, when `slots` may have changed.
         self.on_line: Callable[[], None] = _nobody
         self.lost_because = "not connected yet"
@@ -163,6 +167,7 @@ class Shard:
         self._incarnation = b""
         self._tried_at = -RECONNECT_SECONDS
         self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
+        self._number = 0  # of the last evict
         self._old: ShardClient | None = None  # where it moves away from
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
@@ -199,7 +204,7 @@ class Shard:
             self._tried_at, connect = time.monotonic(), self._connect
         try:
             client = connect()
-            if not self._incarnation:
+            if not self._incarnation and not self._goes_on_with(client):
                 _empty(client)
         except Lost as error:
             self.lost_because = str(error)
@@ -209,6 +214,15 @@ class Shard:
         if not is_settled:
             client.close()
         self.on_line()
+        return True
+
+    def _goes_on_with(self, client: ShardClient) -> bool:
+        """Whether its memory is as an earlier life has left it, to the last evict."""
+        left = take(self._note, ShardNote) if self._note else None
+        if left is None or (client.incarnation, client.applied) != (left.incarnation, left.applied):
+            return False
+        with self._lock:
+            self._incarnation, self._written = left.incarnation, left.numbers
         return True
 
     def _settle_anew(self, client: ShardClient, connect: Connect) -> bool:
@@ -252,11 +266,24 @@ class Shard:
         self.on_line()
 
     def close(self) -> None:
+        if self._note:
+            self._leave(self._note)
         with self._lock:
             clients = [client for client in (self._client, self._old) if client]
             self._client = self._old = None
         for client in clients:
             client.close()
+
+    def _leave(self, note: Path) -> None:
+        with self._writing, self._lock:
+            client, is_whole = self._client, self._old is None
+            if client is None or not is_whole:
+                return
+            try:
+                client.wait_applied(self._number)
+                write(note, ShardNote(client.incarnation, client.applied, self._written.tobytes()))
+            except (Lost, NotApplied, OSError) as error:
+                log.warning("Shard %s can't leave a note for its next life: %s", self.name, error)
 
     # Bytes
 
@@ -275,6 +302,7 @@ class Shard:
                 self._lose(client, error)
                 return False
             with self._lock:
+                self._number = last
                 for sequence, column in enumerate(columns, last - len(columns) + 1):
                     self._written[column.slot] = sequence + 1
                     self._still_there.discard(column.slot)

@@ -123,23 +123,23 @@ class PrefixMap:
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty place for a whole column."""
-        return self._link(Column(self, key, parent if self.linked else None, depth, COLUMN_TOKENS))
+        parent = parent if self.linked else None
+        column = self.columns[key] = Column(self, key, parent, depth, COLUMN_TOKENS)
+        if parent:
+            parent.holds += 1
+        return column
 
     def add_tail(
         self, key: bytes, parent: Column | None, depth: int, tokens: int, before: bytes
     ) -> Tail:
         """The same for a tail. `before` is the key of the column before it, empty for none."""
-        tail = Tail(self, key, parent if self.linked else None, depth, tokens)
+        parent = parent if self.linked else None
+        tail = self.columns[key] = Tail(self, key, parent, depth, tokens)
+        if parent:
+            parent.holds += 1
         tail.before = before
         self._tails.setdefault(before, []).append(tail)
-        self._link(tail)
         return tail
-
-    def _link(self, column: Column) -> Column:
-        self.columns[column.key] = column
-        if column.parent:
-            column.parent.holds += 1
-        return column
 
     def tails(self, before: bytes) -> Sequence[Tail]:
         """The tails right behind the column of this key, the longest first."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import repeat
 from typing import Final
 
 GHOSTS_MAX: Final = 1 << 17
@@ -47,6 +49,10 @@ class Ghosts:
 
     def why(self, key: bytes) -> Reason:
         return self._reasons.get(key, Reason.NEVER_STORED)
+
+    def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
+        """The same of each."""
+        return list(map(self._reasons.get, keys, repeat(Reason.NEVER_STORED)))
 
 
 class Tally:

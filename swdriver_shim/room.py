@@ -79,6 +79,17 @@ class Pool:
         self.used += len(taken)
         return taken
 
+    @property
+    def had(self) -> int:
+        """All slots that anybody has ever had are below this."""
+        return self._untouched
+
+    def adopt(self, taken: Collection[int], had: int) -> None:
+        """A pool that nobody has used yet goes on from another's: these are in use, of so many."""
+        self.line = self._untouched = had
+        self.used = len(taken)
+        self._free = [slot for slot in range(had) if slot not in taken]
+
     def set_line(self, slots: int) -> None:
         """From now on only slots below this line are given out."""
         self.line = slots

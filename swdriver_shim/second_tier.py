@@ -297,6 +297,7 @@ class SecondTier:
         ledger, flow = self._ledger, self.flow
         if recall.number and not ledger.slots.end(recall):
             return
+        came: list[Column] = []
         for place in recall.places:
             if not _is_coming(place):
                 continue  # purged or taken away meanwhile
@@ -319,8 +320,8 @@ class SecondTier:
                 flow.late += 1
                 ledger.remove(column, Reason.EXPIRED)
                 continue
-            ledger.arrived(column, now)
-            ledger.schedule(column)
+            came.append(column)
+        ledger.arrived(came, now)
 
     # Out
 

@@ -18,7 +18,7 @@ from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
-from swdriver_shim.deciding import Decider
+from swdriver_shim.deciding import Decider, Notes
 from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.halves import FarShard
@@ -49,11 +49,14 @@ class Shim:
         software: str = "",
         *,
         far: Callable[[str, int, Home], FarShard] | None = None,
+        notes: Path | None = None,
     ) -> None:
-        """Without `state_dir` it is told anew each time it starts. `far` makes what stands for a shard
+        """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
+        life leaves for the next (`resuming`). `far` makes what stands for a shard
         of a group where workers hold those; then what loads and stores columns is the engine, and nobody
         else."""
         self._far = far
+        self._notes = notes or (state_dir / "notes" if state_dir else None)
         self.name = name
         self.software = software
         self.started_at = time.time()
@@ -138,6 +141,7 @@ class Shim:
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
+        notes = Notes(self._notes, self._keys_of) if self._notes else None
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
@@ -148,10 +152,20 @@ class Shim:
         if self._far:
             far = {at: self._far(*at, self._home(home)) for at, home in homes.items()}
             self._shards = {**far}
-            return Decider(shape, name, in_order(far))
-        here = {at: Shard(f"{at[0]}.{at[1]}", self._home(home)) for at, home in homes.items()}
+            return Decider(shape, name, in_order(far), notes=notes)
+        here = {
+            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes) for at, home in homes.items()
+        }
         self._shards = {**here}
-        return Driver(shape, name, in_order(here))
+        return Driver(shape, name, in_order(here), notes=notes)
+
+    def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
+        """None for an org or a model that is not served here."""
+        told = self.desired
+        found = next((one for one in told.orgs if one.name == org), None) if told else None
+        if told is None or found is None or told.model.namespace(namespace.adapter) != namespace:
+            return None
+        return self.keys(found, namespace.adapter)
 
     def _home(self, home: HomeSpec) -> Home:
         return Home(home.address, home.shard, self._credentials)

@@ -453,6 +453,7 @@ def _threading(turns: Turns) -> SimpleNamespace:
         Thread=partial(Thread, turns),
         local=partial(Local, turns),
         get_ident=lambda: id(turns.current),
+        main_thread=lambda: SimpleNamespace(is_alive=lambda: True),
     )
 
 

@@ -273,6 +273,20 @@ def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain
         assert engine.hits(prompt(0), "globex") == 0
 
 
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_after_a_restart_what_is_in_memory_is_still_there(
+    place: Place, plain: Plain, tmp_path: Path, processes: str
+) -> None:
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "state"))
+    several = {"VLLM_ENABLE_V1_MULTIPROCESSING": processes}
+    with place.engine(environment=several) as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+    with place.engine(environment=several) as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.cached == [960]
+        assert engine.hits(prompt(0), "globex") == 0
+
+
 def test_an_agent_that_is_killed_while_it_is_used_fails_no_request(place: Place, plain: Plain) -> None:
     prompts = [prompt(seed) for seed in range(4)]
     expected = [plain["llama", seed] for seed in range(4)]

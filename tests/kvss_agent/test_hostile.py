@@ -123,8 +123,8 @@ class Tier:
 
 def connected(plane: Plane) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(plane.unix))  # which waits its turn; with a timeout it would give up at once
     sock.settimeout(10)
-    sock.connect(str(plane.unix))
     return sock
 
 

@@ -54,7 +54,7 @@ from kvss_agent.tier2.backend import (
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tiering import LoopTiering
-from swdriver_shim import carrier, driver, moving, second_tier
+from swdriver_shim import carrier, deciding, driver, moving, second_tier
 from swdriver_shim.carrier import Carrier
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -74,7 +74,7 @@ DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
 STALL_SECONDS: Final = 10.0
 ASKING_MAX: Final = 8  # requests at once
 MODULES: Final = (
-    *(driver, carrier, moving),
+    *(deciding, driver, carrier, moving),
     *(lines, requests, shared, stream, window),
     *(channel, connection, hosting, pulling, serving, stores),
 )
@@ -514,9 +514,9 @@ class Simulation:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
-        enter(mock.patch.object(driver, "Ledger", partial(Watched, self.judge)))
+        enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
         wall = partial(Carrier, wall_clock=lambda: self.turns.now + 1.7e9 + 0.3)
-        enter(mock.patch.object(driver, "Carrier", wall))
+        enter(mock.patch.object(deciding, "Carrier", wall))
         enter(mock.patch.object(second_tier, "RESERVE_PART", self.chance.choice((3, 5, 32))))
         enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from swdriver_shim.agents import Control
 from swdriver_shim.claims import Claim, Judge
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import GroupSpec, HomeSpec, ModelSpec
-from swdriver_shim.granting import grant, shard_name
+from swdriver_shim.granting import grant, part_name, shard_name
 from swdriver_shim.halves import FarShard, Line, Place
 from swdriver_shim.homes import Home
 from swdriver_shim.keys import isolation_tag
@@ -101,10 +102,12 @@ class Deciding:
         homes = self._granted(setting.agent, model) if setting.agent else setting.homes
         self._lines = [Line(worker.place, self._told) for worker in workers]
 
-        def far(group: str, index: int, home: Home) -> FarShard:
-            return FarShard(f"{group}.{index}", self._lines[index], home)
+        notes = Path(setting.state_dir) if setting.state_dir else None
 
-        self.shim = Shim(setting.driver, None, daemon.software(), far=far)
+        def far(group: str, index: int, home: Home) -> FarShard:
+            return FarShard(f"{group}.{index}", self._lines[index], home, notes)
+
+        self.shim = Shim(setting.driver, None, daemon.software(), far=far, notes=notes)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.events = Events(model.unit_tokens, hash_tokens) if hash_tokens else None
@@ -147,7 +150,7 @@ class Deciding:
                 group=group.name,
                 index=index,
                 address=agent.address,
-                shard=shard_name(setting.driver, group.name, index),
+                shard=shard_name(setting.driver, part_name(group.name, index)),
             )
             for group in shape.groups
             for index in range(len(group.bytes_per_token))

@@ -78,6 +78,9 @@ class Setting(Document, frozen=True):
     # What takes longer to load than to compute, by what was measured, is computed.
     only_if_faster: bool = True
     api: ApiSpec | None = None
+    # Where one life of the engine leaves what the next goes on with: what is in agents' memory then
+    # outlives a restart. Without it only tier 2 does.
+    state_dir: Annotated[str, Meta(max_length=4096)] | None = None
     generation: Annotated[int, Meta(ge=1)] = 1
 
     def desired(self, model: ModelSpec, homes: tuple[HomeSpec, ...]) -> Desired:
