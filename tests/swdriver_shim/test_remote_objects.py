@@ -127,6 +127,23 @@ def test_bodies_that_contradict_themselves_are_refused(daemon: Daemon) -> None:
     assert {"/v1/objects/exists", "/v1/objects/get", "/v1/objects/put"} <= described.keys()
 
 
+def test_objects_outlive_a_daemon_that_is_stopped_in_order(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    first = Daemon(tmp_path / "driver")
+    first.control("desired", objects_document(agents))
+    wait_until("it is ready", first.is_ready)
+    with asking(first) as mine:
+        assert mine.put(names(1, 2), 77) == [True, True]
+    assert first.stop() == 0
+    second = Daemon(tmp_path / "driver")
+    wait_until("it is ready", second.is_ready)
+    with asking(second) as mine, asking(second, GLOBEX) as other:
+        assert mine.get(names(1, 3, 2)) == [77, None, 77]
+        assert other.get(names(1)) == [None]
+    assert second.stop() == 0
+
+
 def test_a_driver_of_prefixes_refuses_objects(tmp_path: Path) -> None:
     with agent(tmp_path / "agent") as made:
         made.tell(document(1, spec("s", SLOTS, 64 * 64)))
