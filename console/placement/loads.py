@@ -1,0 +1,210 @@
+"""Streams and nodes as numbers, and what an assignment of one to the other costs.
+
+Everything is put in order by name first, so that the order of the input makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from console.placement.grants import Stream
+from console.placement.topology import Fleet, Misconfigured, Node, State, Tier
+
+FILL: Final = 256  # a node's memory in so many parts, when evenness is measured
+NOWHERE: Final = -1
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+class Cost(NamedTuple):
+    """What a plan is judged by: the first difference decides. Less is better."""
+
+    unplaced_wio: int
+    spine_wio: int
+    leaf_wio: int
+    moves: int  # of streams that ran elsewhere
+    load: float  # mean square of the nodes' loads, of WIO and of memory; even is least
+    parts: int  # pairs of a session and a node: what happens to one happens to the other
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The nodes that may take a stream, by tier, as numbers."""
+
+    rail: Ints
+    leaf: Ints
+    spine: Ints
+
+    def of(self, tier: Tier) -> Ints:
+        return (self.rail, self.leaf, self.spine)[tier]
+
+    @property
+    def best(self) -> Tier:
+        """The best tier that there is for it, if nodes were empty."""
+        return next((tier for tier in Tier if len(self.of(tier))), Tier.SPINE)
+
+
+class Problem:
+    """The streams to place, the nodes, and what runs on these already and stays."""
+
+    def __init__(self, fleet: Fleet, streams: Iterable[Stream], staying: Mapping[Stream, str]) -> None:
+        self.fleet = fleet
+        self.nodes: Sequence[Node] = sorted(fleet.nodes, key=lambda node: node.name)
+        self.streams: Sequence[Stream] = sorted(streams, key=lambda stream: stream.key)
+        self.number = {node.name: number for number, node in enumerate(self.nodes)}
+        everything = [stream.key for stream in (*self.streams, *staying)]
+        if len(set(everything)) != len(everything):
+            twice = next(key for key in everything if everything.count(key) > 1)
+            raise Misconfigured(f"The stream {twice} is there twice.")
+        self.memory = _ints(stream.memory_bytes for stream in self.streams)
+        self.wio = _ints(stream.wio for stream in self.streams)
+        self.memory_of_node = _ints(node.memory_bytes for node in self.nodes)
+        self.weights = _Weights(self.nodes)
+        sessions = sorted({stream.session for stream in self.streams})
+        numbers = {session: number for number, session in enumerate(sessions)}
+        self.session = _ints(numbers[stream.session] for stream in self.streams)
+        self.empty = Loads(self, len(sessions))
+        for stream, name in staying.items():
+            self.empty.stays(stream, self.node(name), numbers.get(stream.session))
+        self._ready = np.array([node.state is State.READY for node in self.nodes], dtype=bool)
+        self._on_leaf = _by_leaf(self.nodes)
+        self._known: dict[tuple[str, int, Tier], Candidates] = {}
+
+    def node(self, name: str) -> int:
+        """Raises Misconfigured if there is none."""
+        if name not in self.number:
+            raise Misconfigured(f"There is no node {name} in the fleet.")
+        return self.number[name]
+
+    def candidates(self, number: int) -> Candidates:
+        """Ready nodes that a stream may get by its limit, whatever runs there."""
+        stream = self.streams[number]
+        place = stream.box, stream.domain, stream.limit.worst
+        if place not in self._known:
+            self._known[place] = self._candidates(*place)
+        return self._known[place]
+
+    def _candidates(self, box: str, domain: int, worst: Tier) -> Candidates:
+        rail = self._with_nic_on(self.fleet.domain(box, domain).leaves)
+        near = self._with_nic_on(self.fleet.box[box].leaves)
+        none = np.zeros(len(self.nodes), dtype=bool)
+        return Candidates(
+            np.flatnonzero(rail & self._ready),
+            np.flatnonzero((near & ~rail & self._ready) if worst >= Tier.LEAF else none),
+            np.flatnonzero((~near & self._ready) if worst >= Tier.SPINE else none),
+        )
+
+    def _with_nic_on(self, leaves: Iterable[str]) -> NDArray[np.bool_]:
+        found = np.zeros(len(self.nodes), dtype=bool)
+        for leaf in leaves:
+            found |= self._on_leaf.get(leaf, False)
+        return found
+
+    def fill(self, streams: Ints | int, nodes: Ints | int) -> Ints:
+        """For each pair: what the stream takes of the node's memory, in parts, rounded up."""
+        return -(-FILL * self.memory[streams] // self.memory_of_node[nodes])
+
+    def tier(self, stream: int, node: int) -> Tier:
+        wanted = self.streams[stream]
+        return self.fleet.tier(wanted.box, wanted.domain, self.nodes[node])
+
+
+class _Weights:
+    """What a square of WIO and of filled memory counts. A larger node counts for more."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        wio = np.array([node.wio for node in nodes], dtype=np.float64)
+        memory = np.array([node.memory_bytes for node in nodes], dtype=np.float64)
+        self.wio: Floats = 1 / (wio * wio.sum())
+        self.fill: Floats = memory / memory.sum() / FILL**2
+
+
+class Loads:
+    """What nodes have left and carry. `add` and `take` are each other's reverse."""
+
+    def __init__(self, problem: Problem, sessions: int) -> None:
+        self._problem = problem
+        self.free = problem.memory_of_node.copy()
+        self.shards = _ints(node.shards_max for node in problem.nodes)
+        self.wio: Ints = np.zeros(len(problem.nodes), dtype=np.int64)
+        self.fill: Ints = np.zeros(len(problem.nodes), dtype=np.int64)
+        self.parts: Ints = np.zeros((sessions, len(problem.nodes)), dtype=np.int64)
+
+    def copy(self) -> Loads:
+        other = Loads.__new__(Loads)
+        other._problem = self._problem  # noqa: SLF001
+        other.free, other.shards = self.free.copy(), self.shards.copy()
+        other.wio, other.fill, other.parts = self.wio.copy(), self.fill.copy(), self.parts.copy()
+        return other
+
+    def stays(self, stream: Stream, node: int, session: int | None) -> None:
+        self.free[node] -= stream.memory_bytes
+        self.shards[node] -= 1
+        self.wio[node] += stream.wio
+        self.fill[node] += -(-FILL * stream.memory_bytes // int(self._problem.memory_of_node[node]))
+        if session is not None:
+            self.parts[session, node] += 1
+
+    def add(self, stream: int, node: int) -> None:
+        self._change(stream, node, 1)
+
+    def take(self, stream: int, node: int) -> None:
+        self._change(stream, node, -1)
+
+    def _change(self, stream: int, node: int, by: int) -> None:
+        problem = self._problem
+        self.free[node] -= by * problem.memory[stream]
+        self.shards[node] -= by
+        self.wio[node] += by * problem.wio[stream]
+        self.fill[node] += by * problem.fill(stream, node)
+        self.parts[problem.session[stream], node] += by
+
+    def has_room(self, streams: Ints, nodes: Ints) -> NDArray[np.bool_]:
+        """For each pair: could the node take the stream?"""
+        fits: NDArray[np.bool_] = self.free[nodes] >= self._problem.memory[streams]
+        return fits & (self.shards[nodes] > 0)
+
+    def more(self, streams: Ints, nodes: Ints) -> Floats:
+        """For each pair: by how much does the load grow?"""
+        weights, wio = self._problem.weights, self._problem.wio[streams]
+        fill = self._problem.fill(streams, nodes)
+        found: Floats = weights.wio[nodes] * wio * (2 * self.wio[nodes] + wio)
+        found += weights.fill[nodes] * fill * (2 * self.fill[nodes] + fill)
+        return found
+
+    @property
+    def load(self) -> float:
+        weights = self._problem.weights
+        return float((weights.wio * self.wio**2).sum() + (weights.fill * self.fill**2).sum())
+
+
+def cost(problem: Problem, loads: Loads, places: Sequence[int], before: Sequence[int]) -> Cost:
+    """`before`: where the streams ran, NOWHERE if they are new."""
+    unplaced, moves = 0, 0
+    at = dict.fromkeys(Tier, 0)
+    for one, (node, was) in enumerate(zip(places, before, strict=True)):
+        moves += was not in (NOWHERE, node)
+        if node == NOWHERE:
+            unplaced += int(problem.wio[one])
+        else:
+            at[problem.tier(one, node)] += int(problem.wio[one])
+    parts = int((loads.parts > 0).sum())
+    return Cost(unplaced, at[Tier.SPINE], at[Tier.LEAF], moves, loads.load, parts)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _by_leaf(nodes: Sequence[Node]) -> dict[str, NDArray[np.bool_]]:
+    found: dict[str, NDArray[np.bool_]] = {}
+    for number, node in enumerate(nodes):
+        for leaf in node.leaves:
+            found.setdefault(leaf, np.zeros(len(nodes), dtype=bool))[number] = True
+    return found

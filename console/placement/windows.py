@@ -1,0 +1,93 @@
+"""Making room for a stream: who stands where it should be goes aside, if that costs less.
+
+A window is the stream, a few nodes of a better path, who runs on them, and a few nodes to which these
+could go. It is small enough to be solved exactly, whatever the size of the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+
+from console.placement import exact
+from console.placement.loads import NOWHERE, Ints, Loads, Problem
+from console.placement.topology import Tier
+
+TARGETS: Final = 4  # nodes at which room is looked for
+ASIDE: Final = 2  # nodes to which each of those who run there may go
+WINDOWS_MAX: Final = 24  # in one plan
+
+
+def could_be_better(problem: Problem, places: Sequence[int], one: int) -> bool:
+    """Is there a node in the fleet, full or not, that would give it a better path?"""
+    found = problem.candidates(one)
+    if places[one] == NOWHERE:
+        return any(len(found.of(tier)) for tier in Tier)
+    return any(len(found.of(tier)) for tier in Tier if tier < problem.tier(one, places[one]))
+
+
+def better(problem: Problem, places: Sequence[int], one: int) -> Ints:
+    """All nodes of a better path than it has."""
+    found = problem.candidates(one)
+    worst = len(Tier) if places[one] == NOWHERE else problem.tier(one, places[one])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(found.of(t) for t in Tier if t < worst)])
+
+
+def improve(
+    problem: Problem,
+    loads: Loads,
+    places: Sequence[int],
+    movable: Collection[int],
+    before: Sequence[int],
+    one: int,
+) -> dict[int, int]:
+    """Other places that cost less, for this stream and those who give way; nothing if there are none."""
+    targets = _freest(loads, better(problem, places, one), TARGETS)
+    here = set(targets.tolist())
+    residents = [other for other in sorted(movable) if other != one and places[other] in here]
+    nodes = {one: _with_own(targets, places[one])}
+    for other in residents:
+        nodes[other] = _with_own(_choices(problem, loads, places, other, targets), places[other])
+    without = loads.copy()
+    for stream in nodes:
+        if places[stream] != NOWHERE:
+            without.take(stream, places[stream])
+    found = exact.solve(problem, without, nodes, before, even=False)
+    if found is None:
+        return {}
+    was = {stream: places[stream] for stream in nodes}
+    if _price(problem, found.places, before) >= _price(problem, was, before):
+        return {}
+    return {stream: node for stream, node in found.places.items() if node != was[stream]}
+
+
+def _choices(problem: Problem, loads: Loads, places: Sequence[int], other: int, targets: Ints) -> Ints:
+    """Where somebody who runs at a target may go: another target, or aside to where there is room."""
+    found = problem.candidates(other)
+    nodes = np.concatenate([found.of(tier) for tier in Tier if tier <= problem.tier(other, places[other])])
+    room = nodes[loads.has_room(np.full(len(nodes), other), nodes)]
+    return np.union1d(np.intersect1d(nodes, targets), _freest(loads, room, ASIDE))
+
+
+def _freest(loads: Loads, nodes: Ints, count: int) -> Ints:
+    """Those with most memory free; a node whose CPU guard is reached comes after all others."""
+    order = np.lexsort((nodes, -loads.free[nodes], loads.shards[nodes] <= 0))
+    return nodes[order[:count]]
+
+
+def _with_own(nodes: Ints, own: int) -> Ints:
+    return nodes if own == NOWHERE else np.union1d(nodes, np.array([own]))
+
+
+def _price(problem: Problem, places: dict[int, int], before: Sequence[int]) -> tuple[int, int, int, int]:
+    at = [0, 0, 0, 0]
+    for stream, node in places.items():
+        wio = int(problem.wio[stream])
+        if node == NOWHERE:
+            at[0] += wio
+        elif (tier := problem.tier(stream, node)) is not Tier.RAIL:
+            at[1 if tier is Tier.SPINE else 2] += wio
+        at[3] += node != NOWHERE and before[stream] not in (NOWHERE, node)
+    return at[0], at[1], at[2], at[3]
