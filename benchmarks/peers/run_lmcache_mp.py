@@ -44,7 +44,7 @@ class LMCache(Adapter):
                 "--disable-observability",
             ]
         )
-        import numpy as np  # type: ignore[import-not-found]
+        import numpy as np
         from lmcache.v1.multiprocess import (  # type: ignore[import-not-found]
             custom_types,
             transfer_context,

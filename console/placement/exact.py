@@ -1,7 +1,8 @@
 """Placing a few streams as well as can be: a mixed-integer program, solved to the proven optimum.
 
-One binary for each stream and node, and the levels of `Cost` one after the other, each with those before
-it held. Squares of loads are sums of secants through the whole numbers: loads are whole, so nothing is lost.
+One binary for each stream and node, and the levels of `Cost` one after the other, each with those
+before it held. A square is what lies above its secants from one possible load to the next: nothing is
+lost, since loads are whole numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ NODES_MAX: Final = 2_000  # of the search. Not a time: a plan must not depend on
 SLACK: Final = 1e-7  # how much of a level the later ones may give up: what floats can't tell apart
 LOAD_SCALE: Final = 1e3  # so that tolerances, which are absolute, are small beside it
 
+_OF_PLACES: Final = 4  # so many levels can't be below zero, and are whole numbers
 _OPTIMAL: Final = 0
 _LIMIT: Final = 1
 
@@ -55,7 +57,7 @@ class _Program:
         self.rows += 1
 
     def solve(self, objective: Mapping[int, float]) -> tuple[Floats, float, bool] | None:
-        """Values, the least sum, and whether it is proven; None if nothing was found within the limit."""
+        """Values, the least sum, and whether it is proven; None if the limit came before anything."""
         weights = np.zeros(self.columns)
         weights[list(objective)] = list(objective.values())
         at_rows, at_columns, values = zip(*self.entries, strict=True)
@@ -77,15 +79,16 @@ def solve(
     problem: Problem,
     without: Loads,
     nodes: Mapping[int, Ints],
+    now: Mapping[int, int],
     before: Sequence[int],
     *,
     even: bool,
-) -> Found | None:
+) -> Found:
     """The best places for the streams in `nodes`, each at one of its nodes or nowhere.
 
-    `without`: the loads without these streams. `before`: where each stream ran, NOWHERE if it is new.
-    With `even` down to the last level of `Cost`, else without those of load and parts. None if nothing
-    was found within the limit.
+    `without`: the loads without these streams. `now`: places that are possible, to begin with. `before`:
+    where each stream ran, NOWHERE if it is new. With `even` down to the last level of `Cost`, else
+    without those of load and parts. Where the search ends at its limit, what was found until then.
     """
     program = _Program()
     at = {
@@ -94,31 +97,70 @@ def solve(
         for node in nodes[stream].tolist()
     }
     nowhere = {stream: program.column(binary=True) for stream in sorted(nodes)}
-    for stream in nowhere:
-        here = [(column, 1.0) for (one, _), column in at.items() if one == stream]
-        program.row([*here, (nowhere[stream], 1.0)], 1, 1)
-    for node in sorted({node for _, node in at}):
-        here = [(stream, column) for (stream, one), column in at.items() if one == node]
-        unit = max(1, int(without.free[node]))  # as parts of what is free, so that all rows are alike
-        program.row([(column, problem.memory[stream] / unit) for stream, column in here], -np.inf, 1)
-        program.row([(column, 1.0) for _, column in here], -np.inf, float(without.shards[node]))
+    _one_place_each(program, at, nowhere)
+    _no_node_too_full(program, problem, without, at)
     levels = _levels(problem, at, nowhere, before)
     if even:
         levels += [_load(program, problem, without, at), _parts(program, problem, without, at)]
-    proven, values = True, None
-    for level in levels:
-        answer = program.solve(level) if level else None
-        if answer is None:
-            proven = proven and not level
-            continue
-        values, least, is_optimal = answer
-        proven = proven and is_optimal
-        program.row(level.items(), -np.inf, least + SLACK * max(1.0, abs(least)))
-    if values is None:
-        return None
+    values = np.zeros(program.columns)
+    values[[nowhere[one] if node == NOWHERE else at[one, node] for one, node in now.items()]] = 1
+    proven = True
+    for number, level in enumerate(levels):
+        least = sum(values[column] * weight for column, weight in level.items())
+        if number >= _OF_PLACES or least > 0:  # nothing is less than nothing
+            answer = program.solve(level)
+            while answer and (cut := _too_full(problem, without, at, answer[0])):
+                program.row([(column, 1.0) for column in cut], 0, len(cut) - 1)
+                answer = program.solve(level)
+            if answer is None:
+                proven = False
+                break
+            values, least, is_optimal = answer
+            proven = proven and is_optimal
+        program.row(level.items(), -np.inf, least + SLACK * max(1.0, least))
     places = dict.fromkeys(nodes, NOWHERE)
     places.update((stream, node) for (stream, node), column in at.items() if values[column] > 0.5)
     return Found(places, proven)
+
+
+def _one_place_each(
+    program: _Program, at: Mapping[tuple[int, int], int], nowhere: Mapping[int, int]
+) -> None:
+    here: dict[int, list[tuple[int, float]]] = {one: [(column, 1.0)] for one, column in nowhere.items()}
+    for (stream, _), column in at.items():
+        here[stream].append((column, 1.0))
+    for terms in here.values():
+        program.row(terms, 1, 1)
+
+
+def _no_node_too_full(
+    program: _Program, problem: Problem, without: Loads, at: Mapping[tuple[int, int], int]
+) -> None:
+    """Memory as parts of what is free: numbers near one. To the solver a millionth too much is nothing;
+    it is a megabyte of a terabyte, so `_too_full` looks at what it says.
+    """
+    for node, here in _by_node(at).items():
+        unit = max(1, int(without.free[node]))
+        program.row([(column, problem.memory[stream] / unit) for stream, column in here], -np.inf, 1)
+        program.row([(column, 1.0) for _, column in here], -np.inf, float(without.shards[node]))
+
+
+def _too_full(
+    problem: Problem, without: Loads, at: Mapping[tuple[int, int], int], values: Floats
+) -> list[int]:
+    """Columns that together ask more of a node than it has, to the byte; empty if there are none."""
+    for node, here in _by_node(at).items():
+        chosen = [(stream, column) for stream, column in here if values[column] > 0.5]
+        if sum(int(problem.memory[stream]) for stream, _ in chosen) > without.free[node]:
+            return [column for _, column in chosen]
+    return []
+
+
+def _by_node(at: Mapping[tuple[int, int], int]) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for (stream, node), column in at.items():
+        found.setdefault(node, []).append((stream, column))
+    return found
 
 
 def _levels(
@@ -135,11 +177,7 @@ def _levels(
             {column: float(problem.wio[pair[0]]) for pair, column in at.items() if tiers[pair] is tier}
             for tier in (Tier.SPINE, Tier.LEAF)
         ),
-        {
-            column: 1.0
-            for (stream, node), column in at.items()
-            if before[stream] not in (NOWHERE, node)
-        },
+        {column: 1.0 for (stream, node), column in at.items() if before[stream] not in (NOWHERE, node)},
     ]
 
 
@@ -148,8 +186,7 @@ def _load(
 ) -> dict[int, float]:
     """Columns that are at least the squares of the loads, and what they count."""
     level: dict[int, float] = {}
-    for node in sorted({node for _, node in at}):
-        here = [(stream, column) for (stream, one), column in at.items() if one == node]
+    for node, here in _by_node(at).items():
         wio = [(column, int(problem.wio[stream])) for stream, column in here]
         fill = [(column, int(problem.fill(stream, node))) for stream, column in here]
         for start, weight, terms in (

@@ -109,7 +109,9 @@ def spread(fleet: Fleet, boxes: Sequence[str], group: str, bytes_per_token: int)
 
 def fair_share_bytes(fleet: Fleet, session: Session) -> int:
     """What a session may have of all KVSS memory."""
-    return fleet.memory_bytes * len(session.boxes) * session.rules.grant_percent // (100 * len(fleet.boxes))
+    return (
+        fleet.memory_bytes * len(session.boxes) * session.rules.grant_percent // (100 * len(fleet.boxes))
+    )
 
 
 def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
@@ -140,8 +142,8 @@ def _streams_of(fleet: Fleet, session: Session, job: Job) -> Iterable[Stream]:
     columns = job_bytes(fleet, session, job) // sum(shard.slot_bytes for shard in job.shards)
     if not columns:
         raise Misconfigured(
-            f"The share of job {job.name} is too small for a single column: give the session more boxes, "
-            "or the nodes more memory."
+            f"The share of job {job.name} is too small for a single column: give the session more "
+            "boxes, or the nodes more memory."
         )
     for shard in job.shards:
         yield Stream(

@@ -6,7 +6,6 @@ Everything is put in order by name first, so that the order of the input makes n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,9 +16,12 @@ from console.placement.topology import Fleet, Misconfigured, Node, State, Tier
 
 FILL: Final = 256  # a node's memory in so many parts, when evenness is measured
 NOWHERE: Final = -1
+_TIERS: Final = tuple(Tier)
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+
+_NO_NODES: Final[Ints] = np.zeros(0, dtype=np.int64)
 
 
 class Cost(NamedTuple):
@@ -33,21 +35,26 @@ class Cost(NamedTuple):
     parts: int  # pairs of a session and a node: what happens to one happens to the other
 
 
-@dataclass(frozen=True, slots=True)
 class Candidates:
-    """The nodes that may take a stream, by tier, as numbers."""
+    """For one domain: the tier of each node, and the ready nodes that a stream may get, as numbers."""
 
-    rail: Ints
-    leaf: Ints
-    spine: Ints
+    __slots__ = ("_by_tier", "all", "best", "tiers")
+
+    def __init__(self, tiers: NDArray[np.int8], ready: NDArray[np.bool_], worst: Tier) -> None:
+        self.tiers = tiers
+        self._by_tier = [np.flatnonzero(ready & (tiers == tier) & (tier <= worst)) for tier in Tier]
+        self.all: Ints = np.concatenate(self._by_tier)
+        self.best = next((tier for tier in Tier if len(self.of(tier))), None)  # if nodes were empty
 
     def of(self, tier: Tier) -> Ints:
-        return (self.rail, self.leaf, self.spine)[tier]
+        return self._by_tier[tier]
 
-    @property
-    def best(self) -> Tier:
-        """The best tier that there is for it, if nodes were empty."""
-        return next((tier for tier in Tier if len(self.of(tier))), Tier.SPINE)
+    def up_to(self, tier: Tier) -> Ints:
+        return np.concatenate(self._by_tier[: tier + 1])
+
+    def better_than(self, tier: Tier | None) -> Ints:
+        """Of all better tiers; all nodes if there is none to compare with."""
+        return self.all if tier is None else np.concatenate([_NO_NODES, *self._by_tier[:tier]])
 
 
 class Problem:
@@ -65,6 +72,7 @@ class Problem:
         self.memory = _ints(stream.memory_bytes for stream in self.streams)
         self.wio = _ints(stream.wio for stream in self.streams)
         self.memory_of_node = _ints(node.memory_bytes for node in self.nodes)
+        self.shards_max = _ints(node.shards_max for node in self.nodes)
         self.weights = _Weights(self.nodes)
         sessions = sorted({stream.session for stream in self.streams})
         numbers = {session: number for number, session in enumerate(sessions)}
@@ -72,9 +80,17 @@ class Problem:
         self.empty = Loads(self, len(sessions))
         for stream, name in staying.items():
             self.empty.stays(stream, self.node(name), numbers.get(stream.session))
-        self._ready = np.array([node.state is State.READY for node in self.nodes], dtype=bool)
+        self.states = np.array([node.state for node in self.nodes], dtype=object)
+        self._ready: NDArray[np.bool_] = self.states == State.READY
         self._on_leaf = _by_leaf(self.nodes)
-        self._known: dict[tuple[str, int, Tier], Candidates] = {}
+        known: dict[tuple[str, int, Tier], Candidates] = {}
+        for stream in self.streams:
+            place = stream.box, stream.domain, stream.limit.worst
+            if place not in known:
+                known[place] = self._candidates(*place)
+        self.candidates = [
+            known[stream.box, stream.domain, stream.limit.worst] for stream in self.streams
+        ]
 
     def node(self, name: str) -> int:
         """Raises Misconfigured if there is none."""
@@ -82,23 +98,12 @@ class Problem:
             raise Misconfigured(f"There is no node {name} in the fleet.")
         return self.number[name]
 
-    def candidates(self, number: int) -> Candidates:
-        """Ready nodes that a stream may get by its limit, whatever runs there."""
-        stream = self.streams[number]
-        place = stream.box, stream.domain, stream.limit.worst
-        if place not in self._known:
-            self._known[place] = self._candidates(*place)
-        return self._known[place]
-
     def _candidates(self, box: str, domain: int, worst: Tier) -> Candidates:
-        rail = self._with_nic_on(self.fleet.domain(box, domain).leaves)
-        near = self._with_nic_on(self.fleet.box[box].leaves)
-        none = np.zeros(len(self.nodes), dtype=bool)
-        return Candidates(
-            np.flatnonzero(rail & self._ready),
-            np.flatnonzero((near & ~rail & self._ready) if worst >= Tier.LEAF else none),
-            np.flatnonzero((~near & self._ready) if worst >= Tier.SPINE else none),
-        )
+        tiers = np.full(len(self.nodes), Tier.SPINE, dtype=np.int8)
+        rail = self.fleet.domain(box, domain).leaves
+        tiers[self._with_nic_on(self.fleet.box[box].leaves)] = Tier.LEAF
+        tiers[self._with_nic_on(rail)] = Tier.RAIL
+        return Candidates(tiers, self._ready, worst)
 
     def _with_nic_on(self, leaves: Iterable[str]) -> NDArray[np.bool_]:
         found = np.zeros(len(self.nodes), dtype=bool)
@@ -111,8 +116,7 @@ class Problem:
         return -(-FILL * self.memory[streams] // self.memory_of_node[nodes])
 
     def tier(self, stream: int, node: int) -> Tier:
-        wanted = self.streams[stream]
-        return self.fleet.tier(wanted.box, wanted.domain, self.nodes[node])
+        return _TIERS[int(self.candidates[stream].tiers[node])]
 
 
 class _Weights:
@@ -131,7 +135,7 @@ class Loads:
     def __init__(self, problem: Problem, sessions: int) -> None:
         self._problem = problem
         self.free = problem.memory_of_node.copy()
-        self.shards = _ints(node.shards_max for node in problem.nodes)
+        self.shards = problem.shards_max.copy()
         self.wio: Ints = np.zeros(len(problem.nodes), dtype=np.int64)
         self.fill: Ints = np.zeros(len(problem.nodes), dtype=np.int64)
         self.parts: Ints = np.zeros((sessions, len(problem.nodes)), dtype=np.int64)

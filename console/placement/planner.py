@@ -25,9 +25,10 @@ EVENING_TURNS: Final = 4
 def plan(fleet: Fleet, wanted: Iterable[Stream], running: Mapping[Stream, str] | None = None) -> Plan:
     """A place for each wanted stream. Raises Misconfigured if the input contradicts itself.
 
-    `running`: what runs where, of these streams and all others. Others stay. Wanted streams that run
-    stay too, at their new size, unless their node has no room for it, does not keep what it has, or their
-    path is not allowed any more; then they move. Streams are the same if their keys are.
+    `running`: what runs where, of these streams and all others; they are the same if their keys are.
+    Others stay. Wanted streams that run stay too, at their new size, unless their node has no room for
+    it, has to be left, or their path is not allowed any more; then they move. Room that a move leaves
+    counts as free, so whoever carries a plan out makes its moves before the rest.
     """
     streams = list(wanted)
     keys = {stream.key for stream in streams}
@@ -70,10 +71,11 @@ def _place(
     problem: Problem, loads: Loads, places: list[int], movable: list[int], before: list[int]
 ) -> bool:
     """Whether it is proven that nobody could have a better path. Mutates `loads` and `places`."""
-    nodes = {one: np.concatenate([problem.candidates(one).of(tier) for tier in Tier]) for one in movable}
+    nodes = {one: problem.candidates[one].all for one in movable}
     if sum(map(len, nodes.values())) <= EXACT_PAIRS_MAX:
-        found = exact.solve(problem, loads, nodes, before, even=True)
-        if found is not None and found.proven:
+        now = dict.fromkeys(movable, NOWHERE)
+        found = exact.solve(problem, loads, nodes, now, before, even=True)
+        if found.proven:
             for one, node in found.places.items():
                 if node != NOWHERE:
                     _put(loads, places, one, node)
@@ -127,7 +129,7 @@ def _lift(problem: Problem, loads: Loads, places: list[int], movable: Collection
     while found:
         found = False
         for one in _worst_first(problem, places, movable):
-            nodes = windows.better(problem, places, one)
+            nodes = problem.candidates[one].better_than(windows.tier_of(problem, places, one))
             nodes = nodes[loads.has_room(np.full(len(nodes), one), nodes)]
             if len(nodes):
                 tiers = np.array([problem.tier(one, node) for node in nodes.tolist()])
@@ -161,7 +163,7 @@ def bring_back(fleet: Fleet, running: Mapping[Stream, str], moves_max: int | Non
         if one in moved:
             continue
         changed = windows.improve(problem, loads, places, movable, before, one)
-        order = _in_order(problem, loads, places, changed)
+        order = _in_order(loads, places, changed)
         if order is None or len(moves) + len(order) > limit:
             continue
         moves += order
@@ -205,7 +207,7 @@ def _direct(
 
 
 def _in_order(
-    problem: Problem, loads: Loads, places: list[int], changed: Mapping[int, int]
+    loads: Loads, places: list[int], changed: Mapping[int, int]
 ) -> list[tuple[int, int]] | None:
     """These moves so that each has room at its time; None if they wait for each other in a circle."""
     loads = loads.copy()

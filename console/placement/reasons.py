@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from console.placement.loads import NOWHERE, Loads, Problem
+import numpy as np
+
+from console.placement.loads import NOWHERE, Ints, Loads, Problem
 from console.placement.plan import Placed, Reason, Refusal, Route, Unplaced
 from console.placement.rules import Cause
-from console.placement.topology import Node, State, Tier
+from console.placement.topology import State, Tier
 
 _STATES: Final = {
     State.CORDONED: Reason.CORDONED,
@@ -16,6 +18,8 @@ _STATES: Final = {
     State.MAINTENANCE: Reason.MAINTENANCE,
     State.LOST: Reason.LOST,
 }
+_REASONS: Final = tuple(Reason)
+_NOTHING: Final = -1
 
 
 def placed(problem: Problem, loads: Loads, one: int, node: int, before: int, *, kept: bool) -> Placed:
@@ -32,43 +36,31 @@ def placed(problem: Problem, loads: Loads, one: int, node: int, before: int, *, 
 
 def unplaced(problem: Problem, loads: Loads, one: int) -> Unplaced:
     """What the plan says of a stream that has none: what it lacked, and whether waiting helps."""
-    stream = problem.streams[one]
+    stream, found = problem.streams[one], problem.candidates[one]
     refused = tuple(_refusals(problem, loads, one, None, kept=False))
-    allowed = [
-        (number, node)
-        for number, node in enumerate(problem.nodes)
-        if problem.tier(one, number) <= stream.limit.worst
-    ]
-    ready = [(number, node) for number, node in allowed if node.state is State.READY]
-    missing = min(
-        (
-            (max(0, stream.memory_bytes - int(loads.free[number])), max(0, 1 - int(loads.shards[number])))
-            for number, _ in ready
-        ),
-        default=(stream.memory_bytes, 1),
-        key=lambda pair: (pair[1], pair[0]),
-    )
-    return Unplaced(stream, _cause(problem, loads, one, allowed, refused), *missing, refused)
+    missing_bytes, missing_shards = stream.memory_bytes, 1
+    if len(found.all):
+        lacks = np.maximum(0, stream.memory_bytes - loads.free[found.all])
+        full = (loads.shards[found.all] <= 0).astype(np.int64)
+        nearest = np.lexsort((lacks, full))[0]
+        missing_bytes, missing_shards = int(lacks[nearest]), int(full[nearest])
+    cause = _cause(problem, loads, one, refused)
+    return Unplaced(stream, cause, missing_bytes, missing_shards, refused)
 
 
-def _cause(
-    problem: Problem,
-    loads: Loads,
-    one: int,
-    allowed: list[tuple[int, Node]],
-    refused: tuple[Refusal, ...],
-) -> Cause:
+def _cause(problem: Problem, loads: Loads, one: int, refused: tuple[Refusal, ...]) -> Cause:
+    """What keeps it waiting: a rule, if that is all there is; else what would have to end or to come."""
     stream = problem.streams[one]
     if stream.limit.because and any(refusal.reason is Reason.RULE for refusal in refused):
         return stream.limit.because
-    if not any(
-        node.memory_bytes >= stream.memory_bytes and node.shards_max > 0 for _, node in allowed
-    ):
+    allowed = np.flatnonzero(problem.candidates[one].tiers <= stream.limit.worst)
+    able = (problem.memory_of_node[allowed] >= stream.memory_bytes) & (problem.shards_max[allowed] > 0)
+    if not able.any():
         return Cause.EXCEEDS_CLUSTER_CAPACITY
-    with_room = {node.state for number, node in allowed if _has_room(problem, loads, one, number)}
-    if State.CORDONED in with_room:
+    room = allowed[loads.has_room(np.full(len(allowed), one), allowed)]
+    if State.CORDONED in problem.states[room]:
         return Cause.NODE_CORDONED
-    if State.DRAINING in with_room:
+    if State.DRAINING in problem.states[room]:
         return Cause.WAITING_FOR_DRAIN
     return Cause.WAITING_FOR_CAPACITY
 
@@ -76,40 +68,40 @@ def _cause(
 def _refusals(
     problem: Problem, loads: Loads, one: int, than: Tier | None, *, kept: bool
 ) -> Iterator[Refusal]:
-    """By tier, and within it by reason: the nodes of a better path than this, and why they are not it."""
+    """By tier, and in it by reason: the nodes of a better path than this, and why they are not it."""
+    stream, tiers = problem.streams[one], problem.candidates[one].tiers
     for tier in Tier:
         if than is not None and tier >= than:
             break
-        found: dict[Reason, list[int]] = {}
-        nodes = [number for number in range(len(problem.nodes)) if problem.tier(one, number) is tier]
-        for number in nodes:
-            found.setdefault(_reason(problem, loads, one, number, tier, kept=kept), []).append(number)
-        if not nodes and tier is Tier.RAIL:
+        nodes = np.flatnonzero(tiers == tier)
+        if not len(nodes) and tier is Tier.RAIL:
             yield Refusal(Reason.NO_NIC, tier)
-        for reason in sorted(found, key=list(Reason).index):
-            numbers = found[reason]
-            most = max(int(loads.free[number]) for number in numbers)
-            missing = problem.streams[one].memory_bytes - most if reason is Reason.FULL_MEMORY else 0
-            yield Refusal(reason, tier, tuple(problem.nodes[number].name for number in numbers), missing)
+        against = _against(problem, loads, one, nodes, tier, kept=kept)
+        for number in np.unique(against).tolist():
+            here = nodes[against == number]
+            names = tuple(problem.nodes[node].name for node in here.tolist())
+            if number == _NOTHING:
+                raise RuntimeError(
+                    f"{stream.name} was not given {names[0]}, and nothing speaks against it"
+                )
+            reason = _REASONS[number]
+            lacks = stream.memory_bytes - int(loads.free[here].max())
+            yield Refusal(reason, tier, names, lacks if reason is Reason.FULL_MEMORY else 0)
 
 
-def _reason(problem: Problem, loads: Loads, one: int, number: int, tier: Tier, *, kept: bool) -> Reason:
-    stream, node = problem.streams[one], problem.nodes[number]
-    if node.state is not State.READY:
-        return _STATES[node.state]
-    if loads.free[number] < stream.memory_bytes:
-        return Reason.FULL_MEMORY
-    if loads.shards[number] <= 0:
-        return Reason.CPU_GUARD
+def _against(problem: Problem, loads: Loads, one: int, nodes: Ints, tier: Tier, *, kept: bool) -> Ints:
+    """For each node the first reason, as its number, or _NOTHING."""
+    stream = problem.streams[one]
+    found = np.full(len(nodes), _NOTHING, dtype=np.int64)
     if tier > stream.limit.worst:
-        return Reason.RULE
-    if kept:
-        return Reason.RUNS_ELSEWHERE
-    raise RuntimeError(f"{stream.name} was not given {node.name}, and nothing speaks against it")
-
-
-def _has_room(problem: Problem, loads: Loads, one: int, number: int) -> bool:
-    return bool(loads.free[number] >= problem.streams[one].memory_bytes and loads.shards[number] > 0)
+        found[:] = _REASONS.index(Reason.RULE)
+    elif kept:
+        found[:] = _REASONS.index(Reason.RUNS_ELSEWHERE)
+    found[loads.shards[nodes] <= 0] = _REASONS.index(Reason.CPU_GUARD)
+    found[loads.free[nodes] < stream.memory_bytes] = _REASONS.index(Reason.FULL_MEMORY)
+    for state, reason in _STATES.items():
+        found[problem.states[nodes] == state] = _REASONS.index(reason)
+    return found
 
 
 def _route(problem: Problem, one: int, node: int, tier: Tier) -> Route:

@@ -1,9 +1,9 @@
 """Placing many streams: rounds of optimal matchings, the largest streams first.
 
-In each round a node gets one stream at most, so whether it fits is a question of the pair alone, and the
-best round is a minimum-weight matching. Who is left out waits for the next one; who has no node with room
-at this tier goes on to the next tier. A round knows what the nodes have by then, so large streams meet
-nodes with little, which keeps loads even.
+In each round a node gets one stream at most, so whether it fits is a question of the pair alone, and
+the best round is a minimum-weight matching. Who is left out waits for the next one; who has no node with
+room at this tier goes on to the next tier. A round knows what the nodes have by then, so large streams
+meet nodes with little, which keeps loads even.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pairs:
 
     @classmethod
     def of(cls, problem: Problem, loads: Loads, streams: Sequence[int], tiers: Sequence[Tier]) -> Pairs:
-        found = [problem.candidates(one).of(tier) for one, tier in zip(streams, tiers, strict=True)]
+        found = [problem.candidates[one].of(tier) for one, tier in zip(streams, tiers, strict=True)]
         numbers = np.array(streams, dtype=np.int64)
         rows = np.repeat(np.arange(len(streams)), [len(nodes) for nodes in found])
         nodes = np.concatenate(found) if found else numbers
@@ -71,7 +71,9 @@ def place_at(
         without += pairs.streams[gone].tolist()
         pairs = pairs.without(gone)
         left_out = []
-        for one, node in zip(pairs.streams.tolist(), _match(problem, loads, pairs, leave=True), strict=True):
+        for one, node in zip(
+            pairs.streams.tolist(), _match(problem, loads, pairs, leave=True), strict=True
+        ):
             if node == NOWHERE:
                 left_out.append(one)
             else:
@@ -83,7 +85,7 @@ def place_at(
 
 def _cut(problem: Problem, waiting: list[int], tier: Tier) -> tuple[list[int], list[int]]:
     """As many as there are nodes for them in one round, and the others."""
-    sizes = np.cumsum([len(problem.candidates(one).of(tier)) for one in waiting[: len(problem.nodes)]])
+    sizes = np.cumsum([len(problem.candidates[one].of(tier)) for one in waiting[: len(problem.nodes)]])
     count = max(1, int(np.searchsorted(sizes, PAIRS_MAX)))
     return waiting[:count], waiting[count:]
 
@@ -97,7 +99,9 @@ def _match(problem: Problem, loads: Loads, pairs: Pairs, *, leave: bool) -> list
     together = TOGETHER * (loads.parts[problem.session[each], pairs.nodes] > 0)
     weights = SMALLEST + loads.more(each, pairs.nodes) - together
     rows, columns = pairs.rows, pairs.nodes
-    if leave:  # columns behind the nodes are places outside, one for each; heavy streams are kept in first
+    if (
+        leave
+    ):  # columns behind the nodes are places outside, one for each; heavy streams are kept in first
         outside: Floats = 4 * weights.max() * problem.wio[pairs.streams]
         rows = np.append(rows, np.arange(count))
         columns = np.append(columns, first + np.arange(count))
@@ -107,7 +111,9 @@ def _match(problem: Problem, loads: Loads, pairs: Pairs, *, leave: bool) -> list
     return [node if node < first else NOWHERE for node in chosen.tolist()]
 
 
-def rematch(problem: Problem, loads: Loads, places: list[int], movable: Sequence[int], turns: int) -> None:
+def rematch(
+    problem: Problem, loads: Loads, places: list[int], movable: Sequence[int], turns: int
+) -> None:
     """Make loads more even: in each turn, take one stream from every node and match these anew.
 
     Nobody goes to a worse tier, and what there was is among the choices, so it never gets worse.

@@ -93,7 +93,7 @@ class Rules:
             )
 
     def stricter(self, other: Rules) -> Rules:
-        """What both allow. An increment is that of the one who asks for more; the other's has to divide it."""
+        """What both allow. Of two increments the larger holds, and the smaller has to divide it."""
         low, high = sorted((self.boxes_increment, other.boxes_increment))
         if high % low:
             raise Misconfigured(f"An increment of {low} boxes and one of {high} don't go together.")
@@ -129,13 +129,14 @@ class Rules:
         if over := boxes % self.boxes_increment:
             yield Refused(
                 Cause.NOT_MULTIPLE_OF_INCREMENT,
-                f"A session grows by {_boxes(self.boxes_increment)} at a time: ask for {boxes - over} or "
-                f"{boxes - over + self.boxes_increment}.",
+                f"A session grows by {_boxes(self.boxes_increment)} at a time: ask for {boxes - over} "
+                f"or {boxes - over + self.boxes_increment}.",
             )
         if self.boxes_max is not None and boxes > self.boxes_max:
+            over = boxes - self.boxes_max
             yield Refused(
                 Cause.EXCEEDS_MAXIMUM,
-                f"A session has at most {_boxes(self.boxes_max)}: ask for {boxes - self.boxes_max} fewer.",
+                f"A session has at most {_boxes(self.boxes_max)}: ask for {over} fewer.",
             )
 
 

@@ -65,7 +65,9 @@ class Node:
 
     def __post_init__(self) -> None:
         if not self.nics or min(nic.wio for nic in self.nics) <= 0:
-            raise Misconfigured(f"Node {self.name} needs a NIC on a leaf, made for at least one WIO stream.")
+            raise Misconfigured(
+                f"Node {self.name} needs a NIC on a leaf, made for at least one WIO stream."
+            )
         if self.memory_bytes <= 0 or self.shards_max < 0:
             raise Misconfigured(f"Node {self.name} needs memory, and a CPU guard that is not negative.")
 
@@ -137,4 +139,3 @@ class Fleet:
         if not node.leaves.isdisjoint(self.domain(box, domain).leaves):
             return Tier.RAIL
         return Tier.SPINE if node.leaves.isdisjoint(self.box[box].leaves) else Tier.LEAF
-

@@ -17,22 +17,17 @@ from console.placement.topology import Tier
 
 TARGETS: Final = 4  # nodes at which room is looked for
 ASIDE: Final = 2  # nodes to which each of those who run there may go
-WINDOWS_MAX: Final = 24  # in one plan
+WINDOWS_MAX: Final = 64  # in one plan
+
+
+def tier_of(problem: Problem, places: Sequence[int], one: int) -> Tier | None:
+    return None if places[one] == NOWHERE else problem.tier(one, places[one])
 
 
 def could_be_better(problem: Problem, places: Sequence[int], one: int) -> bool:
     """Is there a node in the fleet, full or not, that would give it a better path?"""
-    found = problem.candidates(one)
-    if places[one] == NOWHERE:
-        return any(len(found.of(tier)) for tier in Tier)
-    return any(len(found.of(tier)) for tier in Tier if tier < problem.tier(one, places[one]))
-
-
-def better(problem: Problem, places: Sequence[int], one: int) -> Ints:
-    """All nodes of a better path than it has."""
-    found = problem.candidates(one)
-    worst = len(Tier) if places[one] == NOWHERE else problem.tier(one, places[one])
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(found.of(t) for t in Tier if t < worst)])
+    best, tier = problem.candidates[one].best, tier_of(problem, places, one)
+    return best is not None and (tier is None or best < tier)
 
 
 def improve(
@@ -44,7 +39,8 @@ def improve(
     one: int,
 ) -> dict[int, int]:
     """Other places that cost less, for this stream and those who give way; nothing if there are none."""
-    targets = _freest(loads, better(problem, places, one), TARGETS)
+    targets = problem.candidates[one].better_than(tier_of(problem, places, one))
+    targets = _freest(loads, targets, TARGETS)
     here = set(targets.tolist())
     residents = [other for other in sorted(movable) if other != one and places[other] in here]
     nodes = {one: _with_own(targets, places[one])}
@@ -54,10 +50,8 @@ def improve(
     for stream in nodes:
         if places[stream] != NOWHERE:
             without.take(stream, places[stream])
-    found = exact.solve(problem, without, nodes, before, even=False)
-    if found is None:
-        return {}
     was = {stream: places[stream] for stream in nodes}
+    found = exact.solve(problem, without, nodes, was, before, even=False)
     if _price(problem, found.places, before) >= _price(problem, was, before):
         return {}
     return {stream: node for stream, node in found.places.items() if node != was[stream]}
@@ -65,8 +59,7 @@ def improve(
 
 def _choices(problem: Problem, loads: Loads, places: Sequence[int], other: int, targets: Ints) -> Ints:
     """Where somebody who runs at a target may go: another target, or aside to where there is room."""
-    found = problem.candidates(other)
-    nodes = np.concatenate([found.of(tier) for tier in Tier if tier <= problem.tier(other, places[other])])
+    nodes = problem.candidates[other].up_to(problem.tier(other, places[other]))
     room = nodes[loads.has_room(np.full(len(nodes), other), nodes)]
     return np.union1d(np.intersect1d(nodes, targets), _freest(loads, room, ASIDE))
 
