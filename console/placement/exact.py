@@ -19,13 +19,13 @@ from scipy.sparse import csr_array
 from console.placement.loads import NOWHERE, Floats, Ints, Loads, Problem
 from console.placement.topology import Tier
 
-NODES_MAX: Final = 2_000  # of the search. Not a time: a plan must not depend on how busy the machine is
+NODES_MAX: Final = 200  # of the search. Not a time: a plan must not depend on how busy the machine is
 SLACK: Final = 1e-7  # how much of a level the later ones may give up: what floats can't tell apart
 LOAD_SCALE: Final = 1e3  # so that tolerances, which are absolute, are small beside it
 
 _OF_PLACES: Final = 4  # so many levels can't be below zero, and are whole numbers
 _OPTIMAL: Final = 0
-_LIMIT: Final = 1
+_IMPOSSIBLE: Final = (2, 3)  # infeasible, unbounded; the others are limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Program:
             constraints=LinearConstraint(matrix, lower, upper),
             options={"node_limit": NODES_MAX, "mip_rel_gap": 0},
         )
-        if done.status not in (_OPTIMAL, _LIMIT):
+        if done.status in _IMPOSSIBLE:
             raise RuntimeError(f"a placement has always a solution: {done.message}")
         return None if done.x is None else (done.x, float(done.fun), done.status == _OPTIMAL)
 
@@ -106,6 +106,8 @@ def solve(
     values[[nowhere[one] if node == NOWHERE else at[one, node] for one, node in now.items()]] = 1
     proven = True
     for number, level in enumerate(levels):
+        if not level:
+            continue
         least = sum(values[column] * weight for column, weight in level.items())
         if number >= _OF_PLACES or least > 0:  # nothing is less than nothing
             answer = program.solve(level)

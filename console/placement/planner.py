@@ -1,13 +1,14 @@
 """Planning: streams in, a plan out. Running streams stay where they are, unless they can't.
 
-Small problems are solved to the proven optimum. Large ones go through rounds of matchings, then windows
-for whoever could have a better path, then matchings again that make loads even.
+A handful of streams is solved to the proven optimum. All else goes through rounds of matchings; then, if
+somebody could have a better path, one exact program for the paths of all of them, or many small ones,
+called windows, if that is too large; then matchings again, which make loads even.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -18,8 +19,12 @@ from console.placement.plan import BringBack, Move, Plan
 from console.placement.reasons import placed, unplaced
 from console.placement.topology import Fleet, Tier
 
-EXACT_PAIRS_MAX: Final = 120  # of a stream and a node that may take it
+EXACT_PAIRS_MAX: Final = 24  # of a stream and a node: as many as take 0.3 s when loads have to be even
+EXACT_PATH_PAIRS_MAX: Final = 2_000  # … when only paths count
 EVENING_TURNS: Final = 4
+
+_Moves: TypeAlias = list[tuple[int, int]]  # of streams to nodes, that only make sense together
+_Step: TypeAlias = Callable[[Problem, Loads, list[int], list[int]], Iterator[_Moves]]
 
 
 def plan(fleet: Fleet, wanted: Iterable[Stream], running: Mapping[Stream, str] | None = None) -> Plan:
@@ -70,29 +75,50 @@ def _keep(problem: Problem, loads: Loads, places: list[int], before: list[int]) 
 def _place(
     problem: Problem, loads: Loads, places: list[int], movable: list[int], before: list[int]
 ) -> bool:
-    """Whether it is proven that nobody could have a better path. Mutates `loads` and `places`."""
-    nodes = {one: problem.candidates[one].all for one in movable}
-    if sum(map(len, nodes.values())) <= EXACT_PAIRS_MAX:
-        now = dict.fromkeys(movable, NOWHERE)
-        found = exact.solve(problem, loads, nodes, now, before, even=True)
-        if found.proven:
-            for one, node in found.places.items():
-                if node != NOWHERE:
-                    _put(loads, places, one, node)
-            return True
-    rounds.place(problem, loads, places, movable)
-    _make_room(problem, loads, places, movable, before)
+    """Whether it is proven that paths can't be better. Mutates `loads` and `places`."""
+    if not movable:
+        return True
+    pairs = sum(len(problem.candidates[one].all) for one in movable)
+    if pairs <= EXACT_PAIRS_MAX and _solve(problem, loads, places, movable, before, even=True):
+        return True
+    rounds.place(problem, loads, places, [one for one in movable if places[one] == NOWHERE])
+    proven = not any(windows.could_be_better(problem, places, one) for one in movable)
+    if not proven and pairs <= EXACT_PATH_PAIRS_MAX:
+        proven = _solve(problem, loads, places, movable, before, even=False)
+    elif not proven:
+        _make_room(problem, loads, places, movable, before)
     _lift(problem, loads, places, movable)
     rounds.rematch(problem, loads, places, movable, EVENING_TURNS)
     _lift(problem, loads, places, movable)
-    return not any(windows.could_be_better(problem, places, one) for one in movable)
+    return proven or not any(windows.could_be_better(problem, places, one) for one in movable)
+
+
+def _solve(
+    problem: Problem,
+    loads: Loads,
+    places: list[int],
+    movable: list[int],
+    before: list[int],
+    *,
+    even: bool,
+) -> bool:
+    """The best places for all of them. Whether that is proven; if not, they are no worse than before."""
+    now = {one: places[one] for one in movable}
+    for one in movable:
+        _put(loads, places, one, NOWHERE)
+    nodes = {one: problem.candidates[one].all for one in movable}
+    found = exact.solve(problem, loads, nodes, now, before, even=even)
+    for one, node in found.places.items():
+        _put(loads, places, one, node)
+    return found.proven
 
 
 def _put(loads: Loads, places: list[int], one: int, node: int) -> None:
     if places[one] != NOWHERE:
         loads.take(one, places[one])
     places[one] = node
-    loads.add(one, node)
+    if node != NOWHERE:
+        loads.add(one, node)
 
 
 def _worst_first(problem: Problem, places: list[int], streams: Iterable[int]) -> list[int]:
@@ -111,13 +137,8 @@ def _make_room(
 ) -> None:
     for one in _worst_first(problem, places, movable)[: windows.WINDOWS_MAX]:
         changed = windows.improve(problem, loads, places, movable, before, one)
-        for stream in changed:
-            if places[stream] != NOWHERE:
-                loads.take(stream, places[stream])
         for stream, node in changed.items():
-            places[stream] = node
-            if node != NOWHERE:
-                loads.add(stream, node)
+            _put(loads, places, stream, node)
 
 
 def _lift(problem: Problem, loads: Loads, places: list[int], movable: Collection[int]) -> None:
@@ -141,84 +162,84 @@ def _lift(problem: Problem, loads: Loads, places: list[int], movable: Collection
 def bring_back(fleet: Fleet, running: Mapping[Stream, str], moves_max: int | None = None) -> BringBack:
     """Which streams to move so that fewer cross the spine. Few moves: nobody moves without a gain.
 
-    First whoever finds room on a better path as things are, then windows in which others give way. A
-    stream occupies both places while it moves, so room that a move leaves counts for later moves only.
+    First whoever finds a rail that is free, then windows in which others give way, then who can at least
+    leave the spine. A stream occupies both places while it moves, so room that a move leaves counts for
+    later moves only.
     """
     problem = Problem(fleet, running, {})
-    places = [problem.node(running[stream]) for stream in problem.streams]
-    loads = problem.empty.copy()
+    before = [problem.node(running[stream]) for stream in problem.streams]
+    places, loads = list(before), problem.empty.copy()
     for one, node in enumerate(places):
         loads.add(one, node)
-    before = list(places)
     at_first = cost(problem, loads, places, before)
-    moves: list[tuple[int, int]] = []
-    limit = len(places) if moves_max is None else moves_max
-    everyone = range(len(places))
-    for one, node in _direct(problem, loads, places, before)[:limit]:
-        moves.append((one, node))
-        _put(loads, places, one, node)
-    moved = {one for one, _ in moves}
-    for one in _worst_first(problem, places, everyone)[: windows.WINDOWS_MAX]:
-        movable = [other for other in everyone if other not in moved]
-        if one in moved:
-            continue
-        changed = windows.improve(problem, loads, places, movable, before, one)
-        order = _in_order(loads, places, changed)
-        if order is None or len(moves) + len(order) > limit:
-            continue
-        moves += order
-        moved |= changed.keys()
-        for stream, node in order:
-            _put(loads, places, stream, node)
+    left = len(places) if moves_max is None else moves_max
+    moves: dict[int, int] = {}
+    for step in (_to_free(Tier.RAIL), _give_way, _to_free(Tier.LEAF)):
+        for group in step(problem, loads, places, before):
+            if len(group) <= left:
+                left -= len(group)
+                for one, node in group:
+                    moves[one] = node
+                    _put(loads, places, one, node)
     return BringBack(
-        tuple(
-            Move(
-                problem.streams[one],
-                problem.nodes[before[one]].name,
-                problem.nodes[node].name,
-                problem.tier(one, before[one]),
-                problem.tier(one, node),
-            )
-            for one, node in moves
-        ),
+        tuple(_move(problem, one, before[one], node) for one, node in moves.items()),
         at_first,
         cost(problem, loads, places, before),
         tuple(
             placed(problem, loads, one, places[one], before[one], kept=True)
-            for one in everyone
+            for one in range(len(places))
             if problem.tier(one, places[one]) is not Tier.RAIL
         ),
     )
 
 
-def _direct(
-    problem: Problem, loads: Loads, places: list[int], before: list[int]
-) -> list[tuple[int, int]]:
-    """Moves to better paths that have room while all are still where they were; the heaviest first."""
-    able = _worst_first(problem, places, range(len(places)))
-    busy = loads.copy()
-    target = [NOWHERE] * len(places)
-    for tier in (Tier.RAIL, Tier.LEAF):
-        waiting = [
-            one for one in able if target[one] == NOWHERE and problem.tier(one, before[one]) > tier
+def _move(problem: Problem, one: int, source: int, target: int) -> Move:
+    return Move(
+        problem.streams[one],
+        problem.nodes[source].name,
+        problem.nodes[target].name,
+        problem.tier(one, source),
+        problem.tier(one, target),
+    )
+
+
+def _to_free(tier: Tier) -> _Step:
+    """Moves to this tier that have room while everybody is still where they are; the heaviest first."""
+
+    def step(problem: Problem, loads: Loads, places: list[int], before: list[int]) -> Iterator[_Moves]:
+        able = [
+            one
+            for one in _worst_first(problem, places, range(len(places)))
+            if places[one] == before[one] and problem.tier(one, places[one]) > tier
         ]
-        rounds.place_at(problem, busy, target, waiting, tier)
-    return [(one, target[one]) for one in able if target[one] != NOWHERE]
+        targets = [NOWHERE] * len(places)
+        rounds.place_at(problem, loads.copy(), targets, able, tier)
+        return iter([[(one, targets[one])] for one in able if targets[one] != NOWHERE])
+
+    return step
 
 
-def _in_order(
-    loads: Loads, places: list[int], changed: Mapping[int, int]
-) -> list[tuple[int, int]] | None:
-    """These moves so that each has room at its time; None if they wait for each other in a circle."""
+def _give_way(problem: Problem, loads: Loads, places: list[int], before: list[int]) -> Iterator[_Moves]:
+    """Moves that make room and use it. Looks at what has been done when it is asked for the next."""
+    everybody = range(len(places))
+    for one in _worst_first(problem, places, everybody)[: windows.WINDOWS_MAX]:
+        movable = [other for other in everybody if places[other] == before[other]]
+        if places[one] == before[one]:
+            changed = windows.improve(problem, loads, places, movable, before, one)
+            yield _in_order(loads, places, changed)
+
+
+def _in_order(loads: Loads, places: list[int], changed: Mapping[int, int]) -> _Moves:
+    """These moves so that each has room at its time; none if they wait for each other in a circle."""
     loads = loads.copy()
-    left, order = dict(changed), []
+    left, order = dict(changed), _Moves()
     while left:
         ready = (
             one for one, node in left.items() if loads.has_room(np.array([one]), np.array([node])).all()
         )
         one = next(ready, None)
         if one is None:
-            return None
+            return []
         loads.add(one, left[one])
         loads.take(one, places[one])
         order.append((one, left.pop(one)))

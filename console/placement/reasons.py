@@ -49,14 +49,14 @@ def unplaced(problem: Problem, loads: Loads, one: int) -> Unplaced:
 
 
 def _cause(problem: Problem, loads: Loads, one: int, refused: tuple[Refusal, ...]) -> Cause:
-    """What keeps it waiting: a rule, if that is all there is; else what would have to end or to come."""
+    """What keeps it waiting, the most final first; a rule counts where there is room that it refuses."""
     stream = problem.streams[one]
-    if stream.limit.because and any(refusal.reason is Reason.RULE for refusal in refused):
-        return stream.limit.because
     allowed = np.flatnonzero(problem.candidates[one].tiers <= stream.limit.worst)
     able = (problem.memory_of_node[allowed] >= stream.memory_bytes) & (problem.shards_max[allowed] > 0)
     if not able.any():
         return Cause.EXCEEDS_CLUSTER_CAPACITY
+    if stream.limit.because and any(refusal.reason is Reason.RULE for refusal in refused):
+        return stream.limit.because
     room = allowed[loads.has_room(np.full(len(allowed), one), allowed)]
     if State.CORDONED in problem.states[room]:
         return Cause.NODE_CORDONED

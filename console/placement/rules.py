@@ -39,7 +39,6 @@ _NEVER = frozenset(
         Cause.NOT_MULTIPLE_OF_INCREMENT,
         Cause.EXCEEDS_MAXIMUM,
         Cause.EXCEEDS_CLUSTER_CAPACITY,
-        Cause.SPINE_REFUSED_BY_RULE,
     }
 )
 
