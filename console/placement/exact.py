@@ -19,7 +19,8 @@ from scipy.sparse import csr_array
 from console.placement.loads import NOWHERE, Floats, Ints, Loads, Problem
 from console.placement.topology import Tier
 
-NODES_MAX: Final = 200  # of the search. Not a time: a plan must not depend on how busy the machine is
+# Of the search. Not a time: a plan must not depend on how busy the machine is.
+NODES_MAX: Final = 200
 SLACK: Final = 1e-7  # how much of a level the later ones may give up: what floats can't tell apart
 LOAD_SCALE: Final = 1e3  # so that tolerances, which are absolute, are small beside it
 
@@ -56,7 +57,7 @@ class _Program:
         self.bounds.append((lower, upper))
         self.rows += 1
 
-    def solve(self, objective: Mapping[int, float]) -> tuple[Floats, float, bool] | None:
+    def solve(self, objective: Mapping[int, float], nodes_max: int) -> tuple[Floats, float, bool] | None:
         """Values, the least sum, and whether it is proven; None if the limit came before anything."""
         weights = np.zeros(self.columns)
         weights[list(objective)] = list(objective.values())
@@ -68,7 +69,7 @@ class _Program:
             integrality=self.binary,
             bounds=Bounds(0, self.upper),
             constraints=LinearConstraint(matrix, lower, upper),
-            options={"node_limit": NODES_MAX, "mip_rel_gap": 0},
+            options={"node_limit": nodes_max, "mip_rel_gap": 0},
         )
         if done.status in _IMPOSSIBLE:
             raise RuntimeError(f"a placement has always a solution: {done.message}")
@@ -83,12 +84,13 @@ def solve(
     before: Sequence[int],
     *,
     even: bool,
+    nodes_max: int = NODES_MAX,
 ) -> Found:
     """The best places for the streams in `nodes`, each at one of its nodes or nowhere.
 
     `without`: the loads without these streams. `now`: places that are possible, to begin with. `before`:
     where each stream ran, NOWHERE if it is new. With `even` down to the last level of `Cost`, else
-    without those of load and parts. Where the search ends at its limit, what was found until then.
+    without those of load and parts. Where a search ends at `nodes_max`, what was found until then.
     """
     program = _Program()
     at = {
@@ -110,10 +112,10 @@ def solve(
             continue
         least = sum(values[column] * weight for column, weight in level.items())
         if number >= _OF_PLACES or least > 0:  # nothing is less than nothing
-            answer = program.solve(level)
+            answer = program.solve(level, nodes_max)
             while answer and (cut := _too_full(problem, without, at, answer[0])):
                 program.row([(column, 1.0) for column in cut], 0, len(cut) - 1)
-                answer = program.solve(level)
+                answer = program.solve(level, nodes_max)
             if answer is None:
                 proven = False
                 break

@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class Candidates:
-    """For one domain: the tier of each node, and the ready nodes that a stream may get, as numbers."""
+    """For ports on the same leaves: the tier of each node, and the ready nodes that a stream may get."""
 
     __slots__ = ("_by_tier", "all", "best", "tiers")
 
@@ -83,14 +83,14 @@ class Problem:
         self.states = np.array([node.state for node in self.nodes], dtype=object)
         self._ready: NDArray[np.bool_] = self.states == State.READY
         self._on_leaf = _by_leaf(self.nodes)
-        known: dict[tuple[str, int, Tier], Candidates] = {}
+        known: dict[tuple[frozenset[str], frozenset[str], Tier], Candidates] = {}
+        self.candidates: list[Candidates] = []
         for stream in self.streams:
-            place = stream.box, stream.domain, stream.limit.worst
-            if place not in known:
-                known[place] = self._candidates(*place)
-        self.candidates = [
-            known[stream.box, stream.domain, stream.limit.worst] for stream in self.streams
-        ]
+            port = frozenset(fleet.domain(stream.box, stream.domain).leaves)
+            key = port, fleet.box[stream.box].leaves, stream.limit.worst
+            if key not in known:
+                known[key] = self._candidates(*key)
+            self.candidates.append(known[key])
 
     def node(self, name: str) -> int:
         """Raises Misconfigured if there is none."""
@@ -98,11 +98,10 @@ class Problem:
             raise Misconfigured(f"There is no node {name} in the fleet.")
         return self.number[name]
 
-    def _candidates(self, box: str, domain: int, worst: Tier) -> Candidates:
+    def _candidates(self, port: Iterable[str], box: Iterable[str], worst: Tier) -> Candidates:
         tiers = np.full(len(self.nodes), Tier.SPINE, dtype=np.int8)
-        rail = self.fleet.domain(box, domain).leaves
-        tiers[self._with_nic_on(self.fleet.box[box].leaves)] = Tier.LEAF
-        tiers[self._with_nic_on(rail)] = Tier.RAIL
+        tiers[self._with_nic_on(box)] = Tier.LEAF
+        tiers[self._with_nic_on(port)] = Tier.RAIL
         return Candidates(tiers, self._ready, worst)
 
     def _with_nic_on(self, leaves: Iterable[str]) -> NDArray[np.bool_]:
@@ -190,16 +189,27 @@ class Loads:
 
 def cost(problem: Problem, loads: Loads, places: Sequence[int], before: Sequence[int]) -> Cost:
     """`before`: where the streams ran, NOWHERE if they are new."""
-    unplaced, moves = 0, 0
-    at = dict.fromkeys(Tier, 0)
-    for one, (node, was) in enumerate(zip(places, before, strict=True)):
-        moves += was not in (NOWHERE, node)
-        if node == NOWHERE:
-            unplaced += int(problem.wio[one])
-        else:
-            at[problem.tier(one, node)] += int(problem.wio[one])
+    moves = sum(was not in (NOWHERE, node) for node, was in zip(places, before, strict=True))
     parts = int((loads.parts > 0).sum())
-    return Cost(unplaced, at[Tier.SPINE], at[Tier.LEAF], moves, loads.load, parts)
+    return Cost(*paths(problem, places, range(len(places))), moves, loads.load, parts)
+
+
+def paths(problem: Problem, places: Sequence[int], streams: Iterable[int]) -> tuple[int, int, int]:
+    """The WIO of these streams that is nowhere, over the spine, and over the leaf of another port."""
+    wio = dict.fromkeys((None, *Tier), 0)
+    for one in streams:
+        tier = None if places[one] == NOWHERE else problem.tier(one, places[one])
+        wio[tier] += int(problem.wio[one])
+    return wio[None], wio[Tier.SPINE], wio[Tier.LEAF]
+
+
+def put(loads: Loads, places: list[int], one: int, node: int) -> None:
+    """Place a stream anew, or take it away. Mutates both."""
+    if places[one] != NOWHERE:
+        loads.take(one, places[one])
+    places[one] = node
+    if node != NOWHERE:
+        loads.add(one, node)
 
 
 def _ints(values: Iterable[int]) -> Ints:

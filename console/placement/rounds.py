@@ -2,8 +2,8 @@
 
 In each round a node gets one stream at most, so whether it fits is a question of the pair alone, and
 the best round is a minimum-weight matching. Who is left out waits for the next one; who has no node with
-room at this tier goes on to the next tier. A round knows what the nodes have by then, so large streams
-meet nodes with little, which keeps loads even.
+room at this tier goes on to the next tier. A round knows what the nodes have by then: large streams meet
+nodes with little, which keeps loads even, or nodes that they just fill, where memory is short.
 """
 
 from __future__ import annotations
@@ -51,15 +51,31 @@ class Pairs:
         return Pairs(np.delete(self.streams, gone), renumbered[self.rows], self.nodes)
 
 
-def place(problem: Problem, loads: Loads, places: list[int], wanted: Iterable[int]) -> None:
-    """Fill `places` and `loads` for these streams, as far as there is room. Mutates both."""
-    waiting = list(wanted)
-    for tier in Tier:
-        waiting = place_at(problem, loads, places, waiting, tier)
+def place(
+    problem: Problem, loads: Loads, places: list[int], *groups: Iterable[int], tight: bool = False
+) -> None:
+    """Fill `places` and `loads` for these streams, as far as there is room. Mutates both.
+
+    Streams of an earlier group choose before those of a later one, but for nodes across the spine. Loads
+    get even, or with `tight` nodes get full.
+    """
+    left: list[int] = []
+    for group in groups:
+        waiting = list(group)
+        for tier in (Tier.RAIL, Tier.LEAF):
+            waiting = place_at(problem, loads, places, waiting, tier, tight=tight)
+        left += waiting
+    place_at(problem, loads, places, left, Tier.SPINE)
 
 
 def place_at(
-    problem: Problem, loads: Loads, places: list[int], wanted: Iterable[int], tier: Tier
+    problem: Problem,
+    loads: Loads,
+    places: list[int],
+    wanted: Iterable[int],
+    tier: Tier,
+    *,
+    tight: bool = False,
 ) -> list[int]:
     """Those that find no room at this tier."""
     waiting = sorted(wanted, key=lambda one: (-problem.memory[one], -problem.wio[one], one))
@@ -72,7 +88,7 @@ def place_at(
         pairs = pairs.without(gone)
         left_out = []
         for one, node in zip(
-            pairs.streams.tolist(), _match(problem, loads, pairs, leave=True), strict=True
+            pairs.streams.tolist(), _match(problem, loads, pairs, leave=True, tight=tight), strict=True
         ):
             if node == NOWHERE:
                 left_out.append(one)
@@ -90,14 +106,20 @@ def _cut(problem: Problem, waiting: list[int], tier: Tier) -> tuple[list[int], l
     return waiting[:count], waiting[count:]
 
 
-def _match(problem: Problem, loads: Loads, pairs: Pairs, *, leave: bool) -> list[int]:
+def _match(
+    problem: Problem, loads: Loads, pairs: Pairs, *, leave: bool, tight: bool = False
+) -> list[int]:
     """A node for each stream: every node once at most, and least in all. NOWHERE only with `leave`."""
     count, first = len(pairs.streams), len(problem.nodes)
     if not count:
         return []
     each = pairs.streams[pairs.rows]
     together = TOGETHER * (loads.parts[problem.session[each], pairs.nodes] > 0)
-    weights = SMALLEST + loads.more(each, pairs.nodes) - together
+    if tight:
+        price = (loads.free[pairs.nodes] - problem.memory[each]) / problem.memory_of_node[pairs.nodes]
+    else:
+        price = loads.more(each, pairs.nodes)
+    weights = SMALLEST + price - together
     rows, columns = pairs.rows, pairs.nodes
     if (
         leave

@@ -6,7 +6,7 @@ could go. It is small enough to be solved exactly, whatever the size of the flee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,10 @@ from console.placement.topology import Tier
 TARGETS: Final = 4  # nodes at which room is looked for
 ASIDE: Final = 2  # nodes to which each of those who run there may go
 WINDOWS_MAX: Final = 64  # in one plan
+IN_VAIN_MAX: Final = 5  # one after the other: then there is no room to be made
+SEARCH_MAX: Final = (
+    20  # nodes of a search: what a window gains it gains early, if memory is not too short
+)
 
 
 def tier_of(problem: Problem, places: Sequence[int], one: int) -> Tier | None:
@@ -28,6 +32,38 @@ def could_be_better(problem: Problem, places: Sequence[int], one: int) -> bool:
     """Is there a node in the fleet, full or not, that would give it a better path?"""
     best, tier = problem.candidates[one].best, tier_of(problem, places, one)
     return best is not None and (tier is None or best < tier)
+
+
+def worst_first(problem: Problem, places: Sequence[int], streams: Iterable[int]) -> list[int]:
+    """Those that could be better, by what that would gain."""
+    able = [one for one in streams if could_be_better(problem, places, one)]
+
+    def rank(one: int) -> tuple[int, int, int]:
+        tier = len(Tier) if places[one] == NOWHERE else int(problem.tier(one, places[one]))
+        return -tier, -int(problem.wio[one]), one
+
+    return sorted(able, key=rank)
+
+
+def gains(
+    problem: Problem,
+    loads: Loads,
+    places: Sequence[int],
+    movable: Collection[int],
+    before: Sequence[int],
+) -> Iterator[dict[int, int]]:
+    """Other places that cost less, window by window, of what can be better the worst first.
+
+    Whoever takes them changes `loads` and `places` before asking for the next.
+    """
+    in_vain = 0
+    for one in worst_first(problem, places, movable)[:WINDOWS_MAX]:
+        if could_be_better(problem, places, one):
+            changed = improve(problem, loads, places, movable, before, one)
+            in_vain = 0 if changed else in_vain + 1
+            yield changed
+        if in_vain == IN_VAIN_MAX:
+            return
 
 
 def improve(
@@ -51,7 +87,7 @@ def improve(
         if places[stream] != NOWHERE:
             without.take(stream, places[stream])
     was = {stream: places[stream] for stream in nodes}
-    found = exact.solve(problem, without, nodes, was, before, even=False)
+    found = exact.solve(problem, without, nodes, was, before, even=False, nodes_max=SEARCH_MAX)
     if _price(problem, found.places, before) >= _price(problem, was, before):
         return {}
     return {stream: node for stream, node in found.places.items() if node != was[stream]}

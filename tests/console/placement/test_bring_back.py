@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.placement import explain
+from console.placement.bringing_back import bring_back
 from console.placement.grants import Stream
-from console.placement.planner import bring_back
 from console.placement.topology import Fleet, State, Tier
 from tests.console.placement.worlds import fits, node, path, running_worlds, stream, two_leaves
 

@@ -55,8 +55,8 @@ def test_what_has_no_node_says_what_is_missing_and_what_would_help() -> None:
         ),
         (
             "s1/chat.full of cs1:1 has no node for 45 GB; the nearest that it may use lacks 45 GB and a "
-            "shard below the CPU guard: no node that it may use is large enough: make the grant smaller, "
-            "or add a larger node."
+            "shard below the CPU guard: no node that it may use is large enough: make the grant "
+            "smaller, or add a larger node."
         ),
     ]
     with pytest.raises(CannotPlace) as caught:
