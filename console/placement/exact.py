@@ -146,7 +146,7 @@ def _no_node_too_full(
     for node, here in _by_node(at).items():
         unit = max(1, int(without.free[node]))
         program.row([(column, problem.memory[stream] / unit) for stream, column in here], -np.inf, 1)
-        program.row([(column, 1.0) for _, column in here], -np.inf, float(without.shards[node]))
+        program.row([(column, 1.0) for _, column in here], -np.inf, max(0, int(without.shards[node])))
 
 
 def _too_full(

@@ -173,6 +173,17 @@ class Loads:
         fits: NDArray[np.bool_] = self.free[nodes] >= self._problem.memory[streams]
         return fits & (self.shards[nodes] > 0)
 
+    def is_within(self, nodes: Ints) -> NDArray[np.bool_]:
+        """For each node: has it no more than it may have? It may have been larger once."""
+        fits: NDArray[np.bool_] = self.free[nodes] >= 0
+        return fits & (self.shards[nodes] >= 0)
+
+    def forgiven(self) -> Loads:
+        """The same, but who has more than it may have is full, and may keep it."""
+        other = self.copy()
+        other.free, other.shards = np.maximum(self.free, 0), np.maximum(self.shards, 0)
+        return other
+
     def more(self, streams: Ints, nodes: Ints) -> Floats:
         """For each pair: by how much does the load grow?"""
         weights, wio = self._problem.weights, self._problem.wio[streams]

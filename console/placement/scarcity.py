@@ -49,26 +49,24 @@ def _counts(problem: Problem, loads: Loads, kinds: Sequence[list[int]]) -> list[
         return [0] * len(kinds)
     of_kind, of_pool, worths = (np.array(each) for each in zip(*columns, strict=True))
     size = int(pools.max()) + 1
-    memory = np.bincount(pools, loads.free * (loads.shards > 0), size)
+    memory = np.bincount(pools, np.maximum(loads.free, 0) * (loads.shards > 0), size)
+    shards = np.bincount(pools, np.maximum(loads.shards, 0), size)
     unit = max(1.0, float(memory.max()))  # so that all numbers are near one
-    each = np.arange(len(columns))
     most = np.array([len(streams) for streams in kinds])
     needs = problem.memory[[streams[0] for streams in kinds]] / unit
+    ones, each = np.ones(len(columns)), np.arange(len(columns))
     done = milp(
         -worths,
         bounds=Bounds(0, most[of_kind]),
         constraints=[
-            LinearConstraint(csr_array((np.ones(len(each)), (of_kind, each))), -np.inf, most),
             LinearConstraint(
-                csr_array((needs[of_kind], (of_pool, each)), shape=(size, len(each))),
-                -np.inf,
-                memory / unit,
-            ),
-            LinearConstraint(
-                csr_array((np.ones(len(each)), (of_pool, each)), shape=(size, len(each))),
-                -np.inf,
-                np.bincount(pools, np.maximum(loads.shards, 0), size),
-            ),
+                csr_array((values, (rows, each)), shape=(len(upper), len(each))), -np.inf, upper
+            )
+            for values, rows, upper in (
+                (ones, of_kind, most),
+                (needs[of_kind], of_pool, memory / unit),
+                (ones, of_pool, shards),
+            )
         ],
     )
     if done.x is None:

@@ -76,13 +76,13 @@ def improve(
 ) -> dict[int, int]:
     """Other places that cost less, for this stream and those who give way; nothing if there are none."""
     targets = problem.candidates[one].better_than(tier_of(problem, places, one))
-    targets = _freest(loads, targets, TARGETS)
+    targets = _freest(loads, targets[loads.is_within(targets)], TARGETS)
     here = set(targets.tolist())
     residents = [other for other in sorted(movable) if other != one and places[other] in here]
     nodes = {one: _with_own(targets, places[one])}
     for other in residents:
         nodes[other] = _with_own(_choices(problem, loads, places, other, targets), places[other])
-    without = loads.copy()
+    without = loads.forgiven()
     for stream in nodes:
         if places[stream] != NOWHERE:
             without.take(stream, places[stream])

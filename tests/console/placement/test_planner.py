@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.placement import exact, planner, windows
+from console.placement.bringing_back import bring_back
 from console.placement.grants import Stream
 from console.placement.loads import NOWHERE, Cost, Problem, cost
 from console.placement.plan import Placed, Plan, Reason, Unplaced
@@ -337,6 +338,24 @@ def test_a_search_that_reaches_its_limit_gives_what_it_has() -> None:
     assert fits(fleet, places_of(found))
     assert len(found.placed) == 10
     assert found.cost.load == pytest.approx(plan(fleet, wanted).cost.load, rel=0.02)
+
+
+@BOTH_WAYS
+def test_a_node_with_more_than_it_may_have_gets_nothing_and_harms_nobody(exact_pairs_max: int) -> None:
+    """It had more memory once, or a higher guard."""
+    fleet = two_leaves(
+        node("small", "l1", memory=30), node("guarded", "l1", shards=1), node("far", "l3", shards=1)
+    )
+    running = {
+        stream("cs1", group="a"): "small",
+        stream("cs1", group="b"): "guarded",
+        stream("cs1", group="c"): "guarded",
+    }
+    wanted = (stream("cs1", group="x"), stream("cs1", group="y", memory=1))
+    found = planned(exact_pairs_max, fleet, wanted, running)
+    assert [one.node for one in found.placed] == ["far"]
+    assert len(found.unplaced) == 1
+    assert bring_back(fleet, {**running, wanted[0]: "far"}).moves == ()
 
 
 def test_contradictions_are_refused() -> None:
