@@ -57,7 +57,7 @@ class Line(NamedTuple):
     why: str
 
 
-HEADINGS: Final = Line("stream", "node", "path", "WIO", "memory", "why not better")  # type: ignore[arg-type]
+HEADINGS: Final = ("stream", "node", "path", "WIO", "memory", "why not better")
 
 
 def size(count: int) -> str:

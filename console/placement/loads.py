@@ -202,10 +202,10 @@ def cost(problem: Problem, loads: Loads, places: Sequence[int], before: Sequence
     """`before`: where the streams ran, NOWHERE if they are new."""
     moves = sum(was not in (NOWHERE, node) for node, was in zip(places, before, strict=True))
     parts = int((loads.parts > 0).sum())
-    return Cost(*paths(problem, places, range(len(places))), moves, loads.load, parts)
+    return Cost(*paths(problem, dict(enumerate(places)), range(len(places))), moves, loads.load, parts)
 
 
-def paths(problem: Problem, places: Sequence[int], streams: Iterable[int]) -> tuple[int, int, int]:
+def paths(problem: Problem, places: Mapping[int, int], streams: Iterable[int]) -> tuple[int, int, int]:
     """The WIO of these streams that is nowhere, over the spine, and over the leaf of another port."""
     wio = dict.fromkeys((None, *Tier), 0)
     for one in streams:

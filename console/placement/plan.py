@@ -9,7 +9,7 @@ from enum import Enum
 from console.placement.grants import Stream
 from console.placement.loads import Cost
 from console.placement.rules import Cause
-from console.placement.topology import Misconfigured, Tier
+from console.placement.topology import Tier
 
 
 class Reason(Enum):
@@ -73,7 +73,7 @@ class Unplaced:
     refused: tuple[Refusal, ...]
 
 
-class CannotPlace(Misconfigured):
+class CannotPlace(Exception):
     """Some streams have no node. `plan.unplaced` says which, and what is missing."""
 
 

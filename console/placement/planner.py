@@ -95,16 +95,17 @@ def _rounds(problem: Problem, loads: Loads, places: list[int], wanted: list[int]
     with those first who are worth most near; and then whichever gave the better paths.
     """
     rounds.place(problem, loads, places, wanted)
-    if any(windows.could_be_better(problem, places, one) for one in wanted):
-        again = list(places)
+    if not any(windows.could_be_better(problem, places, one) for one in wanted):
+        return
+    found = [{one: places[one] for one in wanted}]
+    for usable in scarcity.USABLE:
         for one in wanted:
-            put(loads, again, one, NOWHERE)
-        first, others = scarcity.by_worth(problem, loads, wanted)
-        rounds.place(problem, loads, again, first, others, tight=True)
-        better = min(places, again, key=lambda each: paths(problem, each, wanted))
-        for one in wanted:
-            put(loads, again, one, better[one])
-        places[:] = again
+            put(loads, places, one, NOWHERE)
+        first, others = scarcity.by_worth(problem, loads, wanted, usable)
+        rounds.place(problem, loads, places, first, others, tight=True)
+        found.append({one: places[one] for one in wanted})
+    for one, node in min(found, key=lambda each: paths(problem, each, wanted)).items():
+        put(loads, places, one, node)
 
 
 def _solve(

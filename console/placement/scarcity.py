@@ -19,25 +19,28 @@ from console.placement.loads import Ints, Loads, Problem
 from console.placement.topology import Tier
 
 WORTH: Final = {Tier.RAIL: 1.0, Tier.LEAF: 0.99}  # of a WIO that does not cross the spine
+USABLE: Final = (1.0, 0.96)  # of free memory: what streams, which are not liquid, might get to fill
 WHOLE: Final = 1e-6  # so near to the next whole number is that number
 
 
-def by_worth(problem: Problem, loads: Loads, wanted: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Those that should be placed first, and the others."""
+def by_worth(
+    problem: Problem, loads: Loads, wanted: Iterable[int], usable: float
+) -> tuple[list[int], list[int]]:
+    """Those that should be placed first, and the others, if so much of the free memory can be used."""
     kinds: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for one in sorted(wanted):
         kinds[id(problem.candidates[one]), int(problem.memory[one]), int(problem.wio[one])].append(one)
     first: list[int] = []
     others: list[int] = []
     for streams, count in zip(
-        kinds.values(), _counts(problem, loads, list(kinds.values())), strict=True
+        kinds.values(), _counts(problem, loads, list(kinds.values()), usable), strict=True
     ):
         first += streams[:count]
         others += streams[count:]
     return first, others
 
 
-def _counts(problem: Problem, loads: Loads, kinds: Sequence[list[int]]) -> list[int]:
+def _counts(problem: Problem, loads: Loads, kinds: Sequence[list[int]], usable: float) -> list[int]:
     """How many of each kind are to stay near."""
     pools = _pools(problem)
     columns: list[tuple[int, int, float]] = []  # kind, pool, worth
@@ -49,7 +52,7 @@ def _counts(problem: Problem, loads: Loads, kinds: Sequence[list[int]]) -> list[
         return [0] * len(kinds)
     of_kind, of_pool, worths = (np.array(each) for each in zip(*columns, strict=True))
     size = int(pools.max()) + 1
-    memory = np.bincount(pools, np.maximum(loads.free, 0) * (loads.shards > 0), size)
+    memory = usable * np.bincount(pools, np.maximum(loads.free, 0) * (loads.shards > 0), size)
     shards = np.bincount(pools, np.maximum(loads.shards, 0), size)
     unit = max(1.0, float(memory.max()))  # so that all numbers are near one
     most = np.array([len(streams) for streams in kinds])

@@ -6,19 +6,19 @@ could go. It is small enough to be solved exactly, whatever the size of the flee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from console.placement import exact
-from console.placement.loads import NOWHERE, Ints, Loads, Problem
+from console.placement.loads import NOWHERE, Ints, Loads, Problem, paths
 from console.placement.topology import Tier
 
 TARGETS: Final = 4  # nodes at which room is looked for
 ASIDE: Final = 2  # nodes to which each of those who run there may go
 WINDOWS_MAX: Final = 64  # in one plan
-IN_VAIN_MAX: Final = 5  # one after the other: then there is no room to be made
+IN_VAIN_MAX: Final = 3  # one after the other: then there is no room to be made
 SEARCH_MAX: Final = (
     20  # nodes of a search: what a window gains it gains early, if memory is not too short
 )
@@ -110,13 +110,7 @@ def _with_own(nodes: Ints, own: int) -> Ints:
     return nodes if own == NOWHERE else np.union1d(nodes, np.array([own]))
 
 
-def _price(problem: Problem, places: dict[int, int], before: Sequence[int]) -> tuple[int, int, int, int]:
-    at = [0, 0, 0, 0]
-    for stream, node in places.items():
-        wio = int(problem.wio[stream])
-        if node == NOWHERE:
-            at[0] += wio
-        elif (tier := problem.tier(stream, node)) is not Tier.RAIL:
-            at[1 if tier is Tier.SPINE else 2] += wio
-        at[3] += node != NOWHERE and before[stream] not in (NOWHERE, node)
-    return at[0], at[1], at[2], at[3]
+def _price(problem: Problem, places: Mapping[int, int], before: Sequence[int]) -> tuple[int, ...]:
+    """The first levels of `Cost`, of these streams only."""
+    moves = sum(node != NOWHERE and before[one] not in (NOWHERE, node) for one, node in places.items())
+    return *paths(problem, places, places), moves

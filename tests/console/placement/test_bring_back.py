@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.placement import explain
 from console.placement.bringing_back import bring_back
 from console.placement.grants import Stream
 from console.placement.topology import Fleet, State, Tier
-from tests.console.placement.worlds import fits, node, path, running_worlds, stream, two_leaves
+from tests.console.placement.worlds import EXAMPLES, fits, node, path, running_worlds, stream, two_leaves
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(running_worlds(), st.none() | st.integers(0, 3))
 def test_moves_can_be_made_one_after_the_other_and_only_help(
     world: tuple[Fleet, dict[Stream, str]], moves_max: int | None

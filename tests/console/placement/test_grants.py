@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.placement.grants import (
@@ -21,6 +21,7 @@ from console.placement.grants import (
 from console.placement.planner import plan
 from console.placement.rules import Rules
 from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, Node
+from tests.console.placement.worlds import EXAMPLES
 
 GIB = 1 << 30
 FLEET = Fleet(
@@ -62,6 +63,7 @@ def test_every_shard_keeps_as_many_columns() -> None:
     assert plan(FLEET, wanted).proven
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(st.integers(1, 200_000), min_size=1, max_size=16), st.integers(0, 1 << 40))
 def test_an_equal_split_is_never_better(bytes_per_token: list[int], memory_bytes: int) -> None:
     shards = tuple(Shard("full", "cs0", 0, each) for each in bytes_per_token)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.placement.rules import Cause, Limit, Path, Rules
 from console.placement.topology import Misconfigured, Tier
+from tests.console.placement.worlds import EXAMPLES
 
 RULES = st.builds(
     Rules,
@@ -57,6 +58,7 @@ def test_every_broken_rule_is_told_with_what_to_ask_for() -> None:
     ]
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(RULES, RULES, st.integers(0, 14), st.integers(0, 4))
 def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: int, waited: int) -> None:
     both = one.stricter(other)

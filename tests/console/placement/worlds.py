@@ -11,6 +11,8 @@ from console.placement.plan import Plan
 from console.placement.rules import Cause, Limit
 from console.placement.topology import Box, Domain, Fleet, Nic, Node, State, Tier
 
+EXAMPLES = 60  # of each property; none has a deadline, since solvers share the machine with other tests
+
 LEAVES = ("l1", "l2", "l3")
 LIMITS = (
     Limit(),
