@@ -1,0 +1,158 @@
+"""What is asked for: the streams of a session, and how much memory each gets.
+
+A session's fair share is the memory of all nodes times its boxes, divided by all boxes. Its jobs divide
+it by their boxes. All shards of a job keep the same columns, so a job's share is split in proportion to
+the bytes per token: an equal split would be as good as its largest shard allows, and waste the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from console.placement.rules import Limit, Rules
+from console.placement.topology import Fleet, Misconfigured
+from kvss_agent.arena import slot_bytes_for
+from swdriver_shim.keys import COLUMN_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one domain of a box keeps of one cache group of a job."""
+
+    group: str
+    box: str
+    domain: int
+    bytes_per_token: int
+
+    @property
+    def slot_bytes(self) -> int:
+        return slot_bytes_for(self.bytes_per_token * COLUMN_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shards or min(shard.bytes_per_token for shard in self.shards) <= 0:
+            raise Misconfigured(f"Job {self.name} needs shards, each with something of every token.")
+
+    @property
+    def boxes(self) -> frozenset[str]:
+        return frozenset(shard.box for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    name: str
+    jobs: tuple[Job, ...]
+    rules: Rules = Rules()  # noqa: RUF009 frozen
+    waited_seconds: float = 0  # for a rail, so far
+
+    @property
+    def boxes(self) -> frozenset[str]:
+        return frozenset().union(*(job.boxes for job in self.jobs))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One shard, as it is placed: what it needs and what it may get."""
+
+    session: str
+    job: str
+    group: str
+    box: str
+    domain: int
+    wio: int
+    memory_bytes: int
+    limit: Limit = Limit()  # noqa: RUF009 frozen
+
+    @cached_property
+    def key(self) -> tuple[str, str, str, str, int]:
+        return self.session, self.job, self.group, self.box, self.domain
+
+    @property
+    def name(self) -> str:
+        return f"{self.session}/{self.job}.{self.group} of {self.box}:{self.domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What a job's memory is worth, in tokens of prompts, and what an equal split had made of it."""
+
+    job: str
+    memory_bytes: int
+    tokens: int
+    tokens_equal: int
+
+    @property
+    def lost_percent(self) -> float:
+        """What an equal split would have lost."""
+        return 100 * (1 - self.tokens_equal / self.tokens) if self.tokens else 0.0
+
+
+def spread(fleet: Fleet, boxes: Sequence[str], group: str, bytes_per_token: int) -> tuple[Shard, ...]:
+    """A group over all domains of these boxes, in proportion to their WIO, as wafers lay it out."""
+    parts = [
+        (box, number, domain.wio)
+        for box in boxes
+        for number, domain in enumerate(fleet.box[box].domains)
+    ]
+    total = sum(wio for *_, wio in parts)
+    return tuple(
+        Shard(group, box, number, -(-bytes_per_token * wio // total)) for box, number, wio in parts
+    )
+
+
+def fair_share_bytes(fleet: Fleet, session: Session) -> int:
+    """What a session may have of all KVSS memory."""
+    return (
+        fleet.memory_bytes * len(session.boxes) * session.rules.grant_percent // (100 * len(fleet.boxes))
+    )
+
+
+def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
+    """A job's part of its session's share, by boxes. Boxes that jobs have in common count for each."""
+    parts = sum(len(one.boxes) for one in session.jobs)
+    return fair_share_bytes(fleet, session) * len(job.boxes) // parts
+
+
+def effective(job: Job, memory_bytes: int) -> Effective:
+    sizes = [shard.slot_bytes for shard in job.shards]
+    columns = memory_bytes // sum(sizes)
+    equal = memory_bytes // len(sizes) // max(sizes)
+    return Effective(job.name, memory_bytes, columns * COLUMN_TOKENS, equal * COLUMN_TOKENS)
+
+
+def streams(fleet: Fleet, sessions: Iterable[Session]) -> tuple[Stream, ...]:
+    """Everything that these sessions want placed. Raises Misconfigured."""
+    return tuple(
+        stream
+        for session in sessions
+        for job in session.jobs
+        for stream in _streams_of(fleet, session, job)
+    )
+
+
+def _streams_of(fleet: Fleet, session: Session, job: Job) -> Iterable[Stream]:
+    limit = session.rules.limit(session.waited_seconds)
+    columns = job_bytes(fleet, session, job) // sum(shard.slot_bytes for shard in job.shards)
+    if not columns:
+        raise Misconfigured(
+            f"The share of job {job.name} is too small for a single column: give the session more "
+            "boxes, or the nodes more memory."
+        )
+    for shard in job.shards:
+        yield Stream(
+            session.name,
+            job.name,
+            shard.group,
+            shard.box,
+            shard.domain,
+            fleet.domain(shard.box, shard.domain).wio,
+            columns * shard.slot_bytes,
+            limit,
+        )

@@ -1,0 +1,143 @@
+"""What is allowed: sizes of sessions, paths of streams, and how generous grants are.
+
+Rules come from the cluster and, stricter, from an org: `cluster.stricter(org)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from console.placement.topology import Misconfigured, Tier
+
+
+class Cause(Enum):
+    """Why something waits or is refused, as the API names it."""
+
+    MISCONFIGURED = "Misconfigured"
+    BELOW_MINIMUM_SIZE = "BelowMinimumSize"
+    NOT_MULTIPLE_OF_INCREMENT = "NotMultipleOfIncrement"
+    EXCEEDS_MAXIMUM = "ExceedsMaximum"
+    EXCEEDS_CLUSTER_CAPACITY = "ExceedsClusterCapacity"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_RAIL = "WaitingForRail"
+    SPINE_REFUSED_BY_RULE = "SpineRefusedByRule"
+    NODE_CORDONED = "NodeCordoned"
+    WAITING_FOR_DRAIN = "WaitingForDrain"
+
+    @property
+    def is_never(self) -> bool:
+        """Waiting doesn't help: the request, the rules or the fleet have to change."""
+        return self in _NEVER
+
+
+_NEVER = frozenset(
+    {
+        Cause.MISCONFIGURED,
+        Cause.BELOW_MINIMUM_SIZE,
+        Cause.NOT_MULTIPLE_OF_INCREMENT,
+        Cause.EXCEEDS_MAXIMUM,
+        Cause.EXCEEDS_CLUSTER_CAPACITY,
+    }
+)
+
+
+class Path(Enum):
+    """How much a session wants rails. The strictest first."""
+
+    REQUIRE_RAIL = "require_rail"
+    PREFER_RAIL = "prefer_rail"  # waits for them as long as the rules say, then takes the spine
+    ANY = "any"  # takes the spine at once where there is no rail
+
+    @property
+    def strictness(self) -> int:
+        return -list(Path).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The worst path that a stream may get, and what keeps it from a worse one."""
+
+    worst: Tier = Tier.SPINE
+    because: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One rule that a request breaks."""
+
+    cause: Cause
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    path: Path = Path.PREFER_RAIL
+    refuse_spine: bool = False  # the cluster's switch
+    wait_for_rail_seconds: float = 0
+    boxes_min: int = 1
+    boxes_increment: int = 1
+    boxes_max: int | None = None
+    grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
+
+    def __post_init__(self) -> None:
+        if self.boxes_min < 1 or self.boxes_increment < 1 or not 1 <= self.grant_percent <= 100:
+            raise Misconfigured(
+                "The smallest session and the increment are at least one box, a grant is 1 to 100 %."
+            )
+        if self.boxes_max is not None and self.boxes_max < self.boxes_min:
+            raise Misconfigured(
+                f"The largest session ({self.boxes_max}) is below the smallest ({self.boxes_min})."
+            )
+
+    def stricter(self, other: Rules) -> Rules:
+        """What both allow. Of two increments the larger holds, and the smaller has to divide it."""
+        low, high = sorted((self.boxes_increment, other.boxes_increment))
+        if high % low:
+            raise Misconfigured(f"An increment of {low} boxes and one of {high} don't go together.")
+        largest = [one.boxes_max for one in (self, other) if one.boxes_max is not None]
+        return Rules(
+            path=max(self.path, other.path, key=lambda path: path.strictness),
+            refuse_spine=self.refuse_spine or other.refuse_spine,
+            wait_for_rail_seconds=max(self.wait_for_rail_seconds, other.wait_for_rail_seconds),
+            boxes_min=max(self.boxes_min, other.boxes_min),
+            boxes_increment=high,
+            boxes_max=min(largest) if largest else None,
+            grant_percent=min(self.grant_percent, other.grant_percent),
+        )
+
+    def limit(self, waited_seconds: float = 0) -> Limit:
+        """What a stream may get that has waited for so long."""
+        if self.path is Path.REQUIRE_RAIL:
+            return Limit(Tier.RAIL, Cause.WAITING_FOR_RAIL)
+        if self.refuse_spine:
+            return Limit(Tier.LEAF, Cause.SPINE_REFUSED_BY_RULE)
+        if self.path is Path.PREFER_RAIL and waited_seconds < self.wait_for_rail_seconds:
+            return Limit(Tier.LEAF, Cause.WAITING_FOR_RAIL)
+        return Limit()
+
+    def refusals(self, boxes: int) -> Iterator[Refused]:
+        """Every rule that a session of so many boxes breaks."""
+        if boxes < self.boxes_min:
+            short = self.boxes_min - boxes
+            yield Refused(
+                Cause.BELOW_MINIMUM_SIZE,
+                f"A session has at least {_boxes(self.boxes_min)}: ask for {short} more.",
+            )
+        if over := boxes % self.boxes_increment:
+            yield Refused(
+                Cause.NOT_MULTIPLE_OF_INCREMENT,
+                f"A session grows by {_boxes(self.boxes_increment)} at a time: ask for {boxes - over} "
+                f"or {boxes - over + self.boxes_increment}.",
+            )
+        if self.boxes_max is not None and boxes > self.boxes_max:
+            over = boxes - self.boxes_max
+            yield Refused(
+                Cause.EXCEEDS_MAXIMUM,
+                f"A session has at most {_boxes(self.boxes_max)}: ask for {over} fewer.",
+            )
+
+
+def _boxes(count: int) -> str:
+    return "1 box" if count == 1 else f"{count} boxes"

@@ -1,0 +1,92 @@
+"""Memory: a fair share for each session, split so that every shard keeps as many columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from console.placement.grants import (
+    Job,
+    Session,
+    Shard,
+    effective,
+    fair_share_bytes,
+    job_bytes,
+    spread,
+    streams,
+)
+from console.placement.planner import plan
+from console.placement.rules import Rules
+from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, Node
+from tests.console.placement.worlds import EXAMPLES
+
+GIB = 1 << 30
+FLEET = Fleet(
+    tuple(Node(f"ax{number}", (Nic("l1"), Nic("l2")), 64 * GIB, 16) for number in range(8)),
+    tuple(
+        Box(f"cs{number}", tuple(Domain((leaf,), wio) for leaf, wio in (("l1", 10), ("l2", 6))))
+        for number in range(4)
+    ),
+)
+
+
+def job(*boxes: str, name: str = "chat") -> Job:
+    return Job(name, spread(FLEET, boxes, "full", 160_000))
+
+
+def test_a_share_is_by_boxes() -> None:
+    half = Session("s1", (job("cs0", "cs1"),))
+    assert fair_share_bytes(FLEET, half) == 256 * GIB
+    assert fair_share_bytes(FLEET, replace(half, rules=Rules(grant_percent=75))) == 192 * GIB
+
+
+def test_jobs_divide_a_share_by_their_boxes() -> None:
+    one, other = job("cs0", "cs1", name="large"), job("cs2", name="small")
+    session = Session("s1", (one, other))
+    assert [job_bytes(FLEET, session, each) for each in (one, other)] == [256 * GIB, 128 * GIB]
+
+
+def test_domains_with_more_wio_keep_more_of_a_token() -> None:
+    assert [shard.bytes_per_token for shard in spread(FLEET, ["cs0"], "full", 160)] == [100, 60]
+
+
+def test_every_shard_keeps_as_many_columns() -> None:
+    wanted = streams(FLEET, [Session("s1", (job("cs0", "cs1"),))])
+    sizes = [shard.slot_bytes for shard in job("cs0", "cs1").shards]
+    columns = {one.memory_bytes // size for one, size in zip(wanted, sizes, strict=True)}
+    assert len(columns) == 1
+    left = 256 * GIB - sum(one.memory_bytes for one in wanted)
+    assert 0 <= left < sum(sizes)
+    assert plan(FLEET, wanted).proven
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=16), st.integers(0, 1 << 40))
+def test_an_equal_split_is_never_better(bytes_per_token: list[int], memory_bytes: int) -> None:
+    shards = tuple(Shard("full", "cs0", 0, each) for each in bytes_per_token)
+    found = effective(Job("chat", shards), memory_bytes)
+    assert found.tokens_equal <= found.tokens
+    assert found.tokens // 64 * sum(shard.slot_bytes for shard in shards) <= memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("skew", "lost"), [((1, 1, 1, 1), 0), ((5, 4, 4, 3), 20), ((5, 3, 2, 2), 40), ((3, 1, 1, 1), 50)]
+)
+def test_what_equal_memory_loses_is_how_far_the_largest_shard_is_above_the_mean(
+    skew: tuple[int, ...], lost: float
+) -> None:
+    shards = tuple(Shard("full", "cs0", number, 65_536 * part) for number, part in enumerate(skew))
+    assert effective(Job("chat", shards), 1 << 43).lost_percent == pytest.approx(lost, abs=0.1)
+
+
+def test_a_share_below_one_column_is_refused() -> None:
+    large = Job("chat", spread(FLEET, ["cs0"], "full", 1 << 40))
+    with pytest.raises(
+        Misconfigured, match="too small for a single column: give the session more boxes"
+    ):
+        streams(FLEET, [Session("s1", (large,))])
+    with pytest.raises(Misconfigured, match="Job chat needs shards"):
+        Job("chat", ())

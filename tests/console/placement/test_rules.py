@@ -1,0 +1,84 @@
+"""Rules: which sizes a session may have, which paths its streams, and what two sets of rules allow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from console.placement.rules import Cause, Limit, Path, Rules
+from console.placement.topology import Misconfigured, Tier
+from tests.console.placement.worlds import EXAMPLES
+
+RULES = st.builds(
+    Rules,
+    path=st.sampled_from(Path),
+    refuse_spine=st.booleans(),
+    wait_for_rail_seconds=st.integers(0, 3),
+    boxes_min=st.integers(1, 4),
+    boxes_increment=st.sampled_from([1, 2, 4]),
+    boxes_max=st.none() | st.integers(8, 12),
+    grant_percent=st.integers(1, 100),
+)
+
+
+@pytest.mark.parametrize(
+    ("rules", "waited", "limit"),
+    [
+        (Rules(Path.ANY), 0, Limit()),
+        (Rules(Path.PREFER_RAIL), 0, Limit()),
+        (
+            Rules(Path.PREFER_RAIL, wait_for_rail_seconds=60),
+            59,
+            Limit(Tier.LEAF, Cause.WAITING_FOR_RAIL),
+        ),
+        (Rules(Path.PREFER_RAIL, wait_for_rail_seconds=60), 60, Limit()),
+        (Rules(Path.ANY, wait_for_rail_seconds=60), 0, Limit()),
+        (Rules(Path.REQUIRE_RAIL), 999, Limit(Tier.RAIL, Cause.WAITING_FOR_RAIL)),
+        (Rules(Path.ANY, refuse_spine=True), 999, Limit(Tier.LEAF, Cause.SPINE_REFUSED_BY_RULE)),
+        (Rules(Path.REQUIRE_RAIL, refuse_spine=True), 0, Limit(Tier.RAIL, Cause.WAITING_FOR_RAIL)),
+    ],
+)
+def test_a_path_is_what_rules_and_waiting_allow(rules: Rules, waited: float, limit: Limit) -> None:
+    assert rules.limit(waited) == limit
+
+
+def test_every_broken_rule_is_told_with_what_to_ask_for() -> None:
+    rules = Rules(boxes_min=4, boxes_increment=2, boxes_max=8)
+    assert list(rules.refusals(6)) == []
+    assert [(one.cause, one.sentence) for one in rules.refusals(3)] == [
+        (Cause.BELOW_MINIMUM_SIZE, "A session has at least 4 boxes: ask for 1 more."),
+        (
+            Cause.NOT_MULTIPLE_OF_INCREMENT,
+            "A session grows by 2 boxes at a time: ask for 2 or 4.",
+        ),
+    ]
+    assert [(one.cause, one.sentence) for one in rules.refusals(10)] == [
+        (Cause.EXCEEDS_MAXIMUM, "A session has at most 8 boxes: ask for 2 fewer.")
+    ]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(RULES, RULES, st.integers(0, 14), st.integers(0, 4))
+def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: int, waited: int) -> None:
+    both = one.stricter(other)
+    assert both == other.stricter(one)
+    assert (not list(both.refusals(boxes))) == (
+        not list(one.refusals(boxes)) and not list(other.refusals(boxes))
+    )
+    assert both.limit(waited).worst <= min(one.limit(waited).worst, other.limit(waited).worst)
+    assert both.grant_percent == min(one.grant_percent, other.grant_percent)
+
+
+def test_rules_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(Misconfigured, match=r"largest session \(2\) is below the smallest \(4\)"):
+        Rules(boxes_min=4, boxes_max=2)
+    with pytest.raises(Misconfigured, match="increment of 2 boxes and one of 3"):
+        Rules(boxes_increment=2).stricter(Rules(boxes_increment=3))
+    with pytest.raises(Misconfigured, match="a grant is 1 to 100 %"):
+        Rules(grant_percent=0)
+
+
+def test_a_cause_says_whether_waiting_helps() -> None:
+    assert Cause.EXCEEDS_CLUSTER_CAPACITY.is_never
+    assert not Cause.WAITING_FOR_RAIL.is_never
