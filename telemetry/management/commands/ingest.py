@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +28,6 @@ PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
 ROUND_SECONDS: Final = 0.5  # a batch is what has come in meanwhile: fewer transactions, fewer rows
 ROLL_UP_SECONDS: Final = 1.0
 TEND_SECONDS: Final = 3600.0
-SWITCH_SECONDS: Final = 0.0005
 
 
 class Command(BaseCommand):
@@ -43,9 +41,7 @@ class Command(BaseCommand):
         counts = Counts()
         reading = Reading(Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts))
         rolling = RollingUp(RollUp(counts.rows))
-        # Beside the reading, which an hour of a large fleet would hold up for seconds. Who computes is
-        # asked to let the other go on far sooner than after Python's usual 5 ms.
-        sys.setswitchinterval(SWITCH_SECONDS)
+        # Beside the reading, which an hour of a large fleet would hold up for seconds.
         thread = threading.Thread(target=_keep, args=(rolling.round, stopped), name="roll-up")
         emitter = Emitter(settings.REDIS_URL, "ingest", settings.VERSION, collect=counts.collect).start()
         thread.start()
