@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import django
+
 from console.environment import PROJECT, settings_table
 
 SETTINGS = """# Settings
@@ -29,10 +33,21 @@ values of its first label have series of their own; others are summed up as `oth
 
 
 def main() -> None:
+    _pretend_to_be_set_up()
     from console.metrics.catalog import table
 
     (PROJECT / "docs" / "settings.md").write_text(SETTINGS + settings_table())
     (PROJECT / "docs" / "metrics.md").write_text(METRICS + table())
+
+
+def _pretend_to_be_set_up() -> None:
+    """Metrics are declared beside models, which want settings. Nothing is connected to."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    os.environ.setdefault("DATABASE_URL", "postgresql://docs@localhost/docs")
+    os.environ.setdefault("REDIS_URL", "redis://localhost/0")
+    os.environ.setdefault("TIDEGATE_SECRET_KEY", "only-for-writing-docs-and-never-for-signing-anything")
+    os.environ.setdefault("TIDEGATE_MODE", "embedded")
+    django.setup()
 
 
 if __name__ == "__main__":

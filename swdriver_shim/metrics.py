@@ -108,8 +108,8 @@ def collect(shim: Shim, into: Sink) -> None:
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)
-        if isinstance(shim.driver, Driver) and shim.driver.keeps_objects:
-            into.put(TOO_LARGE, [({}, shim.driver.objects.too_large)])
+        keeps_objects = isinstance(shim.driver, Driver) and shim.driver.keeps_objects
+        into.put(TOO_LARGE, [({}, shim.mover.objects.too_large)] if keeps_objects else [])
     into.put(
         LMCACHE,
         [
