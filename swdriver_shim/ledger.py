@@ -33,6 +33,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason, Tally
+from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.room import Account, Payers
 from swdriver_shim.second_tier import Recall, SecondTier, Spill, Trail
 from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
@@ -200,6 +201,7 @@ class Ledger:
         account.tally.requests += 1
         account.tally.requested += prompt.tokens
         match.count(account.tally)
+        account.recorder.matched(match.keys, account.tally, now)
         for hit in match.columns:
             _use(account, hit, now)
             self.tier2.used(account, hit)
@@ -417,6 +419,8 @@ class Ledger:
         if not 0 <= verified <= prompt.tokens:
             raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
         account = self.account(prompt.org)
+        if not rules.no_store:
+            account.recorder.stored(prompt, verified, now)
         store = Store([])
         if not self.reachable:
             pass  # it could not go everywhere
@@ -922,6 +926,27 @@ class Ledger:
                 self.evict(victim, Reason.QUOTA)
                 count += 1
         return count
+
+    def reuse(self, org: str, now: float) -> Sample:
+        """How this org's columns come back, as far as is known: what other policies are tried on."""
+        account, recorder = self.account(org), self.account(org).recorder
+        column_bytes = sum(group.column_bytes for group in self.layout.groups)
+        free = min(pool.free for pool in self.slots.pools)
+        return Sample(
+            org=org,
+            now=now,
+            complete=recorder.complete,
+            stride=recorder.share.stride,
+            halvings=recorder.share.halvings,
+            requests=account.tally.requests,
+            requested=account.tally.requested,
+            columns=recorder.columns,
+            hit=account.tally.hits.total(),
+            held_bytes=account.bytes,
+            room_bytes=account.bytes + free * column_bytes,
+            column_bytes=column_bytes,
+            log=recorder.log,
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""

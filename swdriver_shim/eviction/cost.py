@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Generic
 
 from swdriver_shim.eviction.base import C, Evictable, Eviction
-from swdriver_shim.eviction.returns import Returns, age_of
+from swdriver_shim.eviction.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 5
 TAILS_EXPECTED: Final = 0.1
@@ -48,10 +48,10 @@ class Cost(Eviction[C]):
         "_returns",
     )
 
-    def __init__(self, attention_columns: float = inf) -> None:
+    def __init__(self, attention_columns: float = inf, share: int = SHARE_AT_FIRST) -> None:
         super().__init__()
         self._attention_columns = attention_columns
-        self._returns = Returns(_EXPECTED)
+        self._returns = Returns(_EXPECTED, share)
         self._kinds = [_Ends[C]() for _ in _KINDS]
         self._kind_of: dict[C, int] = {}  # of those that wait
         self._offers: list[tuple[float, C] | None] = [None for _ in _KINDS]

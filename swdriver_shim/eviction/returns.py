@@ -60,12 +60,13 @@ class Returns:
         "rate",
     )
 
-    def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: how much more or less often columns of each kind are thought to come back."""
+    def __init__(self, expected: Sequence[float], share: int = SHARE_AT_FIRST) -> None:
+        """`expected`: how much more or less often columns of each kind are thought to come back.
+        `share`: one column in so many is followed at first; a power of two."""
         kinds = len(expected)
         self._expected = list(expected)
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
-        self._mask = SHARE_AT_FIRST - 1
+        self._mask = share - 1
         self._ended = [[0.0] * AGES for _ in range(kinds)]  # by a use at this age
         self._lost = [[0.0] * AGES for _ in range(kinds)]  # not seen again up to this age
         self._events = 0.0

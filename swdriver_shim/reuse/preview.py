@@ -1,0 +1,281 @@
+"""What a policy would do to an org: hit rate and memory, before it is saved.
+
+    told = preview(samples, now=policy, proposed=policy)      # one sample from each driver
+
+Pure functions of what drivers wrote down (`sample`): each policy is tried on it in a small cache
+(`miniature`). Misses are counted, not hits: who is in everybody's prompt makes most of the hits, may be
+in the sample or not, and is hardly ever missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import variance
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.policy import Policy, Tiers, TtlMode
+from swdriver_shim.reuse.miniature import FOLDS, Miniature, Outcome
+from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, thinned
+
+WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
+CURVE_REFERENCES: Final = 2500  # what a point of a curve is worked out from, at most
+TTLS_S: Final = (30, 60, 120, 300, 600, 1200, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600)
+ROOMS: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of what the org has now
+REFERENCES_MIN: Final = 500  # below, say so
+INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
+
+
+class Effect(Struct, frozen=True, kw_only=True):
+    """What a policy makes of the traffic that is known. Hit rates are None without any."""
+
+    hit_rate: float | None
+    tier2_hit_rate: float  # of it, from tier 2
+    bytes: int  # of memory that it fills, at most
+    error: float  # two standard errors of the hit rate that are due to sampling
+
+
+class Point(Struct, frozen=True):
+    """Of a curve: at so many seconds, or bytes."""
+
+    at: int
+    hit_rate: float
+
+
+class Confidence(Struct, frozen=True, kw_only=True):
+    """What all of it stands on."""
+
+    requests: int
+    references: int  # to columns of the samples
+    share: float  # of all columns; of the driver that knows least
+    reaches_back_seconds: float  # as far as the driver that knows least
+    idle_seconds: float  # since the last request
+    warnings: tuple[str, ...] = ()
+
+
+class Preview(Struct, frozen=True, kw_only=True):
+    """`measured_hit_rate` is what it really was, in the time that `now` is worked out for: the two
+    differ by what the model does not know."""
+
+    now: Effect
+    proposed: Effect
+    measured_hit_rate: float | None
+    freed_bytes: int  # of memory; negative where more is needed
+    expiring_columns: int  # at once, as soon as it holds
+    expiring_bytes: int
+    by_ttl: tuple[Point, ...]
+    by_bytes: tuple[Point, ...]
+    confidence: Confidence | None  # None: there was no traffic yet
+
+
+@dataclass(slots=True)
+class Traffic:
+    """A sample, read: its events, and what it counts."""
+
+    sample: Sample
+    share: Share
+    events: list[Event]
+    count_from: float
+    requested: int
+    columns: int
+    hit: int
+
+    @classmethod
+    def of(cls, sample: Sample) -> Traffic:
+        events = sample.events()
+        count_from, before = -inf, (0, 0, 0)
+        if events and not sample.complete:
+            first, last = events[0].at, sample.now
+            count_from = first + WARM_UP * (last - first)
+            matches = (one for one in events if one.kind is Kind.MATCH and one.at < count_from)
+            for one in matches:
+                before = one[3:]
+        requested, columns, hit = (
+            there - then
+            for there, then in zip((sample.requested, sample.columns, sample.hit), before, strict=True)
+        )
+        return cls(sample, sample.share, events, count_from, requested, columns, hit)
+
+    @property
+    def references(self) -> int:
+        return sum(len(event.path) for event in self.events)
+
+    def smaller(self, references: int) -> Traffic:
+        """So much less of it that not more than so many are left."""
+        share, events, count = self.share, self.events, self.references
+        while count > references:
+            share = share._replace(halvings=share.halvings + 1)
+            events = list(thinned(events, share))
+            count = sum(len(event.path) for event in events)
+        return Traffic(
+            self.sample, share, events, self.count_from, self.requested, self.columns, self.hit
+        )
+
+    def run(self, policy: Policy, room_bytes: float) -> Outcome:
+        """Where there is room for all, nobody has to decide what goes."""
+        everything = Miniature(policy, None).run(self.events, self.count_from)
+        room = room_bytes / self.sample.column_bytes * self.share.of_all
+        if everything.held_max <= room:
+            return everything
+        return Miniature(policy, room).run(self.events, self.count_from)
+
+    def bytes(self, columns: int) -> int:
+        """Of all columns, where there are so many of the sample."""
+        return round(columns / self.share.of_all) * self.sample.column_bytes
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Of one policy, added up over drivers."""
+
+    requested: int = 0
+    hit: float = 0.0  # tokens
+    dram_hit: float = 0.0
+    variance: float = 0.0
+    bytes: int = 0
+
+    def add(self, traffic: Traffic, policy: Policy) -> Outcome:
+        """What this driver would do."""
+        self.requested += traffic.requested
+        if policy.tiers is Tiers.NONE:
+            return Outcome()
+        room = float(traffic.sample.room_bytes)
+        if policy.dram_bytes_max is not None:
+            room = min(room, policy.dram_bytes_max)
+        told = found = traffic.run(policy, room)
+        if policy.tiers is Tiers.TIER2:
+            # Files go oldest first; what is in memory is counted once.
+            below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
+            found = traffic.run(replace(policy, eviction="lru"), below)
+        dram_hit = self._hit(traffic, told)
+        self.dram_hit += dram_hit
+        self.hit += max(dram_hit, self._hit(traffic, found))
+        scale = COLUMN_TOKENS / traffic.share.of_all
+        self.variance += FOLDS * variance(found.missed) * scale**2
+        self.bytes += traffic.bytes(told.held_max)
+        return told
+
+    @staticmethod
+    def _hit(traffic: Traffic, outcome: Outcome) -> float:
+        missed = min(traffic.columns, sum(outcome.missed) / traffic.share.of_all)
+        return COLUMN_TOKENS * (traffic.columns - missed)
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hit / self.requested if self.requested else None
+
+    def effect(self) -> Effect:
+        asked = max(1, self.requested)
+        return Effect(
+            hit_rate=self.hit_rate,
+            tier2_hit_rate=(self.hit - self.dram_hit) / asked,
+            bytes=self.bytes,
+            error=INTERVAL * sqrt(self.variance) / asked,
+        )
+
+
+def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview:
+    """`samples`: what each driver knows of this org. Raises ValueError for what is no sample."""
+    traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).requested]
+    was, will = Estimate(), Estimate()
+    expiring_columns = expiring_bytes = 0
+    for traffic in traffics:
+        held = was.add(traffic, now)
+        will.add(traffic, proposed)
+        count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
+        expiring_columns += count
+        expiring_bytes += count * traffic.sample.column_bytes
+    smaller = [traffic.smaller(CURVE_REFERENCES // len(traffics)) for traffic in traffics]
+    return Preview(
+        now=was.effect(),
+        proposed=will.effect(),
+        measured_hit_rate=_rate(sum(one.hit for one in traffics), was.requested),
+        freed_bytes=was.bytes - will.bytes,
+        expiring_columns=expiring_columns,
+        expiring_bytes=expiring_bytes,
+        by_ttl=by_ttl(smaller, proposed),
+        by_bytes=by_bytes(smaller, proposed),
+        confidence=_confidence(traffics, now, proposed) if traffics else None,
+    )
+
+
+def by_ttl(
+    traffics: Sequence[Traffic], policy: Policy, seconds: Sequence[int] = TTLS_S
+) -> tuple[Point, ...]:
+    """With other times to live, all else as the policy says. Of two the shorter one: the one from the
+    last use, and the one from the first with it where that is shorter."""
+    return _curve(traffics, seconds, lambda at: with_ttl(policy, at))
+
+
+def with_ttl(policy: Policy, seconds: int) -> Policy:
+    """Of whatever its time to live counts from; from the last use if from nothing or from both."""
+    if policy.ttl_mode is TtlMode.FIRST_USE:
+        return replace(policy, ttl_first_use_seconds=seconds)
+    return replace(policy, ttl_last_use_seconds=seconds)
+
+
+def by_bytes(
+    traffics: Sequence[Traffic], policy: Policy, parts: Sequence[float] = ROOMS
+) -> tuple[Point, ...]:
+    """With other quotas, in parts of what the org has in memory, all else as the policy says."""
+    here = max((traffic.sample.held_bytes for traffic in traffics), default=0)
+    sizes = [round(here * part) for part in parts if here]
+    return _curve(traffics, sizes, lambda at: replace(policy, dram_bytes_max=at))
+
+
+def _curve(
+    traffics: Sequence[Traffic], places: Sequence[int], policy_at: Callable[[int], Policy]
+) -> tuple[Point, ...]:
+    points = []
+    for at in places:
+        estimate = Estimate()
+        for traffic in traffics:
+            estimate.add(traffic, policy_at(at))
+        if estimate.hit_rate is not None:
+            points.append(Point(at, estimate.hit_rate))
+    return tuple(points)
+
+
+def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) -> int:
+    """Of the columns that are here, those that the proposed policy does not keep any longer."""
+    here = [
+        (column.stored_at, column.used_at)
+        for column in held.columns
+        if now.expires_at(column.stored_at, column.used_at) > traffic.sample.now
+    ]
+    if proposed.tiers is Tiers.NONE:
+        return len(here)
+    return sum(proposed.expires_at(*stamps) <= traffic.sample.now for stamps in here)
+
+
+def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:
+    reaches_back = min(one.sample.now - one.events[0].at if one.events else 0.0 for one in traffics)
+    idle = min(one.sample.now - one.events[-1].at if one.events else 0.0 for one in traffics)
+    references = sum(one.references for one in traffics)
+    warnings = []
+    longest = max(
+        policy.ttl_first_use_seconds or policy.ttl_last_use_seconds or 0 for policy in (now, proposed)
+    )
+    if longest > reaches_back:
+        warnings.append(
+            f"What is known reaches back {reaches_back:.0f} s: longer times to live look alike."
+        )
+    if references < REFERENCES_MIN:
+        warnings.append(f"Only {references} uses are known: wait for more traffic to be sure.")
+    return Confidence(
+        requests=sum(one.sample.requests for one in traffics),
+        references=references,
+        share=min(one.share.of_all for one in traffics),
+        reaches_back_seconds=reaches_back,
+        idle_seconds=idle,
+        warnings=tuple(warnings),
+    )
+
+
+def _rate(one: float, other: int) -> float | None:
+    return one / other if other else None

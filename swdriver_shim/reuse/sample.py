@@ -1,0 +1,279 @@
+"""What is kept of an org's traffic, so that other policies can be tried on it later.
+
+Of all columns a few are chosen by their keys, and each use of these is written down: when, and behind
+which others of the sample. No tokens, and of each key only half. A column is in the sample or is not,
+however often it is used, so what lies between two of its uses is the same on a smaller scale (spatial
+sampling, docs/adr/0020-reuse.md).
+
+The log has a bound. When it is full the sample becomes half as large; or, where it reaches back far
+enough, the oldest is forgotten.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+
+if TYPE_CHECKING:
+    from swdriver_shim.reasons import Tally
+
+LOG_BYTES_MAX: Final = 256 << 10  # of an org
+CHUNK_BYTES: Final = 4 << 10  # is thinned out in one go: a quarter of a millisecond
+SPAN_S: Final = 2 * 3600.0  # as long as it reaches back less far, rather a smaller sample
+COLUMNS_LOOKED_AT: Final = 32  # of an average prompt, or up to twice as many
+STRIDE_MAX: Final = 32
+HALVINGS_MAX: Final = 32
+KEY_BYTES: Final = 8
+DEPTH_MAX: Final = 0x7FFF
+_TAIL: Final = 0x8000
+_HEAD: Final = struct.Struct("<BHd")
+_COUNTS: Final = struct.Struct("<QQQ")
+_REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
+
+
+class Kind(IntEnum):
+    MATCH = 0
+    STORE = 1  # of a path
+    MORE = 2  # the path of the match before is stored, and goes on
+
+
+class Reference(NamedTuple):
+    """A column of the sample, in somebody's prompt."""
+
+    key: bytes
+    depth: int
+    tail: bool = False
+
+
+class Event(NamedTuple):
+    """`path`: its columns of the sample, in order; of `MORE` those that follow. With a match what the
+    org had asked for since the start: tokens, whole columns, and tokens that were hit."""
+
+    kind: Kind
+    at: float
+    path: Sequence[Reference]
+    requested: int = 0
+    columns: int = 0
+    hit: int = 0
+
+
+class Share(NamedTuple):
+    """Which columns are in a sample: of every so many in a prompt one, and of these who has so many
+    zeros before its key. A smaller share is a part of every larger one."""
+
+    stride: int = 1
+    halvings: int = 0
+
+    @property
+    def of_all(self) -> float:
+        return 1 / (self.stride << self.halvings)
+
+    @property
+    def offset(self) -> int:
+        """Of the first that is looked at: about the middle, so that prompts of any length are done
+        justice to; and one that a smaller stride looks at, too."""
+        return sum(bit for bit in (1, 4, 16) if 2 * bit <= self.stride)
+
+    @property
+    def limit(self) -> bytes:
+        """Above the keys, whole or half, that are taken."""
+        if not self.halvings:
+            return b"\xff" * 17
+        return (1 << 128 - self.halvings).to_bytes(16, "big")
+
+    def less(self, columns: float) -> Share:
+        """Half as much. `columns`: of an average prompt; of long ones fewer are looked at."""
+        if columns >= 2 * COLUMNS_LOOKED_AT * self.stride and self.stride < STRIDE_MAX:
+            return Share(2 * self.stride, self.halvings)
+        return Share(self.stride, self.halvings + 1)
+
+
+class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one driver knows of how an org comes back. Times are of its clock."""
+
+    org: str
+    now: float
+    complete: bool  # nothing has been forgotten
+    stride: int
+    halvings: int
+    requests: int  # since the start, as are
+    requested: int  # tokens,
+    columns: int  # whole ones, and
+    hit: int  # tokens
+    held_bytes: int  # what the org has in memory
+    room_bytes: int  # what it could have: that, and what is free
+    column_bytes: int
+    log: bytes
+
+    @property
+    def share(self) -> Share:
+        return Share(self.stride, self.halvings)
+
+    def events(self) -> list[Event]:
+        """Raises ValueError for a log that is none."""
+        return list(thinned(read(self.log), self.share))
+
+
+class Recorder:
+    """Writes the sample of one org. Most calls look at a few keys, and that is all."""
+
+    __slots__ = (
+        "_chunks",
+        "_last",
+        "_limit",
+        "_match",
+        "_offset",
+        "_requests",
+        "_stride",
+        "_unthinned",
+        "bytes",
+        "columns",
+        "complete",
+        "share",
+    )
+
+    def __init__(self) -> None:
+        self.columns = 0  # whole ones that were asked for
+        self.complete = True
+        self.bytes = 0
+        self._chunks: list[bytearray] = [bytearray()]  # oldest first
+        self._unthinned = 0  # of these, which the share was larger for
+        self._last = 0.0  # clocks may step back; this does not
+        self._match: list[bytes] | None = None  # what the last event was, if it was a match
+        self._requests = 0
+        self._take(Share())
+
+    def matched(self, keys: Sequence[bytes], tally: Tally, now: float) -> None:
+        """These columns were asked for. They are in the tally already."""
+        self._requests += 1
+        self.columns += len(keys)
+        limit, looked_at = self._limit, keys[self._offset :: self._stride]
+        if picked := [key for key in looked_at if key < limit]:
+            counts = _COUNTS.pack(tally.requested, self.columns, tally.hits.total())
+            self._write(Kind.MATCH, now, self._references(looked_at, picked), counts)
+        self._match = picked
+
+    def stored(self, prompt: Prompt, verified: int, now: float) -> None:
+        """So many of its tokens are stored now, or have been before."""
+        whole, rest = divmod(verified, COLUMN_TOKENS)
+        limit, looked_at = self._limit, prompt.keys[self._offset : whole : self._stride]
+        picked = [key for key in looked_at if key < limit]
+        before, self._match = self._match, None
+        references = self._references(looked_at, picked) if picked else []
+        if rest and whole % self._stride == self._offset:
+            tail = prompt.tail(whole, rest)
+            if tail < limit:
+                references.append((tail[:KEY_BYTES], min(whole, DEPTH_MAX) | _TAIL))
+        if before and picked[: len(before)] == before:
+            self._write(Kind.MORE, now, references[len(before) :])
+        elif references:
+            self._write(Kind.STORE, now, references)
+
+    @property
+    def log(self) -> bytes:
+        return b"".join(self._chunks)
+
+    def _take(self, share: Share) -> None:
+        self.share = share
+        self._limit, self._offset, self._stride = share.limit, share.offset, share.stride
+
+    def _references(
+        self, looked_at: Sequence[bytes], picked: Sequence[bytes]
+    ) -> list[tuple[bytes, int]]:
+        found, place = [], -1
+        for key in picked:
+            place = looked_at.index(key, place + 1)
+            found.append((key[:KEY_BYTES], min(place * self._stride + self._offset, DEPTH_MAX)))
+        return found
+
+    def _write(
+        self, kind: Kind, now: float, references: Sequence[tuple[bytes, int]], counts: bytes = b""
+    ) -> None:
+        self._last = max(self._last, now)
+        if self._unthinned:
+            self._thin_one()
+        elif self.bytes >= LOG_BYTES_MAX:
+            self._make_room()
+        chunk = self._chunks[-1]
+        if len(chunk) >= CHUNK_BYTES and kind is not Kind.MORE:  # which stays with its match
+            chunk = bytearray()
+            self._chunks.append(chunk)
+        packed = _packed(kind, self._last, references, counts)
+        chunk += packed
+        self.bytes += len(packed)
+
+    def _make_room(self) -> None:
+        """Forget the oldest, or have the log thinned out: one chunk with each event from here on."""
+        since = next(read(self._chunks[0])).at
+        if self._last - since >= SPAN_S or self.share.halvings >= HALVINGS_MAX:
+            self.bytes -= len(self._chunks.pop(0))
+            self.complete = False
+            return
+        self._take(self.share.less(self.columns / max(1, self._requests)))
+        self._unthinned = len(self._chunks)
+        self._chunks.append(bytearray())
+
+    def _thin_one(self) -> None:
+        """The newest of those that are left. What remains of it joins what follows, if it fits."""
+        self._unthinned -= 1
+        place = self._unthinned
+        left = bytearray().join(map(_encoded, thinned(read(self._chunks[place]), self.share)))
+        self.bytes -= len(self._chunks[place]) - len(left)
+        following = self._chunks[place + 1]
+        if len(left) + len(following) <= CHUNK_BYTES:
+            self._chunks[place : place + 2] = [left + following]
+        else:
+            self._chunks[place] = left
+
+
+def thinned(events: Iterable[Event], share: Share) -> Iterator[Event]:
+    """What of these is in a smaller sample."""
+    limit, stride, offset = share.limit, share.stride, share.offset
+    is_matched = False
+    for event in events:
+        path = [one for one in event.path if one.key < limit and one.depth % stride == offset]
+        if event.kind is Kind.MORE and not is_matched:
+            event = event._replace(kind=Kind.STORE)
+        if path or event.kind is Kind.MORE:
+            yield event._replace(path=path)
+        is_matched = bool(path) and event.kind is Kind.MATCH
+
+
+def _encoded(event: Event) -> bytes:
+    references = [(one.key, one.depth | _TAIL * one.tail) for one in event.path]
+    counts = _COUNTS.pack(*event[3:]) if event.kind is Kind.MATCH else b""
+    return _packed(event.kind, event.at, references, counts)
+
+
+def _packed(kind: Kind, at: float, references: Sequence[tuple[bytes, int]], counts: bytes) -> bytes:
+    packed = [_REFERENCE.pack(*reference) for reference in references]
+    return b"".join([_HEAD.pack(kind, len(packed), at), counts, *packed])
+
+
+def read(log: bytes | bytearray) -> Iterator[Event]:
+    """Raises ValueError where it is malformed."""
+    place = 0
+    try:
+        while place < len(log):
+            kind, count, at = _HEAD.unpack_from(log, place)
+            place += _HEAD.size
+            counts = (0, 0, 0)
+            if kind == Kind.MATCH:
+                counts = _COUNTS.unpack_from(log, place)
+                place += _COUNTS.size
+            path = [
+                Reference(key, depth & DEPTH_MAX, depth >= _TAIL)
+                for key, depth in _REFERENCE.iter_unpack(log[place : place + count * _REFERENCE.size])
+            ]
+            if len(path) != count:
+                raise ValueError("it ends in the middle of an event")
+            place += count * _REFERENCE.size
+            yield Event(Kind(kind), at, path, *counts)
+    except struct.error as error:
+        raise ValueError(f"not a log of reuse: {error}") from error
