@@ -937,7 +937,7 @@ class Ledger:
             now=now,
             complete=recorder.complete,
             stride=recorder.share.stride,
-            halvings=recorder.share.halvings,
+            threshold=recorder.share.threshold,
             requests=account.tally.requests,
             requested=account.tally.requested,
             columns=recorder.columns,

@@ -124,11 +124,12 @@ class Cost(Eviction[C]):
     def _offer(self, kind: int, now: float) -> tuple[float, C] | None:
         """Who is worth least of a kind."""
         rate = self._returns.rate[kind]
-        offers = [
-            (rate[age_of(now - column.used_at)] * self._price(column), column)
-            for column in self._free_ends(kind)
-        ]
-        return min(offers, key=_worth, default=None)
+        least: tuple[float, C] | None = None
+        for column in self._free_ends(kind):
+            worth = rate[age_of(now - column.used_at)] * self._price(column)
+            if least is None or worth < least[0]:
+                least = worth, column
+        return least
 
     def _free_ends(self, kind: int) -> list[C]:
         """The oldest and the youngest of a kind. Who has come to be held is put again when it is let go.
@@ -139,10 +140,10 @@ class Cost(Eviction[C]):
         ends = self._kinds[kind]
         while True:
             found = ends.ends()
-            held = {column for column in found if column.holds}  # the oldest may be the youngest
+            held = [column for column in found if column.holds]
             if not held:
                 return found
-            for column in held:
+            for column in set(held):  # the oldest may be the youngest
                 del self._kind_of[column]
                 ends.drop(column)
 

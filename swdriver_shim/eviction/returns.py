@@ -31,7 +31,10 @@ _GUESSES: Final = [1 - (1 - GUESS) ** min(1.0, seconds / GUESS_STEP_S) for secon
 
 def age_of(seconds: float) -> int:
     """In steps. A clock that went back is no age."""
-    return min(AGES - 1, int(STEPS * log2(4 * seconds + 1))) if seconds > 0 else 0
+    if seconds <= 0:
+        return 0
+    age = int(STEPS * log2(4 * seconds + 1))
+    return age if age < AGES else AGES - 1
 
 
 class Returns:

@@ -10,23 +10,23 @@ in the sample or not, and is hardly ever missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import variance
 from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Tiers, TtlMode
 from swdriver_shim.reuse.miniature import FOLDS, Miniature, Outcome
-from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, thinned
+from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, read, thinned
 
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
-CURVE_REFERENCES: Final = 2500  # what a point of a curve is worked out from, at most
-TTLS_S: Final = (30, 60, 120, 300, 600, 1200, 1800, 3600, 2 * 3600, 6 * 3600, 24 * 3600)
-ROOMS: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # of what the org has now
+REFERENCES: Final = 9000  # to columns of samples: what a policy is tried on, at most,
+CURVE_REFERENCES: Final = 1500  # and each point of a curve
+TTLS_S: Final = (60, 180, 600, 1800, 3600, 6 * 3600, 24 * 3600)
+ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
 REFERENCES_MIN: Final = 500  # below, say so
 INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
 
@@ -106,15 +106,12 @@ class Traffic:
         return sum(len(event.path) for event in self.events)
 
     def smaller(self, references: int) -> Traffic:
-        """So much less of it that not more than so many are left."""
-        share, events, count = self.share, self.events, self.references
-        while count > references:
-            share = share._replace(halvings=share.halvings + 1)
-            events = list(thinned(events, share))
-            count = sum(len(event.path) for event in events)
-        return Traffic(
-            self.sample, share, events, self.count_from, self.requested, self.columns, self.hit
-        )
+        """So much less of it that about so many are left."""
+        share = self.share
+        if (count := self.references) > references:
+            share = share._replace(threshold=max(1, share.threshold * references // count))
+        events = list(read(thinned(self.sample.log, share)))
+        return replace(self, share=share, events=events)
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Where there is room for all, nobody has to decide what goes."""
@@ -151,7 +148,7 @@ class Estimate:
         if policy.tiers is Tiers.TIER2:
             # Files go oldest first; what is in memory is counted once.
             below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
-            found = traffic.run(replace(policy, eviction="lru"), below)
+            found = traffic.run(structs.replace(policy, eviction="lru"), below)
         dram_hit = self._hit(traffic, told)
         self.dram_hit += dram_hit
         self.hit += max(dram_hit, self._hit(traffic, found))
@@ -182,6 +179,8 @@ class Estimate:
 def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview:
     """`samples`: what each driver knows of this org. Raises ValueError for what is no sample."""
     traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).requested]
+    each = max(1, len(traffics))
+    traffics = [traffic.smaller(REFERENCES // each) for traffic in traffics]
     was, will = Estimate(), Estimate()
     expiring_columns = expiring_bytes = 0
     for traffic in traffics:
@@ -190,7 +189,8 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
         count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
-    smaller = [traffic.smaller(CURVE_REFERENCES // len(traffics)) for traffic in traffics]
+    smaller = [traffic.smaller(CURVE_REFERENCES // each) for traffic in traffics]
+    shift = (will.hit_rate or 0.0) - (_estimate(smaller, proposed).hit_rate or 0.0)
     return Preview(
         now=was.effect(),
         proposed=will.effect(),
@@ -198,8 +198,8 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
         freed_bytes=was.bytes - will.bytes,
         expiring_columns=expiring_columns,
         expiring_bytes=expiring_bytes,
-        by_ttl=by_ttl(smaller, proposed),
-        by_bytes=by_bytes(smaller, proposed),
+        by_ttl=_through(by_ttl(smaller, proposed), shift),
+        by_bytes=_through(by_bytes(smaller, proposed), shift),
         confidence=_confidence(traffics, now, proposed) if traffics else None,
     )
 
@@ -215,8 +215,8 @@ def by_ttl(
 def with_ttl(policy: Policy, seconds: int) -> Policy:
     """Of whatever its time to live counts from; from the last use if from nothing or from both."""
     if policy.ttl_mode is TtlMode.FIRST_USE:
-        return replace(policy, ttl_first_use_seconds=seconds)
-    return replace(policy, ttl_last_use_seconds=seconds)
+        return structs.replace(policy, ttl_first_use_seconds=seconds)
+    return structs.replace(policy, ttl_last_use_seconds=seconds)
 
 
 def by_bytes(
@@ -225,20 +225,26 @@ def by_bytes(
     """With other quotas, in parts of what the org has in memory, all else as the policy says."""
     here = max((traffic.sample.held_bytes for traffic in traffics), default=0)
     sizes = [round(here * part) for part in parts if here]
-    return _curve(traffics, sizes, lambda at: replace(policy, dram_bytes_max=at))
+    return _curve(traffics, sizes, lambda at: structs.replace(policy, dram_bytes_max=at))
 
 
 def _curve(
     traffics: Sequence[Traffic], places: Sequence[int], policy_at: Callable[[int], Policy]
 ) -> tuple[Point, ...]:
-    points = []
-    for at in places:
-        estimate = Estimate()
-        for traffic in traffics:
-            estimate.add(traffic, policy_at(at))
-        if estimate.hit_rate is not None:
-            points.append(Point(at, estimate.hit_rate))
-    return tuple(points)
+    rates = [(at, _estimate(traffics, policy_at(at)).hit_rate) for at in places]
+    return tuple(Point(at, rate) for at, rate in rates if rate is not None)
+
+
+def _estimate(traffics: Sequence[Traffic], policy: Policy) -> Estimate:
+    estimate = Estimate()
+    for traffic in traffics:
+        estimate.add(traffic, policy)
+    return estimate
+
+
+def _through(points: Sequence[Point], shift: float) -> tuple[Point, ...]:
+    """A curve of a small sample, moved to where a larger one says that one point of it is."""
+    return tuple(Point(one.at, min(1.0, max(0.0, one.hit_rate + shift))) for one in points)
 
 
 def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) -> int:

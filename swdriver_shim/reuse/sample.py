@@ -12,7 +12,7 @@ enough, the oldest is forgotten.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX: Final = 256 << 10  # of an org
 CHUNK_BYTES: Final = 4 << 10  # is thinned out in one go: a quarter of a millisecond
 SPAN_S: Final = 2 * 3600.0  # as long as it reaches back less far, rather a smaller sample
+FILLED_MIN: Final = 1 / 8  # of the log: up to here it may fill at any speed,
+FASTER_MAX: Final = 2.0  # then so many times as fast as would last for that span
 COLUMNS_LOOKED_AT: Final = 32  # of an average prompt, or up to twice as many
 STRIDE_MAX: Final = 32
-HALVINGS_MAX: Final = 32
+_THRESHOLD_BYTES: Final = 4
+ALL_KEYS: Final = 1 << 8 * _THRESHOLD_BYTES
 KEY_BYTES: Final = 8
 DEPTH_MAX: Final = 0x7FFF
 _TAIL: Final = 0x8000
+_ABOVE_ALL: Final = b"\xff" * 17
 _HEAD: Final = struct.Struct("<BHd")
 _COUNTS: Final = struct.Struct("<QQQ")
 _REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
@@ -64,15 +68,15 @@ class Event(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which columns are in a sample: of every so many in a prompt one, and of these who has so many
-    zeros before its key. A smaller share is a part of every larger one."""
+    """Which columns are in a sample: of every so many in a prompt one is looked at, and is taken if its
+    key is below a threshold. A smaller share is a part of every larger one."""
 
     stride: int = 1
-    halvings: int = 0
+    threshold: int = ALL_KEYS
 
     @property
     def of_all(self) -> float:
-        return 1 / (self.stride << self.halvings)
+        return self.threshold / ALL_KEYS / self.stride
 
     @property
     def offset(self) -> int:
@@ -83,15 +87,14 @@ class Share(NamedTuple):
     @property
     def limit(self) -> bytes:
         """Above the keys, whole or half, that are taken."""
-        if not self.halvings:
-            return b"\xff" * 17
-        return (1 << 128 - self.halvings).to_bytes(16, "big")
+        is_all = self.threshold == ALL_KEYS
+        return _ABOVE_ALL if is_all else self.threshold.to_bytes(_THRESHOLD_BYTES, "big")
 
     def less(self, columns: float) -> Share:
         """Half as much. `columns`: of an average prompt; of long ones fewer are looked at."""
         if columns >= 2 * COLUMNS_LOOKED_AT * self.stride and self.stride < STRIDE_MAX:
-            return Share(2 * self.stride, self.halvings)
-        return Share(self.stride, self.halvings + 1)
+            return Share(2 * self.stride, self.threshold)
+        return Share(self.stride, max(1, self.threshold // 2))
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +104,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     now: float
     complete: bool  # nothing has been forgotten
     stride: int
-    halvings: int
+    threshold: int
     requests: int  # since the start, as are
     requested: int  # tokens,
     columns: int  # whole ones, and
@@ -113,11 +116,11 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def share(self) -> Share:
-        return Share(self.stride, self.halvings)
+        return Share(self.stride, self.threshold)
 
     def events(self) -> list[Event]:
         """Raises ValueError for a log that is none."""
-        return list(thinned(read(self.log), self.share))
+        return list(read(thinned(self.log, self.share)))
 
 
 class Recorder:
@@ -165,13 +168,15 @@ class Recorder:
         limit, looked_at = self._limit, prompt.keys[self._offset : whole : self._stride]
         picked = [key for key in looked_at if key < limit]
         before, self._match = self._match, None
-        references = self._references(looked_at, picked) if picked else []
+        is_more = bool(before) and picked[: len(before or ())] == before
+        new = picked[len(before or ()) :] if is_more else picked
+        references = self._references(looked_at, new) if new else []
         if rest and whole % self._stride == self._offset:
             tail = prompt.tail(whole, rest)
             if tail < limit:
                 references.append((tail[:KEY_BYTES], min(whole, DEPTH_MAX) | _TAIL))
-        if before and picked[: len(before)] == before:
-            self._write(Kind.MORE, now, references[len(before) :])
+        if is_more:
+            self._write(Kind.MORE, now, references)
         elif references:
             self._write(Kind.STORE, now, references)
 
@@ -196,34 +201,36 @@ class Recorder:
         self, kind: Kind, now: float, references: Sequence[tuple[bytes, int]], counts: bytes = b""
     ) -> None:
         self._last = max(self._last, now)
-        if self._unthinned:
-            self._thin_one()
-        elif self.bytes >= LOG_BYTES_MAX:
-            self._make_room()
         chunk = self._chunks[-1]
         if len(chunk) >= CHUNK_BYTES and kind is not Kind.MORE:  # which stays with its match
+            if not self._unthinned:
+                self._bound()
             chunk = bytearray()
             self._chunks.append(chunk)
         packed = _packed(kind, self._last, references, counts)
         chunk += packed
         self.bytes += len(packed)
+        if self._unthinned:
+            self._thin_one()
 
-    def _make_room(self) -> None:
-        """Forget the oldest, or have the log thinned out: one chunk with each event from here on."""
-        since = next(read(self._chunks[0])).at
-        if self._last - since >= SPAN_S or self.share.halvings >= HALVINGS_MAX:
+    def _bound(self) -> None:
+        """Forget the oldest, or take a smaller share and thin the log out: a chunk with each event from
+        here on. Also where the log is filling so fast that it would have to be thinned out soon, again
+        and again."""
+        span = self._last - next(read(self._chunks[0])).at
+        is_full = self.bytes >= LOG_BYTES_MAX
+        if is_full and (span >= SPAN_S or self.share.threshold == 1):
             self.bytes -= len(self._chunks.pop(0))
             self.complete = False
-            return
-        self._take(self.share.less(self.columns / max(1, self._requests)))
-        self._unthinned = len(self._chunks)
-        self._chunks.append(bytearray())
+        elif is_full or self.bytes / LOG_BYTES_MAX > max(FILLED_MIN, FASTER_MAX * span / SPAN_S):
+            self._take(self.share.less(self.columns / max(1, self._requests)))
+            self._unthinned = len(self._chunks)
 
     def _thin_one(self) -> None:
         """The newest of those that are left. What remains of it joins what follows, if it fits."""
         self._unthinned -= 1
         place = self._unthinned
-        left = bytearray().join(map(_encoded, thinned(read(self._chunks[place]), self.share)))
+        left = thinned(self._chunks[place], self.share)
         self.bytes -= len(self._chunks[place]) - len(left)
         following = self._chunks[place + 1]
         if len(left) + len(following) <= CHUNK_BYTES:
@@ -232,23 +239,17 @@ class Recorder:
             self._chunks[place] = left
 
 
-def thinned(events: Iterable[Event], share: Share) -> Iterator[Event]:
-    """What of these is in a smaller sample."""
+def thinned(log: bytes | bytearray, share: Share) -> bytearray:
+    """What of it is in a smaller sample. Raises ValueError for what is no log."""
     limit, stride, offset = share.limit, share.stride, share.offset
-    is_matched = False
-    for event in events:
-        path = [one for one in event.path if one.key < limit and one.depth % stride == offset]
-        if event.kind is Kind.MORE and not is_matched:
-            event = event._replace(kind=Kind.STORE)
-        if path or event.kind is Kind.MORE:
-            yield event._replace(path=path)
-        is_matched = bool(path) and event.kind is Kind.MATCH
-
-
-def _encoded(event: Event) -> bytes:
-    references = [(one.key, one.depth | _TAIL * one.tail) for one in event.path]
-    counts = _COUNTS.pack(*event[3:]) if event.kind is Kind.MATCH else b""
-    return _packed(event.kind, event.at, references, counts)
+    left, is_matched = bytearray(), False
+    for kind, at, counts, references in _parse(log):
+        kept = [one for one in references if one[0] < limit and (one[1] & DEPTH_MAX) % stride == offset]
+        becomes = Kind.STORE if kind == Kind.MORE and not is_matched else Kind(kind)
+        if kept or becomes is Kind.MORE:
+            left += _packed(becomes, at, kept, counts)
+        is_matched = bool(kept) and kind == Kind.MATCH
+    return left
 
 
 def _packed(kind: Kind, at: float, references: Sequence[tuple[bytes, int]], counts: bytes) -> bytes:
@@ -257,23 +258,23 @@ def _packed(kind: Kind, at: float, references: Sequence[tuple[bytes, int]], coun
 
 
 def read(log: bytes | bytearray) -> Iterator[Event]:
-    """Raises ValueError where it is malformed."""
+    """Raises ValueError for what is no log."""
+    for kind, at, counts, references in _parse(log):
+        path = [Reference(key, depth & DEPTH_MAX, depth >= _TAIL) for key, depth in references]
+        yield Event(Kind(kind), at, path, *(_COUNTS.unpack(counts) if counts else ()))
+
+
+def _parse(log: bytes | bytearray) -> Iterator[tuple[int, float, bytes, list[tuple[bytes, int]]]]:
     place = 0
     try:
         while place < len(log):
             kind, count, at = _HEAD.unpack_from(log, place)
-            place += _HEAD.size
-            counts = (0, 0, 0)
-            if kind == Kind.MATCH:
-                counts = _COUNTS.unpack_from(log, place)
-                place += _COUNTS.size
-            path = [
-                Reference(key, depth & DEPTH_MAX, depth >= _TAIL)
-                for key, depth in _REFERENCE.iter_unpack(log[place : place + count * _REFERENCE.size])
-            ]
-            if len(path) != count:
-                raise ValueError("it ends in the middle of an event")
-            place += count * _REFERENCE.size
-            yield Event(Kind(kind), at, path, *counts)
+            begin = place + _HEAD.size + (_COUNTS.size if kind == Kind.MATCH else 0)
+            end = begin + count * _REFERENCE.size
+            if end > len(log) or kind > Kind.MORE:
+                raise ValueError("not a log of reuse")
+            counts = bytes(log[place + _HEAD.size : begin])
+            yield kind, at, counts, list(_REFERENCE.iter_unpack(log[begin:end]))
+            place = end
     except struct.error as error:
         raise ValueError(f"not a log of reuse: {error}") from error
