@@ -197,7 +197,7 @@ def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
         times.append(time.perf_counter())
         ledger.finish_store(ledger.begin_store(prompt, prompt.tokens, clock.now), clock.now)
         times.append(time.perf_counter())
-        recorder.matched(match.keys, tally, clock.now)
+        recorder.matched(match.keys, match.tokens, tally, clock.now)
         recorder.stored(prompt, prompt.tokens, clock.now)
         times.append(time.perf_counter())
         steps = [after - before for before, after in pairwise(times)]

@@ -201,7 +201,7 @@ class Ledger:
         account.tally.requests += 1
         account.tally.requested += prompt.tokens
         match.count(account.tally)
-        account.recorder.matched(match.keys, account.tally, now)
+        account.recorder.matched(match.keys, match.tokens, account.tally, now)
         for hit in match.columns:
             _use(account, hit, now)
             self.tier2.used(account, hit)
@@ -676,6 +676,8 @@ class Ledger:
         def is_meant(home: PrefixMap) -> bool:
             return home.account is account and namespace in (None, home.namespace)
 
+        if namespace is None:
+            account.recorder.forget()
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):
@@ -927,9 +929,14 @@ class Ledger:
                 count += 1
         return count
 
-    def reuse(self, org: str, now: float) -> Sample:
-        """How this org's columns come back, as far as is known: what other policies are tried on."""
-        account, recorder = self.account(org), self.account(org).recorder
+    def reuse(self, org: str, now: float) -> Sample | None:
+        """How this org's columns come back, as far as is known: what other policies are tried on. None
+        for one that has never been here. Any thread may ask."""
+        account = self.accounts.get(org)
+        if account is None:
+            return None
+        recorder = account.recorder
+        log = recorder.log  # before its share, which may become smaller meanwhile
         column_bytes = sum(group.column_bytes for group in self.layout.groups)
         free = min(pool.free for pool in self.slots.pools)
         return Sample(
@@ -945,7 +952,7 @@ class Ledger:
             held_bytes=account.bytes,
             room_bytes=account.bytes + free * column_bytes,
             column_bytes=column_bytes,
-            log=recorder.log,
+            log=log,
         )
 
     def check_integrity(self) -> None:

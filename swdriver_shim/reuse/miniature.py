@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction
 from swdriver_shim.eviction.cost import Cost
@@ -20,11 +20,19 @@ FOLDS: Final = 16
 SHARE: Final = 4
 
 
+class Run(NamedTuple):
+    """Columns that were stored together: up to this depth, at this moment. Most are not in the sample,
+    and a prompt is hit no further than up to the first that is over by its first use."""
+
+    end: int
+    stored_at: float
+
+
 class Column:
     """A column, as eviction policies see it. Empty ones stay while there are some behind them."""
 
-    __slots__ = ("bytes", "holds", "key", "mark", "needs", "parent", "present", "stored_at", "tail",
-                 "used_at", "uses")  # fmt: skip
+    __slots__ = ("behind", "bytes", "holds", "key", "mark", "needs", "parent", "present", "runs",
+                 "stored_at", "tail", "used_at", "uses")  # fmt: skip
 
     def __init__(self, reference: Reference, parent: Column | None) -> None:
         self.key, self.needs, self.tail = reference
@@ -35,6 +43,8 @@ class Column:
         self.present = False
         self.stored_at = self.used_at = 0.0
         self.uses = 0
+        self.runs: list[Run] = []  # from the column of the sample before it, to its own end
+        self.behind: list[Run] = []  # as far as prompts went on that had no other behind it
 
 
 @dataclass(slots=True)
@@ -67,29 +77,37 @@ class Miniature:
         outcome = Outcome()
         missed = outcome.missed
         matched: Sequence[Reference] = ()
+        found = 0
         for event in events:
             now = event.at
             self._expire(now)
             if event.kind is Kind.MATCH:
-                matched = event.path
+                matched, found = event.path, event.found
                 hit = self._match(matched, now)
                 if now >= count_from:
                     outcome.asked += len(matched)
                     for one in matched[hit:]:
                         missed[one.key[-1] % FOLDS] += 1
             else:
-                path = event.path if event.kind is Kind.STORE else [*matched, *event.path]
-                self._store(path, now)
+                if event.kind is Kind.MORE:
+                    tip = self._store([*matched, *event.path], found, now)
+                else:
+                    found = 0
+                    tip = self._store(event.path, found, now)
+                if tip and self._first is not None:
+                    self._went_on(tip, found, event.length, now)
                 outcome.held_max = max(outcome.held_max, self._held)
         outcome.columns = [column for column in self._columns.values() if column.present]
         return outcome
 
     def _match(self, path: Sequence[Reference], now: float) -> int:
         """How many are hit. Those that are over have gone."""
-        found = []
+        found, first = [], self._first
         for key, _, _ in path:
             column = self._columns.get(key)
             if column is None or not column.present:
+                break
+            if first is not None and any(run.stored_at <= now - first for run in column.runs):
                 break
             found.append(column)
         if not found:
@@ -105,8 +123,9 @@ class Miniature:
             self._queue.leaf(found[-1])
         return len(found)
 
-    def _store(self, path: Sequence[Reference], now: float) -> None:
-        """What is not here, as far as there is room beside those before it."""
+    def _store(self, path: Sequence[Reference], found: int, now: float) -> Column | None:
+        """What is not here, as far as there is room beside those before it. The last that is here, if
+        there is room for all. `found`: how many columns of the prompt had really been stored before."""
         tip: Column | None = None
         columns = self._columns
         for reference in path:
@@ -120,18 +139,46 @@ class Miniature:
                 if not has_room:
                     if column:
                         self._prune(column)
-                    break
+                    if tip:
+                        self._release(tip)
+                    return None
                 if column is None:
                     column = columns[reference.key] = Column(reference, tip)
                     if tip:
                         tip.holds += 1
                 self._put(column, now)
+            if self._first is not None:
+                self._date(column, tip, found, now)
             column.holds += 1  # a pin, until the next one has it
             if tip:
                 self._release(tip)
             tip = column
         if tip:
             self._release(tip)
+        return tip
+
+    def _date(self, column: Column, before: Column | None, found: int, now: float) -> None:
+        """What leads to a column is stored with it, where it is not here."""
+        if column.runs:
+            column.runs = [
+                *self._renewed(column.runs[:-1], now),
+                Run(column.needs + 1, column.stored_at),
+            ]
+            return
+        known = before.behind if before else []
+        lead = _up_to(known, min(found, column.needs))
+        column.runs = [*self._renewed(lead, now), Run(column.needs + 1, column.stored_at)]
+
+    def _went_on(self, tip: Column, found: int, length: int, now: float) -> None:
+        """Behind its last column of the sample a prompt has others, up to this length."""
+        known = self._renewed(tip.behind, now)
+        if found < length:
+            known = [*_up_to(known, found), Run(length, now)]
+        tip.behind = known
+
+    def _renewed(self, runs: Sequence[Run], now: float) -> list[Run]:
+        over = now - (self._first or 0)
+        return [Run(run.end, now) if run.stored_at <= over else run for run in runs]
 
     def _put(self, column: Column, now: float) -> None:
         column.present = True
@@ -198,3 +245,13 @@ class Miniature:
                     self._queue.leaf(column)
             else:
                 self._prune(column)
+
+
+def _up_to(runs: Sequence[Run], depth: int) -> list[Run]:
+    """What of them lies before this depth."""
+    cut = []
+    for run in runs:
+        cut.append(run if run.end <= depth else Run(depth, run.stored_at))
+        if run.end >= depth:
+            break
+    return cut

@@ -23,8 +23,9 @@ from swdriver_shim.reuse.miniature import FOLDS, Miniature, Outcome
 from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, read, thinned
 
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
-REFERENCES: Final = 9000  # to columns of samples: what a policy is tried on, at most,
-CURVE_REFERENCES: Final = 1500  # and each point of a curve
+COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
+CURVE_COLUMNS: Final = 1200  # and each point of a curve
+USES: Final = 3  # of each, on average: more are too many, too
 TTLS_S: Final = (60, 180, 600, 1800, 3600, 6 * 3600, 24 * 3600)
 ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
 REFERENCES_MIN: Final = 500  # below, say so
@@ -90,11 +91,12 @@ class Traffic:
         events = sample.events()
         count_from, before = -inf, (0, 0, 0)
         if events and not sample.complete:
-            first, last = events[0].at, sample.now
-            count_from = first + WARM_UP * (last - first)
-            matches = (one for one in events if one.kind is Kind.MATCH and one.at < count_from)
-            for one in matches:
-                before = one[3:]
+            count_from = events[0].at + WARM_UP * (events[-1].at - events[0].at)
+            for event in events:
+                if event.kind is Kind.MATCH:
+                    before = event.requested, event.columns, event.hit
+                if event.at >= count_from:
+                    break
         requested, columns, hit = (
             there - then
             for there, then in zip((sample.requested, sample.columns, sample.hit), before, strict=True)
@@ -105,11 +107,14 @@ class Traffic:
     def references(self) -> int:
         return sum(len(event.path) for event in self.events)
 
-    def smaller(self, references: int) -> Traffic:
-        """So much less of it that about so many are left."""
-        share = self.share
-        if (count := self.references) > references:
-            share = share._replace(threshold=max(1, share.threshold * references // count))
+    @property
+    def distinct(self) -> int:
+        return len({reference.key for event in self.events for reference in event.path})
+
+    def smaller(self, columns: int) -> Traffic:
+        """So much less of it that about so many columns are left."""
+        part = min(columns / max(1, self.distinct), USES * columns / max(1, self.references), 1.0)
+        share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
         events = list(read(thinned(self.sample.log, share)))
         return replace(self, share=share, events=events)
 
@@ -178,9 +183,9 @@ class Estimate:
 
 def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview:
     """`samples`: what each driver knows of this org. Raises ValueError for what is no sample."""
-    traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).requested]
+    traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).events]
     each = max(1, len(traffics))
-    traffics = [traffic.smaller(REFERENCES // each) for traffic in traffics]
+    traffics = [traffic.smaller(COLUMNS // each) for traffic in traffics]
     was, will = Estimate(), Estimate()
     expiring_columns = expiring_bytes = 0
     for traffic in traffics:
@@ -189,7 +194,7 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
         count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
-    smaller = [traffic.smaller(CURVE_REFERENCES // each) for traffic in traffics]
+    smaller = [traffic.smaller(CURVE_COLUMNS // each) for traffic in traffics]
     shift = (will.hit_rate or 0.0) - (_estimate(smaller, proposed).hit_rate or 0.0)
     return Preview(
         now=was.effect(),

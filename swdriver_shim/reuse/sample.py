@@ -23,7 +23,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 if TYPE_CHECKING:
     from swdriver_shim.reasons import Tally
 
-LOG_BYTES_MAX: Final = 256 << 10  # of an org
+LOG_BYTES_MAX: Final = 512 << 10  # of an org
 CHUNK_BYTES: Final = 4 << 10  # is thinned out in one go: a quarter of a millisecond
 SPAN_S: Final = 2 * 3600.0  # as long as it reaches back less far, rather a smaller sample
 FILLED_MIN: Final = 1 / 8  # of the log: up to here it may fill at any speed,
@@ -36,8 +36,8 @@ KEY_BYTES: Final = 8
 DEPTH_MAX: Final = 0x7FFF
 _TAIL: Final = 0x8000
 _ABOVE_ALL: Final = b"\xff" * 17
-_HEAD: Final = struct.Struct("<BHd")
-_COUNTS: Final = struct.Struct("<QQQ")
+_HEAD: Final = struct.Struct("<BHdI")
+_COUNTS: Final = struct.Struct("<IQQQ")
 _REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
 
 
@@ -56,12 +56,15 @@ class Reference(NamedTuple):
 
 
 class Event(NamedTuple):
-    """`path`: its columns of the sample, in order; of `MORE` those that follow. With a match what the
-    org had asked for since the start: tokens, whole columns, and tokens that were hit."""
+    """`path`: its columns of the sample, in order; of `MORE` those that follow. `length`: whole columns
+    of the prompt. With a match so many of them were found, and what the org had asked for since the
+    start: tokens, whole columns, and tokens that were hit."""
 
     kind: Kind
     at: float
     path: Sequence[Reference]
+    length: int
+    found: int = 0
     requested: int = 0
     columns: int = 0
     hit: int = 0
@@ -152,14 +155,15 @@ class Recorder:
         self._requests = 0
         self._take(Share())
 
-    def matched(self, keys: Sequence[bytes], tally: Tally, now: float) -> None:
-        """These columns were asked for. They are in the tally already."""
+    def matched(self, keys: Sequence[bytes], tokens: int, tally: Tally, now: float) -> None:
+        """These columns were asked for, and so many tokens are hit. They are in the tally already."""
         self._requests += 1
         self.columns += len(keys)
         limit, looked_at = self._limit, keys[self._offset :: self._stride]
         if picked := [key for key in looked_at if key < limit]:
-            counts = _COUNTS.pack(tally.requested, self.columns, tally.hits.total())
-            self._write(Kind.MATCH, now, self._references(looked_at, picked), counts)
+            found = tokens // COLUMN_TOKENS
+            counts = _COUNTS.pack(found, tally.requested, self.columns, tally.hits.total())
+            self._write(Kind.MATCH, now, len(keys), self._packed(looked_at, picked), counts)
         self._match = picked
 
     def stored(self, prompt: Prompt, verified: int, now: float) -> None:
@@ -168,37 +172,42 @@ class Recorder:
         limit, looked_at = self._limit, prompt.keys[self._offset : whole : self._stride]
         picked = [key for key in looked_at if key < limit]
         before, self._match = self._match, None
-        is_more = bool(before) and picked[: len(before or ())] == before
-        new = picked[len(before or ()) :] if is_more else picked
-        references = self._references(looked_at, new) if new else []
+        kind = Kind.STORE
+        if before and picked[: len(before)] == before:
+            kind, picked = Kind.MORE, picked[len(before) :]
+        packed = self._packed(looked_at, picked) if picked else b""
         if rest and whole % self._stride == self._offset:
             tail = prompt.tail(whole, rest)
             if tail < limit:
-                references.append((tail[:KEY_BYTES], min(whole, DEPTH_MAX) | _TAIL))
-        if is_more:
-            self._write(Kind.MORE, now, references)
-        elif references:
-            self._write(Kind.STORE, now, references)
+                packed += _REFERENCE.pack(tail[:KEY_BYTES], min(whole, DEPTH_MAX) | _TAIL)
+        if packed or kind is Kind.MORE:
+            self._write(kind, now, whole, packed)
 
     @property
     def log(self) -> bytes:
         return b"".join(self._chunks)
 
+    def forget(self) -> None:
+        """Keys of what was purged do not stay here. The share does: traffic will be much the same."""
+        self._chunks, self._unthinned, self.bytes = [bytearray()], 0, 0
+        self._match, self.complete = None, False
+
     def _take(self, share: Share) -> None:
         self.share = share
         self._limit, self._offset, self._stride = share.limit, share.offset, share.stride
 
-    def _references(
-        self, looked_at: Sequence[bytes], picked: Sequence[bytes]
-    ) -> list[tuple[bytes, int]]:
-        found, place = [], -1
+    def _packed(self, looked_at: Sequence[bytes], picked: Sequence[bytes]) -> bytes:
+        """References to those that were picked of these."""
+        stride, offset, place = self._stride, self._offset, -1
+        packed = b""
         for key in picked:
             place = looked_at.index(key, place + 1)
-            found.append((key[:KEY_BYTES], min(place * self._stride + self._offset, DEPTH_MAX)))
-        return found
+            depth = min(place * stride + offset, DEPTH_MAX)
+            packed += key[:KEY_BYTES] + depth.to_bytes(2, "little")
+        return packed
 
     def _write(
-        self, kind: Kind, now: float, references: Sequence[tuple[bytes, int]], counts: bytes = b""
+        self, kind: Kind, now: float, length: int, references: bytes, counts: bytes = b""
     ) -> None:
         self._last = max(self._last, now)
         chunk = self._chunks[-1]
@@ -207,9 +216,9 @@ class Recorder:
                 self._bound()
             chunk = bytearray()
             self._chunks.append(chunk)
-        packed = _packed(kind, self._last, references, counts)
-        chunk += packed
-        self.bytes += len(packed)
+        head = _HEAD.pack(kind, len(references) // _REFERENCE.size, self._last, length)
+        chunk += head + counts + references
+        self.bytes += len(head) + len(counts) + len(references)
         if self._unthinned:
             self._thin_one()
 
@@ -233,7 +242,7 @@ class Recorder:
         left = thinned(self._chunks[place], self.share)
         self.bytes -= len(self._chunks[place]) - len(left)
         following = self._chunks[place + 1]
-        if len(left) + len(following) <= CHUNK_BYTES:
+        if not left or len(left) + len(following) <= CHUNK_BYTES:
             self._chunks[place : place + 2] = [left + following]
         else:
             self._chunks[place] = left
@@ -243,38 +252,42 @@ def thinned(log: bytes | bytearray, share: Share) -> bytearray:
     """What of it is in a smaller sample. Raises ValueError for what is no log."""
     limit, stride, offset = share.limit, share.stride, share.offset
     left, is_matched = bytearray(), False
-    for kind, at, counts, references in _parse(log):
+    for kind, at, length, counts, references in _parse(log):
         kept = [one for one in references if one[0] < limit and (one[1] & DEPTH_MAX) % stride == offset]
-        becomes = Kind.STORE if kind == Kind.MORE and not is_matched else Kind(kind)
+        becomes = Kind.STORE if kind is Kind.MORE and not is_matched else kind
         if kept or becomes is Kind.MORE:
-            left += _packed(becomes, at, kept, counts)
-        is_matched = bool(kept) and kind == Kind.MATCH
+            left += _HEAD.pack(becomes, len(kept), at, length) + counts
+            left += b"".join([_REFERENCE.pack(*one) for one in kept])
+        is_matched = bool(kept) and kind is Kind.MATCH
     return left
-
-
-def _packed(kind: Kind, at: float, references: Sequence[tuple[bytes, int]], counts: bytes) -> bytes:
-    packed = [_REFERENCE.pack(*reference) for reference in references]
-    return b"".join([_HEAD.pack(kind, len(packed), at), counts, *packed])
 
 
 def read(log: bytes | bytearray) -> Iterator[Event]:
     """Raises ValueError for what is no log."""
-    for kind, at, counts, references in _parse(log):
+    for kind, at, length, counts, references in _parse(log):
         path = [Reference(key, depth & DEPTH_MAX, depth >= _TAIL) for key, depth in references]
-        yield Event(Kind(kind), at, path, *(_COUNTS.unpack(counts) if counts else ()))
+        yield Event(kind, at, path, length, *(_COUNTS.unpack(counts) if counts else ()))
 
 
-def _parse(log: bytes | bytearray) -> Iterator[tuple[int, float, bytes, list[tuple[bytes, int]]]]:
+_Parsed = tuple[Kind, float, int, bytes, list[tuple[bytes, int]]]
+
+
+def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
     place = 0
     try:
         while place < len(log):
-            kind, count, at = _HEAD.unpack_from(log, place)
-            begin = place + _HEAD.size + (_COUNTS.size if kind == Kind.MATCH else 0)
+            number, count, at, length = _HEAD.unpack_from(log, place)
+            kind = _KINDS[number]
+            begin = place + _HEAD.size + (_COUNTS.size if kind is Kind.MATCH else 0)
             end = begin + count * _REFERENCE.size
-            if end > len(log) or kind > Kind.MORE:
-                raise ValueError("not a log of reuse")
             counts = bytes(log[place + _HEAD.size : begin])
-            yield kind, at, counts, list(_REFERENCE.iter_unpack(log[begin:end]))
+            references = list(_REFERENCE.iter_unpack(log[begin:end]))
+            if end > len(log):
+                raise ValueError("a log of reuse ends in the middle")
+            yield kind, at, length, counts, references
             place = end
-    except struct.error as error:
+    except (struct.error, IndexError) as error:
         raise ValueError(f"not a log of reuse: {error}") from error
+
+
+_KINDS: Final = tuple(Kind)
