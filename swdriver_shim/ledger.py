@@ -938,7 +938,8 @@ class Ledger:
         recorder = account.recorder
         log = recorder.log  # before its share, which may become smaller meanwhile
         column_bytes = sum(group.column_bytes for group in self.layout.groups)
-        free = min(pool.free for pool in self.slots.pools)
+        coming = self.slots.coming_free
+        free = min(pool.free + coming[group] for group, pool in enumerate(self.slots.pools))
         return Sample(
             org=org,
             now=now,

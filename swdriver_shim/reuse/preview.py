@@ -24,7 +24,7 @@ from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, read, thinned
 
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
 COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
-CURVE_COLUMNS: Final = 1200  # and each point of a curve
+CURVE_COLUMNS: Final = 900  # and each point of a curve
 USES: Final = 3  # of each, on average: more are too many, too
 TTLS_S: Final = (60, 180, 600, 1800, 3600, 6 * 3600, 24 * 3600)
 ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
@@ -108,12 +108,18 @@ class Traffic:
         return sum(len(event.path) for event in self.events)
 
     @property
+    def reaches_back_s(self) -> float:
+        return self.sample.now - self.events[0].at if self.events else 0.0
+
+    @property
     def distinct(self) -> int:
         return len({reference.key for event in self.events for reference in event.path})
 
     def smaller(self, columns: int) -> Traffic:
         """So much less of it that about so many columns are left."""
         part = min(columns / max(1, self.distinct), USES * columns / max(1, self.references), 1.0)
+        if part == 1.0:
+            return self
         share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
         events = list(read(thinned(self.sample.log, share)))
         return replace(self, share=share, events=events)
@@ -214,7 +220,11 @@ def by_ttl(
 ) -> tuple[Point, ...]:
     """With other times to live, all else as the policy says. Of two the shorter one: the one from the
     last use, and the one from the first with it where that is shorter."""
-    return _curve(traffics, seconds, lambda at: with_ttl(policy, at))
+    known = max((traffic.reaches_back_s for traffic in traffics), default=0.0)
+    beyond = [at for at in seconds if at > known]  # which are all alike
+    told = [at for at in seconds if at <= known]
+    points = _curve(traffics, [*told, *beyond[:1]], lambda at: with_ttl(policy, at))
+    return (*points, *(Point(at, points[-1].hit_rate) for at in beyond[1:] if points))
 
 
 def with_ttl(policy: Policy, seconds: int) -> Policy:
@@ -265,7 +275,7 @@ def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) ->
 
 
 def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:
-    reaches_back = min(one.sample.now - one.events[0].at if one.events else 0.0 for one in traffics)
+    reaches_back = min(one.reaches_back_s for one in traffics)
     idle = min(one.sample.now - one.events[-1].at if one.events else 0.0 for one in traffics)
     references = sum(one.references for one in traffics)
     warnings = []
