@@ -22,6 +22,7 @@ from swdriver_shim.policy import Policy, Tiers, TtlMode
 from swdriver_shim.reuse.miniature import FOLDS, Miniature, Outcome
 from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, read, thinned
 
+FAR_APART: Final = 1.2  # misses as foretold for now, and as they were
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
 COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
 CURVE_COLUMNS: Final = 900  # and each point of a curve
@@ -85,6 +86,8 @@ class Traffic:
     requested: int
     columns: int
     hit: int
+    factor: float = 1.0
+    missed_now: Sequence[int] | None = None  # if calibrated, see there
 
     @classmethod
     def of(cls, sample: Sample) -> Traffic:
@@ -122,7 +125,7 @@ class Traffic:
             return self
         share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
         events = list(read(thinned(self.sample.log, share)))
-        return replace(self, share=share, events=events)
+        return replace(self, share=share, events=events, factor=1.0, missed_now=None)
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Where there is room for all, nobody has to decide what goes."""
@@ -131,6 +134,38 @@ class Traffic:
         if everything.held_max <= room:
             return everything
         return Miniature(policy, room).run(self.events, self.count_from)
+
+    def room_bytes(self, policy: Policy) -> float:
+        most = self.sample.room_bytes
+        return most if policy.dram_bytes_max is None else min(most, policy.dram_bytes_max)
+
+    def calibrated(self, now: Policy) -> Traffic:
+        """Misses are counted in proportion to those that there really were, under the policy in force.
+
+        A sample has by chance more or fewer columns than its share; of those that are missed under one
+        policy, most are under any. Not where the two are far apart: then the policy has been another
+        one for a part of the time, or there is something that the model does not know.
+        """
+        if now.tiers is Tiers.NONE:
+            return self
+        found = self.run(now, self.room_bytes(now) if now.tiers is Tiers.DRAM else inf).missed
+        expected = sum(found) / self.share.of_all
+        really = self.columns - self.hit / COLUMN_TOKENS
+        if not expected or not 1 / FAR_APART < really / expected < FAR_APART:
+            return self
+        return replace(self, factor=really / expected, missed_now=found)
+
+    def hit_tokens(self, outcome: Outcome) -> float:
+        missed = self.factor * sum(outcome.missed) / self.share.of_all
+        return COLUMN_TOKENS * max(0.0, self.columns - missed)
+
+    def variance(self, outcome: Outcome) -> float:
+        """Of the hit tokens, from how parts of the sample differ."""
+        missed = [float(count) for count in outcome.missed]
+        if self.missed_now is not None:
+            part = sum(missed) / sum(self.missed_now)
+            missed = [count - part * was for count, was in zip(missed, self.missed_now, strict=True)]
+        return FOLDS * variance(missed) * (COLUMN_TOKENS * self.factor / self.share.of_all) ** 2
 
     def bytes(self, columns: int) -> int:
         """Of all columns, where there are so many of the sample."""
@@ -148,30 +183,22 @@ class Estimate:
     bytes: int = 0
 
     def add(self, traffic: Traffic, policy: Policy) -> Outcome:
-        """What this driver would do."""
+        """What this driver would do; what it has in memory then."""
         self.requested += traffic.requested
         if policy.tiers is Tiers.NONE:
             return Outcome()
-        room = float(traffic.sample.room_bytes)
-        if policy.dram_bytes_max is not None:
-            room = min(room, policy.dram_bytes_max)
-        told = found = traffic.run(policy, room)
+        room = traffic.room_bytes(policy)
+        held = found = traffic.run(policy, room)
         if policy.tiers is Tiers.TIER2:
-            # Files go oldest first; what is in memory is counted once.
+            # Files go oldest first; what is in memory as well is counted once.
             below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
             found = traffic.run(structs.replace(policy, eviction="lru"), below)
-        dram_hit = self._hit(traffic, told)
+        dram_hit = traffic.hit_tokens(held)
         self.dram_hit += dram_hit
-        self.hit += max(dram_hit, self._hit(traffic, found))
-        scale = COLUMN_TOKENS / traffic.share.of_all
-        self.variance += FOLDS * variance(found.missed) * scale**2
-        self.bytes += traffic.bytes(told.held_max)
-        return told
-
-    @staticmethod
-    def _hit(traffic: Traffic, outcome: Outcome) -> float:
-        missed = min(traffic.columns, sum(outcome.missed) / traffic.share.of_all)
-        return COLUMN_TOKENS * (traffic.columns - missed)
+        self.hit += max(dram_hit, traffic.hit_tokens(found))
+        self.variance += traffic.variance(found)
+        self.bytes += traffic.bytes(held.held_max)
+        return held
 
     @property
     def hit_rate(self) -> float | None:
@@ -191,7 +218,7 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
     """`samples`: what each driver knows of this org. Raises ValueError for what is no sample."""
     traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).events]
     each = max(1, len(traffics))
-    traffics = [traffic.smaller(COLUMNS // each) for traffic in traffics]
+    traffics = [traffic.smaller(COLUMNS // each).calibrated(now) for traffic in traffics]
     was, will = Estimate(), Estimate()
     expiring_columns = expiring_bytes = 0
     for traffic in traffics:
@@ -200,7 +227,7 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
         count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
-    smaller = [traffic.smaller(CURVE_COLUMNS // each) for traffic in traffics]
+    smaller = [traffic.smaller(CURVE_COLUMNS // each).calibrated(now) for traffic in traffics]
     shift = (will.hit_rate or 0.0) - (_estimate(smaller, proposed).hit_rate or 0.0)
     return Preview(
         now=was.effect(),
