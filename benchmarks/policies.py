@@ -34,7 +34,7 @@ COLUMN_BYTES = WAFER.layout.groups[0].column_bytes
 NOW = Policy()
 ERROR_PP, P95_MS, OVERHEAD = 2.0, 300.0, 1.0
 OVERHEAD_REQUESTS = 4000
-PREVIEWS = 5  # of each case, to tell how long they take
+PREVIEWS = 3  # of each case, to tell how long they take
 
 
 @dataclass(frozen=True)
@@ -69,27 +69,22 @@ class Case:
 TTLS = (
     Case(last_s=60),
     Case(last_s=300),
-    Case(last_s=900),
     Case(first_s=60),
-    Case(first_s=300),
     Case(first_s=900),
     Case(first_s=900, last_s=120),
 )
+SIZES = {"conversation": (8_000, 40_000, 80_000, 240_000), "sessions": (4_000, 8_000, 16_000, 32_000)}
 
 
 def cases(trace: str, orgs: int, *, quick: bool) -> Sequence[Case]:
-    sizes = (8_000, 40_000, 80_000, 240_000)
-    if trace == "sessions":
-        sizes = (4_000, 8_000, 16_000, 32_000)
-    hour = NOW.ttl_last_use_seconds
-    if quick:
-        return (Case(last_s=300), Case(last_s=hour, quota=sizes[2])) if orgs == 1 else ()
-    both = (Case(last_s=300, quota=sizes[2]), Case(first_s=900, quota=sizes[3]))
-    if orgs > 1:
-        quotas = [Case(last_s=hour, quota=size) for size in sizes[2:]]
-        return (TTLS[1], TTLS[5], TTLS[6], *quotas, *both)
+    hour, sizes = NOW.ttl_last_use_seconds, SIZES[trace]
     quotas = [Case(last_s=hour, quota=size) for size in sizes]
-    return (*TTLS, *quotas, *both, Case(last_s=hour, quota=sizes[1], eviction="lru"))
+    both = [Case(last_s=300, quota=sizes[2]), Case(first_s=900, quota=sizes[3])]
+    if quick:
+        return [TTLS[1], quotas[2]] if orgs == 1 else []
+    if orgs > 1:
+        return [TTLS[1], TTLS[3], *quotas[2:], both[0]]
+    return [*TTLS, *quotas, *both]
 
 
 def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[Ledger, float]:

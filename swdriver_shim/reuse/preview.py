@@ -10,7 +10,7 @@ in the sample or not, and is hardly ever missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 from statistics import variance
 from typing import Final
@@ -88,6 +88,7 @@ class Traffic:
     hit: int
     factor: float = 1.0
     missed_now: Sequence[int] | None = None  # if calibrated, see there
+    runs: dict[tuple[Policy, float], Outcome] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sample: Sample) -> Traffic:
@@ -125,15 +126,18 @@ class Traffic:
             return self
         share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
         events = list(read(thinned(self.sample.log, share)))
-        return replace(self, share=share, events=events, factor=1.0, missed_now=None)
+        return replace(self, share=share, events=events, factor=1.0, missed_now=None, runs={})
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Where there is room for all, nobody has to decide what goes."""
-        everything = Miniature(policy, None).run(self.events, self.count_from)
-        room = room_bytes / self.sample.column_bytes * self.share.of_all
-        if everything.held_max <= room:
-            return everything
-        return Miniature(policy, room).run(self.events, self.count_from)
+        found = self.runs.get((policy, room_bytes))
+        if found is None:
+            found = Miniature(policy, None).run(self.events, self.count_from)
+            room = room_bytes / self.sample.column_bytes * self.share.of_all
+            if found.held_max > room:
+                found = Miniature(policy, room).run(self.events, self.count_from)
+            self.runs[policy, room_bytes] = found
+        return found
 
     def room_bytes(self, policy: Policy) -> float:
         most = self.sample.room_bytes
