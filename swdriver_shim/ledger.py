@@ -33,6 +33,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason, Tally
+from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.room import Account, Payers
 from swdriver_shim.second_tier import Recall, SecondTier, Spill, Trail
 from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
@@ -208,6 +209,7 @@ class Ledger:
         account.tally.requests += 1
         account.tally.requested += prompt.tokens
         match.count(account.tally)
+        account.recorder.matched(match.keys, match.tokens, account.tally, now)
         for hit in match.columns:
             stamp(account, hit, now)
             self.tier2.used(account, hit)
@@ -429,6 +431,8 @@ class Ledger:
         if prompt.maker.unit_columns > 1:
             verified -= verified % prompt.maker.unit_tokens  # of a unit there is no tail
         account = self.account(prompt.org)
+        if not rules.no_store:
+            account.recorder.stored(prompt, verified, now)
         store = Store([])
         if not self.reachable:
             pass  # it could not go everywhere
@@ -684,6 +688,8 @@ class Ledger:
         def is_meant(home: PrefixMap) -> bool:
             return home.account is account and namespace in (None, home.namespace)
 
+        if namespace is None:
+            account.recorder.forget()
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):
@@ -938,6 +944,33 @@ class Ledger:
                 self.evict(victim, Reason.QUOTA)
                 count += 1
         return count
+
+    def reuse(self, org: str, now: float) -> Sample | None:
+        """How this org's columns come back, as far as is known: what other policies are tried on. None
+        for one that has never been here. Any thread may ask."""
+        account = self.accounts.get(org)
+        if account is None:
+            return None
+        recorder = account.recorder
+        log = recorder.log  # before its share, which may become smaller meanwhile
+        column_bytes = sum(group.column_bytes for group in self.layout.groups)
+        coming = self.slots.coming_free
+        free = min(pool.free + coming[group] for group, pool in enumerate(self.slots.pools))
+        return Sample(
+            org=org,
+            now=now,
+            complete=recorder.complete,
+            stride=recorder.share.stride,
+            threshold=recorder.share.threshold,
+            requests=account.tally.requests,
+            requested=account.tally.requested,
+            columns=recorder.columns,
+            hit=account.tally.hits.total(),
+            held_bytes=account.bytes,
+            room_bytes=account.bytes + free * column_bytes,
+            column_bytes=column_bytes,
+            log=log,
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""

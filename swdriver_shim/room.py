@@ -17,6 +17,7 @@ from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.policy import Policy
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import Tally
+from swdriver_shim.reuse.sample import Recorder
 
 
 def eviction(name: str) -> Callable[[], Eviction[Any]]:
@@ -118,6 +119,7 @@ class Account:
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()
+        self.recorder = Recorder()
         self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
 
     def set_policy(self, policy: Policy, now: float) -> None:

@@ -8,6 +8,7 @@ KV travels as `application/octet-stream`, see `octets`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -41,6 +42,7 @@ from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
+from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
 
@@ -204,6 +206,7 @@ class Service:
                 control("/v1/desired", self.set_desired, "PUT"),
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
+                control("/v1/reuse", self.reuse),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -233,6 +236,17 @@ class Service:
 
     async def stats(self, _request: Request) -> Response:
         return as_json([asdict(org) for org in self.shim.driver.orgs()])
+
+    async def reuse(self, request: Request) -> Response:
+        """How an org's columns come back; without one, of which orgs something is known."""
+        ledger, org = self.shim.driver.ledger, request.query_params.get("org")
+        if org is None:
+            accounts = list(ledger.accounts.values())
+            return as_json([{"org": one.org, "requests": one.tally.requests} for one in accounts])
+        sample = ledger.reuse(org, time.monotonic())  # the clock of a driver in a daemon
+        if sample is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "This driver has never heard of that org.")
+        return as_json(sample)
 
     # For callers
 
@@ -382,11 +396,12 @@ class Service:
 
     async def openapi(self, _request: Request) -> Response:
         """OpenAPI 3.1 of the verbs, made from what they take."""
-        kinds = [route.takes for route in self._verbs if route.takes]
+        kinds: list[type[Struct]] = [route.takes for route in self._verbs if route.takes]
+        kinds.append(Sample)
         schemas, components = msgspec.json.schema_components(
             kinds, ref_template="#/components/schemas/{name}"
         )
-        content = {route.path: schema for route, schema in zip(self._verbs, schemas, strict=True)}
+        content = {route.path: schema for route, schema in zip(self._verbs, schemas[:-1], strict=True)}
         problem = {"description": "Refused, with a sentence: application/problem+json."}
         paths = {
             route.path: {
@@ -428,6 +443,7 @@ class Service:
                     },
                 }
             }
+        paths["/v1/reuse"] = {"get": _reuse_operation(schemas[-1], problem)}
         return as_json(
             {
                 "openapi": "3.1.0",
@@ -440,6 +456,30 @@ class Service:
                 },
             }
         )
+
+
+def _reuse_operation(schema: Mapping[str, Any], problem: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"type": "array", "items": {"type": "object"}}
+    return {
+        "summary": "How an org's columns come back, for previews of policies; the controller's token.",
+        "operationId": "reuse",
+        "parameters": [
+            {
+                "name": "org",
+                "in": "query",
+                "required": False,
+                "description": "Without it, the orgs of which something is known.",
+                "schema": {"type": "string"},
+            }
+        ],
+        "responses": {
+            "200": {
+                "description": "A sample, or the orgs.",
+                "content": {"application/json": {"schema": {"oneOf": [schema, known]}}},
+            },
+            **{str(status): problem for status in (401, 404)},
+        },
+    }
 
 
 _STORE: Final = msgspec.json.Decoder(StoreBody)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Generic
 
 from swdriver_shim.eviction.base import C, Evictable, Eviction
-from swdriver_shim.eviction.returns import Returns, age_of
+from swdriver_shim.eviction.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 5
 TAILS_EXPECTED: Final = 0.1
@@ -48,10 +48,10 @@ class Cost(Eviction[C]):
         "_returns",
     )
 
-    def __init__(self, attention_columns: float = inf) -> None:
+    def __init__(self, attention_columns: float = inf, share: int = SHARE_AT_FIRST) -> None:
         super().__init__()
         self._attention_columns = attention_columns
-        self._returns = Returns(_EXPECTED)
+        self._returns = Returns(_EXPECTED, share)
         self._kinds = [_Ends[C]() for _ in _KINDS]
         self._kind_of: dict[C, int] = {}  # of those that wait
         self._offers: list[tuple[float, C] | None] = [None for _ in _KINDS]
@@ -124,11 +124,12 @@ class Cost(Eviction[C]):
     def _offer(self, kind: int, now: float) -> tuple[float, C] | None:
         """Who is worth least of a kind."""
         rate = self._returns.rate[kind]
-        offers = [
-            (rate[age_of(now - column.used_at)] * self._price(column), column)
-            for column in self._free_ends(kind)
-        ]
-        return min(offers, key=_worth, default=None)
+        least: tuple[float, C] | None = None
+        for column in self._free_ends(kind):
+            worth = rate[age_of(now - column.used_at)] * self._price(column)
+            if least is None or worth < least[0]:
+                least = worth, column
+        return least
 
     def _free_ends(self, kind: int) -> list[C]:
         """The oldest and the youngest of a kind. Who has come to be held is put again when it is let go.
@@ -139,10 +140,10 @@ class Cost(Eviction[C]):
         ends = self._kinds[kind]
         while True:
             found = ends.ends()
-            held = {column for column in found if column.holds}  # the oldest may be the youngest
+            held = [column for column in found if column.holds]
             if not held:
                 return found
-            for column in held:
+            for column in set(held):  # the oldest may be the youngest
                 del self._kind_of[column]
                 ends.drop(column)
 

@@ -31,7 +31,10 @@ _GUESSES: Final = [1 - (1 - GUESS) ** min(1.0, seconds / GUESS_STEP_S) for secon
 
 def age_of(seconds: float) -> int:
     """In steps. A clock that went back is no age."""
-    return min(AGES - 1, int(STEPS * log2(4 * seconds + 1))) if seconds > 0 else 0
+    if seconds <= 0:
+        return 0
+    age = int(STEPS * log2(4 * seconds + 1))
+    return age if age < AGES else AGES - 1
 
 
 class Returns:
@@ -60,12 +63,13 @@ class Returns:
         "rate",
     )
 
-    def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: how much more or less often columns of each kind are thought to come back."""
+    def __init__(self, expected: Sequence[float], share: int = SHARE_AT_FIRST) -> None:
+        """`expected`: how much more or less often columns of each kind are thought to come back.
+        `share`: one column in so many is followed at first; a power of two."""
         kinds = len(expected)
         self._expected = list(expected)
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
-        self._mask = SHARE_AT_FIRST - 1
+        self._mask = share - 1
         self._ended = [[0.0] * AGES for _ in range(kinds)]  # by a use at this age
         self._lost = [[0.0] * AGES for _ in range(kinds)]  # not seen again up to this age
         self._events = 0.0

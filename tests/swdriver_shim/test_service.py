@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from console.environment import PROJECT
 from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 from swdriver_shim.metrics import METRICS
+from swdriver_shim.policy import Policy
+from swdriver_shim.reuse.preview import preview
+from swdriver_shim.reuse.sample import Sample
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -188,11 +192,30 @@ def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:
     assert daemon.load(ACME, tokens) == (0, b"")
 
 
+def test_the_controller_gets_what_previews_are_made_of(daemon: Daemon) -> None:
+    tokens = list(range(3 * C))
+    for _ in range(2):
+        daemon.load(ACME, tokens)
+        daemon.store(ACME, tokens, kv(3 * C))
+    assert {"org": "acme", "requests": 2} in daemon.control("reuse").json()
+    sample = msgspec.json.decode(daemon.control("reuse?org=acme").content, type=Sample)
+    assert (sample.requests, sample.requested, sample.hit) == (2, 6 * C, 3 * C)
+    assert sample.events()[-1].at <= sample.now
+    told = preview([sample], Policy(), Policy(ttl_last_use_seconds=600))
+    assert told.proposed.hit_rate == told.measured_hit_rate == 0.5
+    answer = daemon.control("reuse?org=nobody")
+    assert answer.status_code == 404
+    assert "never heard of" in answer.json()["detail"]
+    described = daemon.http.get("/v1/openapi.json").json()
+    assert described["paths"]["/v1/reuse"]["get"]["operationId"] == "reuse"
+    assert "Sample" in described["components"]["schemas"]
+
+
 def test_whoever_has_no_token_learns_and_changes_nothing(daemon: Daemon) -> None:
     for token in ("x", "x" * 40, CONTROL):
         assert daemon.ask(token, "query", tokens=[1]).status_code == 401
         assert daemon.store(token, [1], kv(1)).status_code == 401
-    for path in ("observed", "stats"):
+    for path in ("observed", "stats", "reuse", "reuse?org=acme"):
         assert daemon.http.get(f"/v1/{path}").status_code == 401
         answer = daemon.http.get(f"/v1/{path}", headers={"authorization": f"Bearer {ACME}"})
         assert answer.status_code == 401

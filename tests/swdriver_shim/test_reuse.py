@@ -1,0 +1,450 @@
+"""What a driver writes down of its traffic, and what other policies are said to make of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.ledger import Ledger
+from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.replay import keep_house
+from swdriver_shim.reuse import sample as sampling
+from swdriver_shim.reuse.histograms import BUCKETS, Histograms, histograms, reuses
+from swdriver_shim.reuse.preview import preview
+from swdriver_shim.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
+from tests.swdriver_shim.prompts import FULL, keys, prompt
+
+C = COLUMN_TOKENS
+FOREVER = Policy(ttl_last_use_seconds=None)
+COLUMN_BYTES = FULL.groups[0].column_bytes
+
+
+def driver(policy: Policy = FOREVER, slots: int = 1 << 20, layout: Layout = FULL) -> Ledger:
+    ledger = Ledger(layout)
+    for group in range(len(layout.groups)):
+        ledger.set_line(group, slots)
+    ledger.set_policies({"acme": OrgPolicies(policy=policy)}, 0)
+    return ledger
+
+
+def ask(ledger: Ledger, what: Prompt, now: float) -> int:
+    """As an engine does: load what is there, store all. How many tokens were hit."""
+    keep_house(ledger, now)
+    match = ledger.match(what, now)
+    ledger.release(match)
+    ledger.finish_store(ledger.begin_store(what, what.tokens, now), now)
+    return match.tokens
+
+
+def sample_of(ledger: Ledger, now: float = 0.0) -> Sample:
+    found = ledger.reuse("acme", now)
+    assert found is not None
+    return found
+
+
+def path(*blocks: int) -> Prompt:
+    """Each number is a column."""
+    return prompt([block for block in blocks for _ in range(C)])
+
+
+def zipf(requests: int, documents: int, columns: int, seed: int) -> list[Prompt]:
+    """Prompts of some columns each; a few documents are asked for much more often than others."""
+    chance = random.Random(seed)
+    weights = list(accumulate(1 / (rank + 1) for rank in range(documents)))
+    made = [
+        path(*[document * columns + place for place in range(columns)]) for document in range(documents)
+    ]
+    return chance.choices(made, cum_weights=weights, k=requests)
+
+
+# Distances and gaps
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=30)
+
+
+def lru(prompts: Sequence[Sequence[int]], room: int) -> int:
+    """Hits with so much room, if leaves go: who was used longest ago, of equals the deepest."""
+    used: dict[tuple[int, ...], int] = {}
+    hits = 0
+    for now, blocks in enumerate(prompts):
+        columns = [tuple(blocks[: end + 1]) for end in range(len(blocks))]
+        there = [column in used for column in columns]
+        hits += there.index(False) if False in there else len(there)
+        for column in columns:
+            used[column] = now
+        while len(used) > room:
+            leaves = [one for one in used if not any(one == other[:-1] for other in used)]
+            del used[min(leaves, key=lambda one: (used[one], -len(one)))]
+    return hits
+
+
+@settings(deadline=None)
+@given(PATHS, st.integers(1, 40))
+def test_distances_are_those_of_a_cache_that_evicts_the_least_recently_used_leaf(
+    prompts: list[list[int]], room: int
+) -> None:
+    ledger = driver()
+    for now, blocks in enumerate(prompts):
+        ask(ledger, path(*blocks), float(now))
+    found = reuses(sample_of(ledger).events())
+    assert len(found) == sum(map(len, prompts))
+    hits = sum(distance is not None and distance <= room for _, distance in found)
+    assert hits == lru(prompts, room)
+
+
+@settings(deadline=None)
+@given(PATHS, st.lists(st.integers(0, 9), min_size=30, max_size=30), st.integers(1, 30))
+def test_gaps_say_what_a_time_to_live_hits(prompts: list[list[int]], waits: list[int], ttl: int) -> None:
+    everything, strict = driver(), driver(Policy(ttl_last_use_seconds=ttl))
+    hits = 0
+    for now, blocks in zip(accumulate(waits), prompts, strict=False):
+        ask(everything, path(*blocks), now)
+        hits += ask(strict, path(*blocks), now) // C
+    gaps = [gap for gap, _ in reuses(sample_of(everything).events())]
+    assert sum(gap is not None and gap < ttl for gap in gaps) == hits
+
+
+def test_histograms_of_two_drivers_add_up_to_those_of_one_that_saw_everything() -> None:
+    chance = random.Random(7)
+    parts, whole = [driver(), driver()], driver()
+    for now in range(400):
+        part = chance.randrange(2)
+        asked = path(part, *[chance.randrange(3) for _ in range(4)])
+        ask(parts[part], asked, now)
+        ask(whole, asked, now)
+    one, other, both = (histograms(sample_of(each)) for each in (*parts, whole))
+    assert (one + other).gaps == both.gaps
+    assert (one + other).requested == both.requested
+    for ttl in (1, 16, 64, 256):
+        assert (one + other).hit_rate_of_ttl(ttl) == both.hit_rate_of_ttl(ttl)
+    assert Histograms() + one == one
+
+
+def test_histograms_are_short_and_survive_a_journey() -> None:
+    ledger = driver()
+    for now, asked in enumerate(zipf(2000, 200, 8, seed=1)):
+        ask(ledger, asked, now)
+    made = histograms(sample_of(ledger))
+    assert len(made.gaps) == len(made.distances) == BUCKETS
+    assert len(raw := msgspec.json.encode(made)) < 8000
+    assert msgspec.json.decode(raw, type=Histograms) == made
+
+
+def test_histograms_of_nothing_say_that_there_was_nothing() -> None:
+    assert Histograms().hit_rate_of_ttl(60) is None
+    assert Histograms().hit_rate_of_room(60) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sixteenth_of_the_columns_gives_about_the_same_curve(seed: int) -> None:
+    ledger = driver()
+    for now, asked in enumerate(zipf(2000, 1000, 8, seed)):
+        ask(ledger, asked, now)
+    whole = sample_of(ledger)
+    small = msgspec.structs.replace(whole, threshold=whole.threshold // 16)
+    everything, some = histograms(whole), histograms(small)
+    for room in (512, 1024, 2048, 4096):
+        right, told = everything.hit_rate_of_room(room), some.hit_rate_of_room(room)
+        assert right is not None
+        assert told is not None
+        assert abs(right - told) < 0.05
+
+
+# The log
+
+
+def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
+    ledger = driver(slots=1000)
+    chance = random.Random(3)
+    recorder = ledger.account("acme").recorder
+    for number in range(1500):
+        ask(ledger, path(*[chance.randrange(1 << 30) for _ in range(40)]), number * 0.1)
+        assert recorder.bytes == len(recorder.log) < (64 << 10) + 3 * sampling.CHUNK_BYTES
+    made = sample_of(ledger)
+    assert made.complete
+    assert made.share.of_all < 0.1
+    found = {reference.key for event in made.events() for reference in event.path if not reference.tail}
+    assert len(found) / (1500 * 40) == pytest.approx(made.share.of_all, rel=0.15)
+
+
+def test_the_oldest_is_forgotten_once_the_log_reaches_back_far_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
+    ledger = driver(slots=1000)
+    for number in range(2000):
+        ask(ledger, path(*range(number, number + 8)), number * 60.0)
+    made = sample_of(ledger, 2000 * 60.0)
+    assert not made.complete
+    assert made.events()[0].at > 0
+    told = preview([made], FOREVER, FOREVER)
+    assert told.confidence is not None
+    assert told.confidence.reaches_back_seconds >= sampling.SPAN_S
+    assert told.now.hit_rate == pytest.approx(0.0, abs=0.01)  # each begins with something new
+
+
+def test_a_thinned_log_is_that_of_the_smaller_sample() -> None:
+    ledger = driver()
+    for now, asked in enumerate(zipf(300, 50, 20, seed=5)):
+        ask(ledger, asked, now)
+    log = sample_of(ledger).log
+    half, eighth = Share(1, ALL_KEYS // 2), Share(4, ALL_KEYS // 2)
+    assert thinned(thinned(log, half), eighth) == thinned(log, eighth)
+    small = list(read(thinned(log, eighth)))
+    assert {reference.depth % 4 for event in small for reference in event.path} == {1}
+    matched = [event.path for event in read(log) if event.kind is Kind.MATCH]
+    kept = [[one for one in path if one.depth % 4 == 1 and one.key < half.limit] for path in matched]
+    assert [event.path for event in small if event.kind is Kind.MATCH] == [one for one in kept if one]
+
+
+def test_strides_of_larger_samples_hold_those_of_smaller_ones() -> None:
+    for bits in range(5):
+        larger, smaller = Share(1 << bits), Share(2 << bits)
+        assert smaller.offset % larger.stride == larger.offset
+
+
+def test_what_is_no_log_is_refused() -> None:
+    ledger = driver()
+    ask(ledger, path(1, 2, 3), 0)
+    log = sample_of(ledger).log
+    for wrong in (log[:-1], b"\x09" + log[1:], log[:3]):
+        with pytest.raises(ValueError, match="log of reuse"):
+            list(read(wrong))
+
+
+def test_clocks_that_step_back_do_no_harm() -> None:
+    ledger = driver()
+    for now in (100.0, 101.0, 50.0, 51.0, 3.0, 102.0):
+        ask(ledger, path(1, 2, 3), now)
+    times = [event.at for event in sample_of(ledger).events()]
+    assert times == sorted(times)
+    assert all(gap is None or gap >= 0 for gap, _ in reuses(sample_of(ledger).events()))
+    told = preview([sample_of(ledger, 102.0)], FOREVER, Policy(ttl_last_use_seconds=60))
+    assert told.proposed.hit_rate == pytest.approx(5 / 6)
+
+
+def test_what_is_written_down_does_not_depend_on_the_policy_in_force() -> None:
+    strict = Policy(ttl_last_use_seconds=1, dram_bytes_max=3 * COLUMN_BYTES)
+    logs = []
+    for policy in (FOREVER, strict, Policy(tiers=Tiers.NONE)):
+        ledger = driver(policy)
+        for now, asked in enumerate(zipf(100, 20, 4, seed=2)):
+            ask(ledger, asked, 10.0 * now)
+        logs.append([(one.kind, one.at, one.path) for one in sample_of(ledger).events()])
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_a_purge_leaves_no_key_behind_and_no_tokens_are_ever_kept() -> None:
+    ledger = driver()
+    asked = path(*range(10))
+    ask(ledger, asked, 1.0)
+    log = sample_of(ledger).log
+    assert all(key not in log for key in asked.keys)
+    assert asked.keys[0][:8] in log
+    ledger.purge("acme")
+    assert sample_of(ledger).log == b""
+    assert preview([sample_of(ledger)], FOREVER, FOREVER).confidence is None
+    ask(ledger, asked, 2.0)
+    assert preview([sample_of(ledger)], FOREVER, FOREVER).confidence is not None
+
+
+def test_what_a_request_does_not_want_stored_is_not_taken_for_stored() -> None:
+    ledger = driver()
+    for now in range(3):
+        match = ledger.match(path(1, 2), now)
+        ledger.release(match)
+        begun = ledger.begin_store(path(1, 2), 2 * C, now, Rules(no_store=True))
+        ledger.finish_store(begun, now)
+    assert preview([sample_of(ledger)], FOREVER, FOREVER).now.hit_rate == 0
+
+
+# Previews
+
+
+def replayed(prompts: Sequence[Prompt], policy: Policy, step: float) -> float:
+    ledger = driver(policy)
+    for number, asked in enumerate(prompts):
+        ask(ledger, asked, number * step)
+    rate = ledger.account("acme").tally.hit_rate
+    assert rate is not None
+    return rate
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    PATHS,
+    st.lists(st.integers(0, 9), min_size=30, max_size=30),
+    st.one_of(st.none(), st.integers(1, 30)),
+    st.one_of(st.none(), st.integers(1, 30)),
+    st.one_of(st.none(), st.integers(0, 20)),
+)
+def test_a_preview_from_all_columns_is_what_the_driver_does(
+    prompts: list[list[int]], waits: list[int], first: int | None, last: int | None, room: int | None
+) -> None:
+    """Exactly, as long as the sample is everything: only what is left out can make a difference."""
+    proposed = Policy(
+        ttl_first_use_seconds=first,
+        ttl_last_use_seconds=last,
+        dram_bytes_max=None if room is None else room * COLUMN_BYTES,
+        eviction="lru",
+    )
+    now_ledger, then = driver(), driver(proposed)
+    for at, blocks in zip(accumulate(waits), prompts, strict=False):
+        at_s = at + 1e-3 * len(then.accounts)  # whole seconds are the sweeper's
+        ask(now_ledger, path(*blocks), at_s)
+        ask(then, path(*blocks), at_s)
+    told = preview([sample_of(now_ledger)], FOREVER, proposed)
+    assert told.proposed.hit_rate == pytest.approx(then.account("acme").tally.hit_rate)
+    assert told.now.hit_rate == told.measured_hit_rate
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        Policy(ttl_last_use_seconds=20),
+        Policy(ttl_first_use_seconds=40, ttl_last_use_seconds=None),
+        Policy(ttl_first_use_seconds=90, ttl_last_use_seconds=15),
+        *(
+            Policy(ttl_last_use_seconds=None, dram_bytes_max=4000 * COLUMN_BYTES, eviction=name)
+            for name in ("lru", "lfu", "slru", "s3fifo", "cost")
+        ),
+    ],
+    ids=str,
+)
+def test_a_sample_foretells_what_a_driver_under_another_policy_hits(
+    proposed: Policy, zipf_traffic: tuple[list[Prompt], Sample]
+) -> None:
+    """From an eighth of the columns: 1,600 of them, so some points are left to chance."""
+    prompts, whole = zipf_traffic
+    made = msgspec.structs.replace(whole, threshold=ALL_KEYS // 8)
+    told = preview([made], FOREVER, proposed)
+    assert told.proposed.hit_rate is not None
+    assert abs(told.proposed.hit_rate - replayed(prompts, proposed, 0.1)) < 0.03
+    assert told.confidence is not None
+    assert told.confidence.share == 1 / 8
+
+
+@pytest.fixture(scope="module")
+def zipf_traffic() -> tuple[list[Prompt], Sample]:
+    prompts = zipf(2500, 800, 16, seed=11)
+    ledger = driver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "LOG_BYTES_MAX", 1 << 30)
+        for number, asked in enumerate(prompts):
+            ask(ledger, asked, number * 0.1)
+    return prompts, sample_of(ledger, 250.0)
+
+
+def test_without_traffic_nothing_is_foretold() -> None:
+    assert Ledger(FULL).reuse("acme", 0.0) is None
+    quiet = driver()
+    quiet.account("acme")
+    for samples in ([], [sample_of(quiet)]):
+        told = preview(samples, FOREVER, Policy())
+        assert told.confidence is None
+        assert told.proposed.hit_rate is None
+        assert told.measured_hit_rate is None
+        assert told.by_ttl == told.by_bytes == ()
+
+
+def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> None:
+    ledger = driver()
+    for number in range(100):
+        ask(ledger, path(number, 1, 2, 3), float(number))
+    strict = Policy(ttl_last_use_seconds=10)
+    told = preview([sample_of(ledger, 99.5)], FOREVER, strict)
+    assert told.expiring_columns == 4 * 90
+    assert told.expiring_bytes == 4 * 90 * COLUMN_BYTES
+    assert told.now.bytes == ledger.account("acme").bytes == 400 * COLUMN_BYTES
+    assert told.freed_bytes == 400 * COLUMN_BYTES - told.proposed.bytes > 350 * COLUMN_BYTES
+    ledger.set_policies({"acme": OrgPolicies(policy=strict)}, 99.5)
+    while ledger.sweep(99.5):
+        pass
+    assert ledger.account("acme").bytes == (400 - told.expiring_columns) * COLUMN_BYTES
+    nothing = preview([sample_of(ledger, 99.5)], strict, Policy(tiers=Tiers.NONE))
+    assert nothing.proposed.hit_rate == 0
+    assert nothing.expiring_columns == 40
+
+
+def test_tier_2_gives_back_what_memory_had_no_room_for() -> None:
+    ledger = driver()
+    for now in range(200):
+        ask(ledger, path(now % 20, 1, 2, 3), float(now))
+    small = Policy(ttl_last_use_seconds=3600, dram_bytes_max=20 * COLUMN_BYTES, eviction="lru")
+    both = msgspec.structs.replace(small, tiers=Tiers.TIER2)
+    told, tiered = (preview([sample_of(ledger, 200.0)], FOREVER, one).proposed for one in (small, both))
+    assert told.hit_rate == 0
+    assert tiered.hit_rate == tiered.tier2_hit_rate == pytest.approx(0.9)
+    assert tiered.bytes == 20 * COLUMN_BYTES
+
+
+def test_curves_rise_and_go_through_what_is_proposed() -> None:
+    ledger = driver()
+    for number, asked in enumerate(zipf(1500, 300, 4, seed=4)):
+        ask(ledger, asked, 2.0 * number)
+    told = preview([sample_of(ledger, 3000.0)], FOREVER, Policy(ttl_last_use_seconds=600))
+    rates = [point.hit_rate for point in told.by_ttl]
+    assert rates == sorted(rates)
+    assert rates[-1] > rates[0] + 0.1
+    [there] = [point.hit_rate for point in told.by_ttl if point.at == 600]
+    assert there == pytest.approx(told.proposed.hit_rate)
+    assert told.by_bytes[-1].hit_rate >= told.by_bytes[0].hit_rate
+
+
+def test_samples_of_several_drivers_are_added_up() -> None:
+    one, other = driver(), driver()
+    for now in range(10):
+        ask(one, path(1, 2), now)
+        ask(other, path(*range(now, now + 6)), now)
+    told = preview([sample_of(one), sample_of(other)], FOREVER, FOREVER)
+    assert told.proposed.hit_rate == pytest.approx((9 * 2) / (10 * 2 + 10 * 6))
+    assert told.confidence is not None
+    assert told.confidence.requests == 20
+
+
+def test_a_sample_that_knows_little_says_so() -> None:
+    ledger = driver()
+    for now in range(5):
+        ask(ledger, path(1, 2), now)
+    told = preview([sample_of(ledger, 20.0)], FOREVER, Policy(ttl_last_use_seconds=3600))
+    assert told.confidence is not None
+    assert told.confidence.idle_seconds == 16
+    assert any("reaches back 20 s" in warning for warning in told.confidence.warnings)
+    assert any("wait for more traffic" in warning for warning in told.confidence.warnings)
+
+
+def test_policies_may_change_while_the_sample_is_taken() -> None:
+    names: list[EvictionName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
+    ledger = driver(slots=100)
+    for number, asked in enumerate(zipf(500, 60, 4, seed=9)):
+        if number % 50 == 0:
+            policy = Policy(ttl_last_use_seconds=1 + number, eviction=names[number // 50 % 5])
+            ledger.set_policies({"acme": OrgPolicies(policy=policy)}, number)
+        ask(ledger, asked, number)
+    ledger.check_integrity()
+    for name in names:
+        told = preview([sample_of(ledger, 500.0)], FOREVER, Policy(eviction=name))
+        assert told.proposed.hit_rate is not None
+        assert 0 < told.proposed.hit_rate < 1
+
+
+def test_a_sample_survives_a_journey() -> None:
+    ledger = driver(layout=Layout((Group("full", (64,)), Group("draft", (16,)))))
+    ask(ledger, keys().prompt([1] * 200), 1.0)
+    made = sample_of(ledger, 2.0)
+    assert made.column_bytes == sum(group.column_bytes for group in ledger.layout.groups)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Sample) == made
+    [match, store] = made.events()
+    assert [one.tail for one in store.path] == [True]
+    assert len(match.path) == 3
