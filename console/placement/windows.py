@@ -103,7 +103,8 @@ def _choices(problem: Problem, loads: Loads, places: Sequence[int], other: int, 
 def _freest(loads: Loads, nodes: Ints, count: int) -> Ints:
     """Those with most memory free; a node whose CPU guard is reached comes after all others."""
     order = np.lexsort((nodes, -loads.free[nodes], loads.shards[nodes] <= 0))
-    return nodes[order[:count]]
+    first: Ints = nodes[order[:count]]
+    return first
 
 
 def _with_own(nodes: Ints, own: int) -> Ints:
