@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 IN = .venv/bin/python
 IN_MODELS = .tidegate/models/bin/python
+IN_ENGINES = .tidegate/engines/bin/python
 UV = .tidegate/uv/bin/uv
 NAME ?= console
 ARGS ?=
@@ -9,7 +10,7 @@ SEEDS ?= 200
 STEPS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help up down check test test-models lint fmt bench bench-models sim docs clean lock run-environment dev-environment models-environment
+.PHONY: help up down check test test-models test-engines lint fmt bench bench-models sim docs clean lock run-environment dev-environment models-environment engines-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -29,6 +30,9 @@ test: dev-environment ## all tests; installs Chromium where root may and it is a
 
 test-models: models-environment ## the tests of real models; installs torch, beside everything else
 	$(IN_MODELS) -m pytest -n 2 -m models $(ARGS)
+
+test-engines: engines-environment ## the tests of real engines; installs vLLM, beside everything else
+	$(IN_ENGINES) -m pytest -m engines $(ARGS)
 
 lint: dev-environment ## ruff, mypy --strict, the dependency rule
 	$(IN) -m ruff check .
@@ -62,6 +66,7 @@ lock: dev-environment ## resolve the dependencies anew
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt
 	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group models --extra transformers -o requirements/models.txt
+	printf 'opencv-python-headless\nsetuptools\ntorch\ntorchaudio\ntorchcodec\ntorchvision\nintel-openmp\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group engines -o requirements/engines.txt
 
 run-environment:
 	@$(PYTHON) console/stack/bootstrap.py run
@@ -71,3 +76,6 @@ dev-environment:
 
 models-environment:
 	@$(PYTHON) console/stack/bootstrap.py models
+
+engines-environment:
+	@$(PYTHON) console/stack/bootstrap.py engines

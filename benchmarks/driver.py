@@ -32,7 +32,8 @@ from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
-from swdriver_shim.driver import CLEARS_AT_ONCE, Driver
+from swdriver_shim.deciding import CLEARS_AT_ONCE
+from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt, encode
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.ledger import Ledger

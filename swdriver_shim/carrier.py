@@ -20,7 +20,7 @@ from kvss_agent.client import TIER_SECONDS, Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.ledger import Ledger, Match
-from swdriver_shim.moving import Back, Copy, Shard
+from swdriver_shim.moving import Back, Copy, Keeper
 from swdriver_shim.pace import Line, Pace
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
@@ -70,7 +70,7 @@ class Carrier:
         self,
         ledger: Ledger,
         lock: threading.Lock,
-        shards: Sequence[Sequence[Shard]],
+        shards: Sequence[Sequence[Keeper]],
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
@@ -179,7 +179,7 @@ class Carrier:
         """A column is there if every shard has its part."""
         tag = trail.maker.tag
 
-        def ask(group: int, shard: Shard) -> list[bool]:
+        def ask(group: int, shard: Keeper) -> list[bool]:
             return shard.kept([(trail.keys[depth], tag) for depth in question[group]])
 
         found = self._on_each(ask, [group for group, depths in question.items() if depths])
@@ -234,7 +234,7 @@ class Carrier:
                 back = Back(slot, column.key, recall.tag)
                 groups.setdefault(column.home.group, []).append((column, back))
 
-        def bring(group: int, shard: Shard) -> list[int | Miss]:
+        def bring(group: int, shard: Keeper) -> list[int | Miss]:
             columns = [back for _, back in groups[group]]
             answers: list[int | Miss] = []
             for at in range(0, len(columns), BATCH_MAX):
@@ -327,7 +327,7 @@ class Carrier:
             places.setdefault(one.group, []).append(place)
         kept = [False] * len(spill.leaving)
 
-        def copy(group: int, shard: Shard) -> list[bool]:
+        def copy(group: int, shard: Keeper) -> list[bool]:
             mine = [spill.leaving[place] for place in places[group]]
             if again := [(one.key, one.tag) for one in mine if one.again]:
                 shard.forget(again)
@@ -372,7 +372,7 @@ class Carrier:
         is_done = True
         for tag in purge.tags:
 
-            def empty(_: int, shard: Shard, tag: bytes = tag) -> tuple[Shard, int, int] | None:
+            def empty(_: int, shard: Keeper, tag: bytes = tag) -> tuple[Keeper, int, int] | None:
                 gone = shard.purge(tag)
                 return gone and (shard, gone.files, gone.bytes)
 
@@ -400,7 +400,7 @@ class Carrier:
 
     def _on_each(
         self,
-        work: Callable[[int, Shard], T],
+        work: Callable[[int, Keeper], T],
         groups: Iterable[int],
         shards: frozenset[int] | None = None,
     ) -> dict[int, list[T]]:

@@ -19,8 +19,8 @@ from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
 from kvss_agent.wire import DATA_KEY_BYTES
+from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
-from swdriver_shim.keys import Namespace
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
 from swdriver_shim.policy import OrgPolicies
 
@@ -37,13 +37,17 @@ class GroupSpec(Document, frozen=True):
 
 
 class ModelSpec(Document, frozen=True):
-    """What makes KV of the same tokens different, and its shape."""
+    """What makes KV of the same tokens different, and its shape. `unit_tokens`: so many are stored and
+    found as one, where an engine's blocks want it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=500)]
     groups: Annotated[tuple[GroupSpec, ...], Meta(min_length=1, max_length=GROUPS_MAX)]
     revision: Text = ""
     kv_dtype: Text = ""
     layout: Text = ""
+    unit_tokens: Annotated[
+        int, Meta(ge=COLUMN_TOKENS, le=UNIT_TOKENS_MAX, multiple_of=COLUMN_TOKENS)
+    ] = COLUMN_TOKENS
 
     def shape(self) -> Layout:
         return Layout(tuple(Group(one.name, one.bytes_per_token, one.window) for one in self.groups))

@@ -6,43 +6,31 @@
     prompt.extend(answer)
     driver.store(prompt, verified, read)
 
-Where an engine decides in one process and moves bytes in others, those use `Ledger` and `Shard`
-themselves. No exception of an agent reaches the engine: what cannot be had is a miss with its reason.
+An engine that moves bytes in other processes than it decides in has a `Decider`, see there.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from kvss_agent.wire import DATA_KEY_BYTES
-from swdriver_shim.carrier import Carrier, Seeking
-from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
+from swdriver_shim.carrier import Seeking
+from swdriver_shim.deciding import Asked, Decider, is_new
+from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import ColumnState, Ledger, Match
+from swdriver_shim.ledger import Match
 from swdriver_shim.moving import In, Out, Shard
-from swdriver_shim.pace import Pace
-from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
+from swdriver_shim.policy import AS_USUAL, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import Place, Removal
+from swdriver_shim.slots import Place
 
-log = logging.getLogger(__name__)
-
-HOUSEKEEPING_SECONDS: Final = 0.2
-CLEARS_AT_ONCE: Final = 64
 RETRIES: Final = 3  # of a load whose columns were refused
-THREADS_MAX: Final = 32
 WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
-
-T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -70,19 +58,6 @@ class Loading(Loaded):
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """What was removed from memory and from tier 2, where each shard's part of a column is a file; and
-    after how many seconds each shard had removed the last of it. `done` when all have."""
-
-    columns: int
-    bytes: int
-    tier2_files: int
-    tier2_bytes: int
-    done: bool
-    confirmed: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
     """So many columns went out, with so many bytes; so many failed."""
 
@@ -91,36 +66,7 @@ class Stored:
     failed: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    name: str
-    slots: int
-    used: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True)
-class OrgState:
-    """Tokens since the start, but for `bytes`, which is now. `hit_rate` is None without traffic."""
-
-    org: str
-    bytes: int
-    requests: int
-    requested_tokens: int
-    hit_tokens: Mapping[str, int]  # by tier
-    missed_tokens: Mapping[str, int]  # by reason
-    hit_rate: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """From how many tokens on a refill is worth it; 0 while too little was measured, None for never."""
-
-    dram_tokens_min: int | None
-    tier2_tokens_min: int | None
-
-
-class Driver:
+class Driver(Decider):
     """All methods may be called from any thread."""
 
     def __init__(
@@ -132,47 +78,8 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shards` of each group, in the layout's order."""
-        if [len(group.bytes_per_token) for group in layout.groups] != [len(of) for of in shards]:
-            raise ValueError("there is one shard for each that the layout names")
-        self.layout = layout
-        self.ledger = Ledger(layout, model)
         self._shards = shards
-        self._lives = [[0] * len(of) for of in shards]
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._moves = 0
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._housekept = threading.Condition()
-        count = min(THREADS_MAX, sum(map(len, shards)))
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
-        self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
-        self._paces: dict[str, Pace] = {}  # of refills, by org
-        for shard in self._all:
-            shard.on_line = self._wake.set
-        self._follow_shards()
-        self._house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
-        self._house.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._wake.set()
-        self._house.join()
-        self._threads.shutdown()
-        for shard in self._all:
-            shard.close()
-        self._carrier.close()
-
-    @property
-    def _all(self) -> list[Shard]:
-        return [shard for of in self._shards for shard in of]
-
-    # Requests
-
-    def query(self, prompt: Prompt) -> int:
-        """How many tokens a load would give."""
-        with self._lock:
-            return self.ledger.query(prompt, self._clock())
+        super().__init__(layout, model, shards, clock=clock)
 
     def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
         """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold
@@ -181,86 +88,46 @@ class Driver:
         What tier 2 has of the rest is brought into memory meanwhile. This waits for it at most so long;
         `load_more` asks again, while the engine computes.
         """
-        with self._lock:
-            match = self.ledger.match(prompt, self._clock())
-        try:
-            seeking = None
-            if match.tokens < prompt.tokens:
-                seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
-        except BaseException:
-            with self._lock:
-                self.ledger.release(match)
-            raise
-        return self._load(match, into, seconds, seeking)
+        return self._load(self.begin_load(prompt), into, seconds)
 
     def load_more(self, loaded: Loading, into: Part, *, seconds: float = 0.0) -> Loading:
         """What has come since, and only that: `into` is asked for columns behind `loaded.tokens`."""
-        with self._lock:
-            match = self.ledger.again(loaded.match, self._clock(), loaded.tokens)
-        return self._load(match, into, seconds, loaded.seeking)
+        asked = self.again(Asked(loaded.match, loaded.seeking), loaded.tokens)
+        return self._load(asked, into, seconds)
 
-    def prefetch(self, org: str, continue_id: str) -> bool:
-        """A conversation is about to go on: bring what tier 2 has of it into memory. Whether there is
-        something to look for."""
-        trail = self.ledger.tier2.trail(org, continue_id)
-        return trail is not None and self._carrier.seek(trail, 0) is not None
-
-    def computed(self, org: str, tokens: int, seconds: float) -> None:
-        """So many tokens of this org took the engine so long: what fetching its columns is held
-        against."""
-        with self._lock:
-            self._carrier.pace(org).computing.add(tokens, seconds)
-
-    def _load(self, match: Match, into: Part, seconds: float, seeking: Seeking | None) -> Loading:
+    def _load(self, asked: Asked, into: Part, seconds: float) -> Loading:
+        tokens: int | None = None
         try:
             if seconds > 0:
-                match = self._wait(match, seconds, seeking)
+                asked = self._wait(asked, seconds)
             for _ in range(RETRIES):
-                self._leave_if_slower(match)
+                self.leave_if_slower(asked.match)
                 began = time.perf_counter()
-                refused = self._bring(match, into)
+                refused = self._bring(asked.match, into)
                 if not refused:
-                    self._note_refill(match, time.perf_counter() - began)
+                    self.note_refill(asked.match, time.perf_counter() - began)
                     break
-                with self._lock:
-                    self._refuse(refused)
-                    match = self.ledger.again(match, self._clock(), match.had)
+                self.refuse(refused)
+                asked = self.again(asked)
             else:
-                with self._lock:
-                    self.ledger.shorten(match, 0, Reason.SEAL_REFUSED)
-            tokens, asked = max(match.tokens, match.had), match.prompt.tokens
-            is_known = seeking is None or seeking.done.is_set()
-            coming = match.coming if is_known else asked - tokens
-            return Loading(tokens, asked, coming, match=match, seeking=seeking)
+                tokens = 0
         finally:
-            with self._lock:
-                self.ledger.release(match)
+            self.end_load(asked, tokens)
+        match = asked.match
+        there = max(match.tokens, match.had)
+        return Loading(there, match.asked, asked.coming, match=match, seeking=asked.seeking)
 
-    def _wait(self, match: Match, seconds: float, seeking: Seeking | None) -> Match:
-        """Until all that can come has, at most so long. The match takes the place of the other."""
+    def _wait(self, asked: Asked, seconds: float) -> Asked:
+        """Until all that can come has, at most so long. What this gives takes the place of the other."""
         until = time.monotonic() + seconds
-        if seeking:
-            seeking.done.wait(seconds)
-            with self._lock:
-                match = self.ledger.again(match, self._clock(), match.had)
-        while match.coming and (left := until - time.monotonic()) > 0:  # somebody else is bringing it
+        if asked.seeking:
+            asked.seeking.done.wait(seconds)
+            asked = self.again(asked)
+        while asked.match.coming and (left := until - time.monotonic()) > 0:  # somebody else brings it
             with self._carrier.arrived:
                 self._carrier.arrived.wait(min(left, WAIT_SECONDS_MAX))
-            with self._lock:
-                match = self.ledger.again(match, self._clock(), match.had)
-        return match
-
-    def _leave_if_slower(self, match: Match) -> None:
-        """A refill that takes longer than computing is not done."""
-        new, size = match.tokens - match.had, sum(column.bytes for column in _new(match))
-        with self._lock:
-            if new > 0 and not self._pace(match.prompt.org).is_worth_it(new, size, self._clock()):
-                self.ledger.shorten(match, match.had, Reason.NOT_WORTH_IT)
-
-    def _note_refill(self, match: Match, seconds: float) -> None:
-        if match.tokens > match.had:
-            with self._lock:
-                self._carrier.refilling.add(sum(column.bytes for column in _new(match)), seconds)
+            asked = self.again(asked)
+        return asked
 
     def store(
         self,
@@ -275,16 +142,12 @@ class Driver:
         `first`: the token from which on the engine has KV of each group, if not from the start, as where
         a window has gone on. What is before it is not asked for.
         """
-        with self._lock:
-            begun = self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
+        begun = self.begin_store(prompt, verified, rules, first)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
         try:
             failed = self._send(prompt, begun.places, read)
         finally:
-            with self._lock:
-                self.ledger.finish_store(begun, self._clock(), failed)
-                if self.ledger.tier2.is_short_of_room:
-                    self._wake.set()
+            self.end_store(begun, failed)
         size = sum(place.column.bytes for place in begun.places if place.column not in failed)
         return Stored(len(begun.places) - len(failed), size, len(failed))
 
@@ -316,7 +179,7 @@ class Driver:
         if match.tokens <= match.had:
             return {}
         new = [
-            [(column, slot) for column, slot in zip(hit, slots, strict=True) if _is_new(column, match)]
+            [(column, slot) for column, slot in zip(hit, slots, strict=True) if is_new(column, match)]
             for hit, slots in zip(match.columns, match.slots, strict=True)
         ]
 
@@ -344,237 +207,3 @@ class Driver:
         groups = {group for group, columns in enumerate(new) if columns}
         found = self._on_each(bring, groups)
         return {column: miss for refused in found.values() for column, miss in refused}
-
-    def _refuse(self, refused: Mapping[Column, Miss]) -> None:
-        """Under the lock. What is not as it should be is not served again; an agent that is lost may
-        come back with everything."""
-        if Miss.LOST in refused.values():
-            self.ledger.reachable = False
-            self._wake.set()
-            return
-        for column in refused:
-            self.ledger.refuse(column, Reason.SEAL_REFUSED)
-
-    def _on_each(self, work: Callable[[int, int], T], groups: Iterable[int]) -> dict[tuple[int, int], T]:
-        """Do this for each shard of these groups, at the same time where there are several."""
-        which = [(group, index) for group in sorted(groups) for index in range(len(self._shards[group]))]
-        if len(which) == 1:
-            return {which[0]: work(*which[0])}
-        futures = {each: self._threads.submit(work, *each) for each in which}
-        wait(futures.values())  # though one fails: the others are at the same slots and memory
-        return {each: future.result() for each, future in futures.items()}
-
-    # Verbs
-
-    def set_policies(
-        self, policies: Mapping[str, OrgPolicies], tags: Mapping[str, bytes] | None = None
-    ) -> None:
-        """They hold at once, and for what is stored already. `tags`: the isolation tags of orgs, to
-        reach what lies in tier 2 of those that have asked for nothing yet."""
-        with self._lock:
-            self.ledger.set_policies(policies, self._clock(), tags)
-        self._wake.set()
-
-    def set_data_keys(self, keys: Mapping[str, bytes]) -> None:
-        """Of orgs whose columns are encrypted in tier 2: 32 bytes each. Without its key, what an org has
-        there can't be read by anybody any more. Raises ValueError for what is no key."""
-        for key in keys.values():
-            if len(key) != DATA_KEY_BYTES:
-                raise ValueError(f"a data key has {DATA_KEY_BYTES} bytes")
-        with self._lock:
-            self._carrier.data_keys = dict(keys)
-            self.ledger.tier2.orgs_with_keys = frozenset(keys)
-
-    def evict_policy(self, org: str, name: EvictionName) -> None:
-        """What goes first of this org's, also of what is stored; until its policies are set again."""
-        with self._lock:
-            self.ledger.evict_policy(org, name, self._clock())
-
-    def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
-        """Group by group and column by column: what is there, until when, and why not. Asks tier 2."""
-        with self._lock:
-            now = self._clock()
-            told, tokens = self.ledger.explain(prompt, now), self.ledger.query(prompt, now)
-        there = self._carrier.look(prompt, tokens // COLUMN_TOKENS)
-        return {
-            name: [
-                replace(column, tier2=True) if depth in depths else column
-                for depth, column in enumerate(columns)
-            ]
-            for (name, columns), depths in zip(told.items(), there, strict=True)
-        }
-
-    def set_priority(self, prompt: Prompt, priority: int) -> int:
-        with self._lock:
-            return self.ledger.set_priority(prompt, priority, self._clock())
-
-    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
-        with self._lock:
-            return self.ledger.set_ttl(prompt, seconds)
-
-    def delete(self, prompt: Prompt, *, shared: bool = False, seconds: float = 30) -> Receipt:
-        """Remove a prompt as far as nobody else goes on from it; with `shared` all of it. Waits until
-        every slot is empty, at most so long."""
-        return self._removed(lambda: self.ledger.delete(prompt, shared=shared), seconds)
-
-    def purge(
-        self,
-        org: str,
-        namespace: Namespace | None = None,
-        *,
-        tag: bytes | None = None,
-        seconds: float = 30,
-    ) -> Receipt:
-        """Remove all of an org, or all of it in one namespace; from tier 2 always all of it. It is not
-        found from here on; waits until nothing is left, at most so long.
-
-        `tag`: the org's, needed for tier 2 if none of its prompts may have been here since the start.
-        """
-        return self._removed(lambda: self.ledger.purge(org, namespace, tag), seconds)
-
-    def start_purge(self, org: str, tag: bytes) -> None:
-        """The same without waiting."""
-        with self._lock:
-            self.ledger.purge(org, tag=tag)
-        self._wake.set()
-
-    def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
-        began = self._clock()
-        with self._lock:
-            removal = begin()
-        self._wake.set()
-        with self._housekept:
-            self._housekept.wait_for(lambda: removal.done, seconds)
-        left = began + seconds - self._clock()
-        is_done = removal.done and self._is_applied(left)
-        with self._lock:
-            confirmed = {name: at - began for name, at in removal.confirmed.items()}
-            return Receipt(
-                removal.columns,
-                removal.bytes,
-                removal.files,
-                removal.file_bytes,
-                is_done,
-                confirmed,
-            )
-
-    def _is_applied(self, seconds: float) -> bool:
-        """Whether agents have all that was evicted: what lies under it is there until then."""
-        applied = self._on_each(
-            lambda group, index: self._shards[group][index].applied(max(0.0, seconds)),
-            range(len(self._shards)),
-        )
-        return all(applied.values())
-
-    # How it stands
-
-    def groups(self) -> list[GroupState]:
-        with self._lock:
-            return [
-                GroupState(group.name, pool.line, pool.used, pool.free)
-                for group, pool in zip(self.layout.groups, self.ledger.slots.pools, strict=True)
-            ]
-
-    def orgs(self) -> list[OrgState]:
-        """What each org has, asked for and got, so far."""
-        with self._lock:
-            return [
-                OrgState(
-                    org,
-                    account.bytes,
-                    account.tally.requests,
-                    account.tally.requested,
-                    dict(account.tally.hits),
-                    {reason.value: count for reason, count in (+account.tally.missed).items()},
-                    account.tally.hit_rate,
-                )
-                for org, account in self.ledger.accounts.items()
-            ]
-
-    def worth(self) -> dict[str, Worth]:
-        """From how many tokens on fetching is faster than computing, as measured: for each org whose
-        engines have told what computing takes."""
-        with self._lock:
-            each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
-            return {
-                org: Worth(self._pace(org).tokens_min(each), self._carrier.tokens_min(org))
-                for org in self._carrier.orgs_that_compute
-            }
-
-    def _pace(self, org: str) -> Pace:
-        """Of refills, against the computing of an org's engines."""
-        pace = self._paces.get(org)
-        if pace is None:
-            computing = self._carrier.pace(org).computing
-            pace = self._paces[org] = Pace([self._carrier.refilling], computing)
-        return pace
-
-    # Housekeeping
-
-    def _keep_house(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait(HOUSEKEEPING_SECONDS)
-            self._wake.clear()
-            try:
-                self._follow_shards()
-                while not self._stop.is_set() and self._a_little():
-                    pass
-                self._carrier.keep_house()
-            except Exception:
-                log.exception("Housekeeping has failed; it goes on")
-            with self._housekept:
-                self._housekept.notify_all()
-
-    def _a_little(self) -> bool:
-        """Some of the long work; whether there is more. Requests come in between."""
-        with self._lock:
-            more = self.ledger.sweep(self._clock())
-        with self._lock:
-            more |= self.ledger.reclaim()
-            clears = self.ledger.slots.take_clears(CLEARS_AT_ONCE)
-        if clears:
-            group, scrub = clears[0].group, clears[0].scrub
-            slots = [clear.slot for clear in clears]
-
-            def clear_there(of: int, index: int) -> float | None:
-                is_done = self._shards[of][index].clear(slots, scrub=scrub)
-                return self._clock() if is_done else None
-
-            moments = self._on_each(clear_there, [group])
-            is_done = None not in moments.values()
-            with self._lock:
-                for removal in {id(one.removal): one.removal for one in clears if one.removal}.values():
-                    for (of, index), at in moments.items():
-                        if at is not None:
-                            removal.confirmed[self._shards[of][index].name] = at
-                (self.ledger.slots.cleared if is_done else self.ledger.slots.not_cleared)(clears)
-            more |= is_done
-        return more
-
-    def _follow_shards(self) -> None:
-        """Agents come, go, come back empty, and give more slots or fewer."""
-        lost = [shard for shard in self._all if not shard.is_open]
-        list(self._threads.map(Shard.open, lost))  # at the same time: each may take seconds
-        with self._lock:
-            for group, shards in enumerate(self._shards):
-                lives = [shard.lives for shard in shards]
-                new = {at for at, life in enumerate(lives) if life != self._lives[group][at]}
-                if new:
-                    self._lives[group] = lives
-                    self.ledger.lose(group, frozenset(new))
-                lines = [shard.slots for shard in shards if shard.slots is not None]
-                if len(lines) == len(shards) and min(lines) != self.ledger.slots.pools[group].line:
-                    self.ledger.set_line(group, min(lines))
-            if (moves := sum(shard.moves for shard in self._all)) != self._moves:
-                self._moves = moves
-                self.ledger.tier2.purge_again()
-            self.ledger.reachable = all(shard.slots is not None for shard in self._all)
-
-
-def _is_new(column: Column, match: Match) -> bool:
-    """Not refilled before: that ends in the middle of a column where a tail was."""
-    return column.depth * COLUMN_TOKENS + column.tokens > match.had
-
-
-def _new(match: Match) -> Iterator[Column]:
-    return (column for hit in match.columns for column in hit if _is_new(column, match))

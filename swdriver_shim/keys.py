@@ -7,6 +7,14 @@ made of its parent's and its own tokens:
     state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   count: how many; a tail is no prefix of more
     key(n)    = the first 16 bytes of state(n)
 
+Where an engine keeps tokens in pieces that no column boundary cuts (blocks of 48 or 128 tokens whose
+bytes only the engine understands), several columns are one *unit*. It is hashed as one, and each of its
+columns gets a key that depends on all its tokens, so that any equal slice of the unit's bytes may lie
+under each:
+
+    state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   of unit n
+    key(n, i) = the first 16 bytes of SHA-256(K ‖ "slice" ‖ state(n) ‖ i)
+
 Whoever sees keys (an agent, a disk, a metric) learns neither tokens nor whether two orgs asked the same,
 and cannot make a key that collides with another org's or extend one: half of each state stays here.
 """
@@ -23,6 +31,7 @@ from typing import Final
 
 COLUMN_TOKENS: Final = 64
 COLUMN_BYTES: Final = 4 * COLUMN_TOKENS
+UNIT_TOKENS_MAX: Final = 1 << 16
 KEY_BYTES: Final = 16
 TAG_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 32
@@ -30,7 +39,6 @@ TOKEN_MAX: Final = 2**32 - 1
 _BLOCK: Final = 64  # of SHA-256: what comes before costs nothing per column
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
-_COLUMN = struct.Struct(f"{COLUMN_BYTES}s")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -54,6 +62,15 @@ class Namespace:
         return b"".join(_field(one.name, getattr(self, one.name)) for one in fields(self))
 
 
+def check_unit(tokens: int) -> None:
+    """Raises ValueError unless so many tokens are one or more columns."""
+    if not COLUMN_TOKENS <= tokens <= UNIT_TOKENS_MAX or tokens % COLUMN_TOKENS:
+        raise ValueError(
+            f"a unit has a number of columns, of {COLUMN_TOKENS} tokens each, and at most "
+            f"{UNIT_TOKENS_MAX} tokens; not {tokens}"
+        )
+
+
 def isolation_tag(org: str, secret: Buffer) -> bytes:
     """What columns of an org carry in their seals. Does not tell which org it is."""
     _check_secret(secret)
@@ -64,11 +81,17 @@ def isolation_tag(org: str, secret: Buffer) -> bytes:
 class Keys:
     """Makes the keys of one org in one namespace. Holds the secret in mixed form only."""
 
-    __slots__ = ("_keyed", "_root", "namespace", "org", "tag")
+    __slots__ = ("_keyed", "_root", "_unit", "namespace", "org", "tag", "unit_tokens")
 
-    def __init__(self, org: str, secret: Buffer, namespace: Namespace) -> None:
-        """Raises ValueError for a secret that is too short to be one."""
+    def __init__(
+        self, org: str, secret: Buffer, namespace: Namespace, unit_tokens: int = COLUMN_TOKENS
+    ) -> None:
+        """`unit_tokens`: so many are stored and found as one. Raises ValueError for a unit that is no
+        number of columns, and for a secret that is too short to be one."""
+        check_unit(unit_tokens)
         self.org = org
+        self.unit_tokens = unit_tokens
+        self._unit = struct.Struct(f"{4 * unit_tokens}s")
         self.tag = isolation_tag(org, secret)
         self.namespace = namespace
         mixed = b"tidegate columns 1" + _bytes_field(bytes(secret)) + self.tag + namespace.encode()
@@ -86,19 +109,34 @@ class Keys:
         made.extend(tokens)
         return made
 
+    @property
+    def unit_columns(self) -> int:
+        return self.unit_tokens // COLUMN_TOKENS
+
     def states(self, state: bytes | None, raw: memoryview) -> list[bytes]:
-        """The states of the whole columns of these tokens, which follow on a state, or begin."""
+        """The states of the whole units of these tokens, which follow on a state, or begin."""
         copy = self._keyed.copy
-        whole = _COUNT.pack(COLUMN_TOKENS)
+        whole = _COUNT.pack(self.unit_tokens)
         made = []
         state = state or self._root
+        size = self._unit.size
         # One update for each, of bytes put together before: an eighth faster than two.
-        for (tokens,) in _COLUMN.iter_unpack(raw[: len(raw) // COLUMN_BYTES * COLUMN_BYTES]):
+        for (tokens,) in self._unit.iter_unpack(raw[: len(raw) // size * size]):
             mixed = copy()
             mixed.update(state + whole + tokens)
             state = mixed.digest()
             made.append(state)
         return made
+
+    def keys_of(self, states: Sequence[bytes]) -> list[bytes]:
+        """The keys of all columns of the units in these states."""
+        if self.unit_tokens == COLUMN_TOKENS:
+            return [state[:KEY_BYTES] for state in states]
+        return [
+            self._hash(b"slice" + state + _COUNT.pack(index))[:KEY_BYTES]
+            for state in states
+            for index in range(self.unit_columns)
+        ]
 
     def tail(self, state: bytes | None, raw: bytes) -> bytes:
         """The key of a tail column of these tokens: fewer than a whole one has."""
@@ -121,7 +159,7 @@ class Prompt:
 
     def __init__(self, maker: Keys) -> None:
         self.maker = maker
-        self.keys: list[bytes] = []  # of the whole columns
+        self.keys: list[bytes] = []  # of the columns of whole units
         self._states: list[bytes] = []
         self._raw = bytearray()
 
@@ -142,10 +180,11 @@ class Prompt:
         with memoryview(self._raw) as raw:
             made = self.maker.states(self._state(len(self.keys)), raw[len(self.keys) * COLUMN_BYTES :])
         self._states += made
-        self.keys += [state[:KEY_BYTES] for state in made]
+        self.keys += self.maker.keys_of(made)
 
     def tail(self, columns: int, count: int) -> bytes:
-        """The key of the tail column of so many tokens after the first so many whole columns."""
+        """The key of the tail column of so many tokens after the first so many whole columns, where
+        columns are units."""
         start = columns * COLUMN_BYTES
         raw = bytes(self._raw[start : start + 4 * count])
         if not 0 < count < COLUMN_TOKENS or len(raw) != 4 * count:
@@ -156,17 +195,17 @@ class Prompt:
         """The key of its first column as another namespace of its org has it; None if it has no whole
         column."""
         with memoryview(self._raw) as raw:
-            states = maker.states(None, raw[:COLUMN_BYTES])
-        return states[0][:KEY_BYTES] if states else None
+            states = maker.states(None, raw[: 4 * maker.unit_tokens])
+        return maker.keys_of(states)[0] if states else None
 
     def rewind(self, tokens: int) -> None:
         """Forget what follows the first so many tokens."""
         del self._raw[4 * max(0, tokens) :]
-        whole = len(self._raw) // COLUMN_BYTES
-        del self.keys[whole:], self._states[whole:]
+        units = len(self._raw) // (4 * self.maker.unit_tokens)
+        del self.keys[units * self.maker.unit_columns :], self._states[units:]
 
     def _state(self, columns: int) -> bytes | None:
-        return self._states[columns - 1] if columns else None
+        return self._states[columns // self.maker.unit_columns - 1] if columns else None
 
 
 def encode(tokens: Sequence[int] | Buffer) -> bytes:

@@ -324,10 +324,12 @@ class Ledger:
         self, account: Account, paths: list[Path], prompt: Prompt, now: float
     ) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups have, and its columns."""
+        unit = prompt.maker.unit_columns
         whole = min((path.fresh for path in paths if path.map.linked), default=len(prompt.keys))
+        whole -= whole % unit
         tails = self._tails(account, paths, prompt, whole, now)
         while whole and not tails and not self._covers(paths, whole, whole * COLUMN_TOKENS):
-            whole -= 1
+            whole -= unit
             tails = self._tails(account, paths, prompt, whole, now)
         tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
         columns = []
@@ -416,6 +418,8 @@ class Ledger:
         """
         if not 0 <= verified <= prompt.tokens:
             raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
+        if prompt.maker.unit_columns > 1:
+            verified -= verified % prompt.maker.unit_tokens  # of a unit there is no tail
         account = self.account(prompt.org)
         store = Store([])
         if not self.reachable:
@@ -980,6 +984,8 @@ def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
     """Of all its columns, the tail included, with the tokens of each."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
     keys = [(key, COLUMN_TOKENS) for key in prompt.keys]
+    if prompt.maker.unit_columns > 1:
+        return keys
     return [*keys, (prompt.tail(whole, rest), rest)] if rest else keys
 
 

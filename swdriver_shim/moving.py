@@ -13,7 +13,8 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol
 
 from kvss_agent.client import (
     Column,
@@ -25,6 +26,7 @@ from kvss_agent.client import (
     Purged,
     ShardClient,
     TierAnswer,
+    Views,
     Wanted,
 )
 from kvss_agent.core import BATCH_MAX
@@ -80,6 +82,68 @@ class Back(NamedTuple):
     slot: int
     key: bytes
     tag: bytes
+
+
+class Look(NamedTuple):
+    """One column to be read where it lies."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    tokens: int
+
+
+class Keeper(Protocol):
+    """What whoever decides asks of a shard. No bytes of columns go through here, so that it may be a
+    stand-in for a `Shard` in another process."""
+
+    name: str
+    on_line: Callable[[], None]
+
+    @property
+    def lost_because(self) -> str: ...
+    @property
+    def moves(self) -> int: ...
+    @property
+    def lives(self) -> int: ...
+    @property
+    def slots(self) -> int | None: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def count_from(self) -> int: ...
+    @property
+    def left_to_move(self) -> int: ...
+
+    def open(self) -> bool: ...
+    def clear(self, slots: Sequence[int], *, scrub: bool) -> bool: ...
+    def kept(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]: ...
+    def spill(self, columns: Sequence[Copy], data_key: bytes = b"") -> list[bool]: ...
+    def recall(self, columns: Sequence[Back], data_key: bytes = b"") -> list[int | Miss]: ...
+    def forget(self, columns: Sequence[tuple[bytes, bytes]]) -> bool: ...
+    def purge(self, tag: bytes) -> Purged | None: ...
+    def applied(self, seconds: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Sight:
+    """Columns to be read where they lie, checked; nobody writes there until the end of the `with`."""
+
+    def __init__(self, columns: list[memoryview | Miss], views: Sequence[Views]) -> None:
+        self._columns = columns
+        self._views = views
+
+    def __enter__(self) -> list[memoryview | Miss]:
+        return self._columns
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for views in self._views:
+            views.release()
 
 
 class Shard:
@@ -256,6 +320,41 @@ class Shard:
             answers = [Miss.LOST] * len(at)
         for index, answer in zip(at, answers, strict=True):
             found[index] = _checked(answer, columns[index])
+
+    def view(self, columns: Sequence[Look]) -> Sight:
+        """The same to read in place, where the transport can."""
+        with self._lock:
+            self._reach(max((column.slot for column in columns), default=0))
+            homes = [self._old if one.slot in self._still_there else self._client for one in columns]
+            wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
+            clients = {home for home in homes if home}
+            self._readers.update(clients)
+        found: list[memoryview | Miss] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
+        views: list[Views] = []
+        try:
+            for client in clients:
+                at = [
+                    i
+                    for i, home in enumerate(homes)
+                    if home is client and wanted[i].column.sequence >= 0
+                ]
+                if not at:
+                    continue
+                try:
+                    views.append(client.view([wanted[i] for i in at]))
+                except Lost as error:
+                    self._lose(client, error)
+                    answers: Sequence[memoryview | Miss] = [Miss.LOST] * len(at)
+                else:
+                    answers = views[-1].columns
+                for index, answer in zip(at, answers, strict=True):
+                    found[index] = answer
+        finally:
+            # What is leased stays mapped though the home change meanwhile: its views hold the memory.
+            with self._lock:
+                self._readers.subtract(clients)
+                self._changed.notify_all()
+        return Sight(found, views)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         """Empty these slots wherever their bytes are; whether that is done."""

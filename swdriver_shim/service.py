@@ -34,8 +34,8 @@ from kvss_agent.http_api import (
     is_token,
 )
 from swdriver_shim import metrics, octets
+from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, OrgSpec
-from swdriver_shim.driver import Receipt
 from swdriver_shim.keys import TOKEN_MAX, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
@@ -208,7 +208,7 @@ class Service:
         return as_json({group: [asdict(one) for one in columns] for group, columns in told.items()})
 
     def load(self, org: OrgSpec, body: LoadBody) -> Response:
-        prompt, driver = self._prompt(org, body), self.shim.driver
+        prompt, driver = self._prompt(org, body), self.shim.mover
         kv = octets.Kv(driver.layout, prompt.tokens)
         loaded = driver.load(prompt, kv.part, seconds=body.seconds)
         return Response(kv.encode(loaded.tokens), media_type=octets.OCTETS)
@@ -226,7 +226,7 @@ class Service:
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
-        prompt, driver = self._prompt(org, body), self.shim.driver
+        prompt, driver = self._prompt(org, body), self.shim.mover
         verified = prompt.tokens if body.verified is None else body.verified
         if verified > prompt.tokens:
             raise Invalid(f"There are {prompt.tokens} tokens; {verified} can't be verified.")

@@ -6,27 +6,32 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kvss_agent.client import Credentials, ShardClient, connect
+from kvss_agent.client import Credentials
 from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
+from swdriver_shim.deciding import Decider
 from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
+from swdriver_shim.halves import FarShard
+from swdriver_shim.homes import Home, Movable, Pulling
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
-from swdriver_shim.moving import Connect, Shard
+from swdriver_shim.moving import Shard
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0  # between attempts to move a shard
 KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
+
+T = TypeVar("T")
 
 
 class Conflict(Exception):
@@ -36,16 +41,27 @@ class Conflict(Exception):
 class Shim:
     """Follows its desired document. All methods may be called from any thread."""
 
-    def __init__(self, name: str, state_dir: Path, software: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path | None,
+        software: str = "",
+        *,
+        far: Callable[[str, int, Home], FarShard] | None = None,
+    ) -> None:
+        """Without `state_dir` it is told anew each time it starts. `far` makes what stands for a shard
+        of a group where workers hold those; then what loads and stores columns is the engine, and nobody
+        else."""
+        self._far = far
         self.name = name
         self.software = software
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
-        self._document = state_dir / "desired.json"
+        self._document = state_dir / "desired.json" if state_dir else None
         self._lock = threading.Lock()
-        self._driver: Driver | None = None
-        self._shards: dict[tuple[str, int], Shard] = {}
+        self._driver: Decider | None = None
+        self._shards: dict[tuple[str, int], Movable] = {}
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
@@ -55,6 +71,8 @@ class Shim:
 
     def start(self) -> None:
         """Be again what we were told last."""
+        if self._document is None:
+            return
         self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -88,7 +106,8 @@ class Shim:
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("Another model or driver is another process: start one for it.")
-            keep(self._document, msgspec.json.encode(told))
+            if self._document:
+                keep(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
 
@@ -97,18 +116,7 @@ class Shim:
         homes = {(home.group, home.index): home for home in told.homes}
         if self._driver is None:
             self._here = dict(homes)
-            self._shards = {
-                at: Shard(f"{at[0]}.{at[1]}", self._connect(home)) for at, home in homes.items()
-            }
-            shape = told.model.shape()
-            self._driver = Driver(
-                shape,
-                told.model.name,
-                [
-                    [self._shards[group.name, index] for index in range(len(group.bytes_per_token))]
-                    for group in shape.groups
-                ],
-            )
+            self._driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
@@ -126,15 +134,31 @@ class Shim:
                 self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
 
-    def _connect(self, home: HomeSpec) -> Connect:
-        def open_it() -> ShardClient:
-            told = self.desired
-            if told is None:
-                raise RuntimeError("nothing is connected before there is a document")
-            credentials = Credentials(told.driver, told.secret, software=self.software)
-            return connect(home.address, home.shard, credentials)
+    def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
+        shape, name = told.model.shape(), told.model.name
 
-        return open_it
+        def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
+            return [
+                [shards[group.name, index] for index in range(len(group.bytes_per_token))]
+                for group in shape.groups
+            ]
+
+        if self._far:
+            far = {at: self._far(*at, self._home(home)) for at, home in homes.items()}
+            self._shards = {**far}
+            return Decider(shape, name, in_order(far))
+        here = {at: Shard(f"{at[0]}.{at[1]}", self._home(home)) for at, home in homes.items()}
+        self._shards = {**here}
+        return Driver(shape, name, in_order(here))
+
+    def _home(self, home: HomeSpec) -> Home:
+        return Home(home.address, home.shard, self._credentials)
+
+    def _credentials(self) -> Credentials:
+        told = self.desired
+        if told is None:
+            raise RuntimeError("nothing is connected before there is a document")
+        return Credentials(told.driver, told.secret, software=self.software)
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
@@ -148,13 +172,10 @@ class Shim:
                 earlier.join()
             old = self._here[at]
 
-            def pull(slots: Sequence[int], after: int) -> None:
-                if control:
-                    control.pull(new.shard, old.address, old.shard, driver, after, slots)
-
+            pull = Pulling(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
-                if self._shards[at].move(self._connect(new), pull):
+                if self._shards[at].move(self._home(new), pull):
                     self._here[at] = new
                     return
                 if self._stopped.wait(RETRY_SECONDS):
@@ -177,15 +198,24 @@ class Shim:
         if found is None:
             if len(self._keys) >= KEYS_MAX:
                 self._keys.clear()
-            found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace)
+            unit = self.desired.model.unit_tokens
+            found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace, unit)
         return found
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> Decider:
         """Raises Conflict before there is a document."""
         if self._driver is None:
             raise Conflict("The driver has not been told what to be yet.")
         return self._driver
+
+    @property
+    def mover(self) -> Driver:
+        """The driver, if it moves bytes. Raises Conflict if an engine does that itself."""
+        driver = self.driver
+        if not isinstance(driver, Driver):
+            raise Conflict("This driver is part of an engine, which alone loads and stores.")
+        return driver
 
     # What it is
 

@@ -1,8 +1,8 @@
 """Make the environment that everything runs in, with nothing but Python 3.11 and its standard library.
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
-tests of real models need, beside it, `browser` Debian's Chromium where there is none. Each says how long
-it took, and does nothing the second time.
+tests of real models need, beside it, `engines` likewise for those of real engines, `browser` Debian's
+Chromium where there is none. Each says how long it took, and does nothing the second time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent.parent
 STATE = PROJECT / ".tidegate"
 ENVIRONMENT = PROJECT / ".venv"
-MODELS = STATE / "models"  # torch is large, and nobody else wants it
+# Of those that want torch, which is large, and nobody else does.
+APART = {"models": STATE / "models", "engines": STATE / "engines"}
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
+ALONE = LOCKS / "engines.alone.txt"  # engines that ask for far more than what we use of them needs
 # Not in the lock: each platform, and each kind of accelerator, has a build of its own of one version.
 # Which one is installed is up to how pip is set up here.
 TORCH = "torch==2.13.0"
@@ -40,7 +42,7 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "dev", "models", "browser"])
+    parser.add_argument("what", choices=["run", "dev", "models", "engines", "browser"])
     what = parser.parse_args().what
     try:
         browser() if what == "browser" else environment(what)
@@ -85,6 +87,8 @@ def _install(kind: str) -> None:
     # Compiled now and by all cores, not one import after the other at the first start, or at every
     # start where PYTHONDONTWRITEBYTECODE is set.
     how = ["--require-hashes", "--compile-bytecode", "--quiet", "--python", str(python)]
+    if kind == "engines":  # the lock is complete; engines ask for one build of torch by its name
+        how += ["--no-deps", "--requirements", str(ALONE)]
     command = [uv, "pip", *verb, str(LOCKS / f"{kind}.txt"), *how]
     complaint = f"The packages could not be installed. {UNREACHABLE}"
     try:
@@ -95,7 +99,7 @@ def _install(kind: str) -> None:
         # uv brings its own list of authorities, and some networks have one of their own.
         name = f"packages ({kind}), trusting whom this machine trusts"
         _stage(name, [*command, "--system-certs"], complaint)
-    if kind == "models":
+    if kind in APART:
         quiet = ["--quiet", "--disable-pip-version-check"]
         complaint = f"torch could not be installed. {UNREACHABLE}"
         _stage(TORCH, [*_pip(), "--python", str(python), "install", *quiet, TORCH], complaint)
@@ -105,7 +109,7 @@ def _install(kind: str) -> None:
 
 
 def _home(kind: str) -> Path:
-    return MODELS if kind == "models" else ENVIRONMENT
+    return APART.get(kind, ENVIRONMENT)
 
 
 def _python(kind: str) -> Path:
@@ -118,8 +122,9 @@ def _stamp(kind: str) -> Path:
 
 def _wanted(kind: str) -> str:
     """What a stamp says: the lock that was installed, and for which Python."""
-    more = f" {TORCH}" if kind == "models" else ""
-    return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}{more}"
+    more = f" {TORCH}" if kind in APART else ""
+    alone = f" {_digest(ALONE)}" if kind == "engines" else ""
+    return f"{_digest(LOCKS / f'{kind}.txt')} {sys.version}{more}{alone}"
 
 
 def _digest(path: Path) -> str:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kvss_agent import seal
-from swdriver_shim.driver import Driver, Receipt
+from swdriver_shim.deciding import Receipt
+from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.ledger import Ledger, Match, Store

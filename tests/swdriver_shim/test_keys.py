@@ -137,3 +137,52 @@ def test_a_secret_that_is_none_is_refused() -> None:
         Keys("acme", b"short", NAMESPACE)
     with pytest.raises(ValueError, match="32 bytes or more"):
         isolation_tag("acme", b"")
+
+
+@pytest.mark.parametrize("unit", [128, 192])
+def test_all_columns_of_a_unit_depend_on_all_its_tokens_and_differ(unit: int) -> None:
+    maker = Keys("acme", SECRET, NAMESPACE, unit)
+    columns = unit // COLUMN_TOKENS
+    tokens = list(range(2 * unit + 70))
+    prompt = maker.prompt(tokens)
+    assert len(prompt.keys) == len(set(prompt.keys)) == 2 * columns, "what is no whole unit has none"
+    other = maker.prompt([*tokens[: unit - 1], 10**6, *tokens[unit:]])
+    assert not set(prompt.keys) & set(other.keys)
+    behind = maker.prompt([*tokens[: 2 * unit - 1], 10**6])
+    assert prompt.keys[:columns] == behind.keys[:columns]
+    assert not set(prompt.keys[columns:]) & set(behind.keys[columns:])
+    assert not set(prompt.keys) & set(KEYS.prompt(tokens).keys)
+
+
+@given(st.lists(TOKENS, max_size=4), st.integers(0, 800))
+def test_a_prompt_of_units_grows_and_shrinks_as_any_other(parts: list[list[int]], left: int) -> None:
+    maker = Keys("acme", SECRET, NAMESPACE, 192)
+    tokens = list(itertools.chain(*parts))
+    grown = maker.prompt()
+    for part in parts:
+        grown.extend(part)
+    assert grown.keys == maker.prompt(tokens).keys
+    assert grown.begins_as(maker) == (grown.keys[0] if grown.keys else None)
+    grown.rewind(left)
+    grown.extend(tokens[left:])
+    assert grown.keys == maker.prompt(tokens).keys
+
+
+def test_the_keys_of_a_unit_are_what_the_text_says() -> None:
+    maker = Keys("acme", SECRET, NAMESPACE, 128)
+    keyed, raw = maker._keyed.copy, encode(range(128))
+
+    def mixed(data: bytes) -> bytes:
+        made = keyed()
+        made.update(data)
+        return made.digest()
+
+    state = mixed(mixed(b"root") + (128).to_bytes(4, "little") + raw)
+    slices = [mixed(b"slice" + state + at.to_bytes(4, "little"))[:16] for at in range(2)]
+    assert maker.prompt(range(128)).keys == slices
+
+
+@pytest.mark.parametrize("tokens", [0, 32, 96, 1 << 20])
+def test_a_unit_is_a_number_of_columns(tokens: int) -> None:
+    with pytest.raises(ValueError, match="a number of columns"):
+        Keys("acme", SECRET, NAMESPACE, tokens)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.ledger import SLICE, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import USE_SECONDS_MAX, Removal
-from tests.swdriver_shim.prompts import FULL, HYBRID, OTHER, prompt
+from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
 C = COLUMN_TOKENS
 COLUMN_BYTES = FULL.groups[0].column_bytes
@@ -500,3 +500,18 @@ def test_a_shape_that_makes_no_sense_is_refused() -> None:
         with pytest.raises(ValueError, match=r"group|shard|window"):
             make()
     assert HYBRID.slots_for(10 * sum(group.column_bytes for group in HYBRID.groups) + 1) == 10
+
+
+def test_of_a_unit_all_columns_are_found_or_none() -> None:
+    made = ledger(layout=HYBRID, slots=16)
+    asked = Keys("acme", SECRET, NAMESPACE, 2 * C).prompt(conversation(1, 2, 3, 4, 5, rest=9))
+    assert len(store(made, asked)) == 3 * 4, "the fifth column is half a unit, and the rest no tail"
+    assert made.query(asked, 0) == 4 * C
+    [third] = [one for one in made.account("acme").columns(0) if one.key == asked.keys[2]]
+    made.refuse(third, Reason.SEAL_REFUSED)
+    assert made.query(asked, 0) == 2 * C
+    [first] = [one for one in made.account("acme").columns(0) if one.key == asked.keys[0]]
+    made.refuse(first, Reason.SEAL_REFUSED)
+    assert made.query(asked, 0) == 0
+    assert len(made.explain(asked, 0)["full"]) == 4
+    made.check_integrity()

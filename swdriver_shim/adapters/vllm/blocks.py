@@ -1,0 +1,152 @@
+"""How columns lie in an engine's blocks.
+
+An engine keeps each layer's KV in blocks of some number of tokens, and only it understands the bytes of
+one: on some machines keys are packed so that no token's could be cut out. So blocks are taken whole. A
+*unit* is the least number of tokens that are both whole blocks and whole columns; its bytes are those of
+its blocks, layer by layer, and each of its columns has an equal part of them.
+
+    blocks of 16: a unit is one column, of four blocks     blocks of 48: of three columns, and four
+    blocks blocks of 64: of one column, and one block             blocks of 128: of two columns, and one
+    block
+
+Layer by layer, so that a load can fill the first layers before the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
+
+LEAVE: Final = -1  # in place of a block's number: it has its bytes already, or nobody wants them
+
+
+class Unfit(Exception):
+    """An engine's blocks can't be kept. A sentence."""
+
+
+def unit_tokens(block_tokens: Sequence[int]) -> int:
+    """Of blocks of these sizes. Raises Unfit."""
+    unit = math.lcm(COLUMN_TOKENS, *block_tokens)
+    if unit > UNIT_TOKENS_MAX:
+        raise Unfit(
+            f"Blocks of {' and '.join(map(str, block_tokens))} tokens and columns of {COLUMN_TOKENS} "
+            f"have no common border within {UNIT_TOKENS_MAX} tokens. Choose another --block-size."
+        )
+    return unit
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's blocks in memory: block n has `size` bytes from `start + n * stride` on."""
+
+    name: str
+    memory: memoryview
+    start: int
+    stride: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= self.stride or self.start < 0:
+            raise ValueError("the blocks of a layer do not overlap")
+
+    @property
+    def count(self) -> int:
+        return (len(self.memory) - self.start - self.size) // self.stride + 1
+
+    def part(self, block: int, at: int, size: int) -> memoryview:
+        """So many bytes of a block. Raises IndexError where there is no such block."""
+        if not 0 <= block < self.count:
+            raise IndexError(f"block {block} of {self.count}")
+        first = self.start + block * self.stride + at
+        return self.memory[first : first + size]
+
+
+class Piece(NamedTuple):
+    """Bytes of a column that lie together in a block."""
+
+    layer: int
+    block: int  # of the unit's blocks
+    at: int  # in the block
+    place: int  # in the column
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of one group: the bytes of a block in each of its layers, and how columns are cut from units."""
+
+    sizes: tuple[int, ...]
+    block_tokens: int
+    unit_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.unit_tokens % self.block_tokens or self.unit_tokens % COLUMN_TOKENS:
+            raise ValueError("a unit has whole blocks and whole columns")
+        if self.block_bytes % self.block_tokens:
+            raise Unfit(
+                f"A block of {self.block_tokens} tokens has {self.block_bytes} bytes, which is not the "
+                "same number for each token."
+            )
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.block_bytes // self.block_tokens
+
+    @property
+    def column_bytes(self) -> int:
+        return self.bytes_per_token * COLUMN_TOKENS
+
+    @property
+    def unit_blocks(self) -> int:
+        return self.unit_tokens // self.block_tokens
+
+    @property
+    def unit_columns(self) -> int:
+        return self.unit_tokens // COLUMN_TOKENS
+
+    def pieces(self) -> list[list[Piece]]:
+        """Of each column of a unit, in the order of its bytes."""
+        made: list[list[Piece]] = [[] for _ in range(self.unit_columns)]
+        place = 0  # in the unit
+        for layer, size in enumerate(self.sizes):
+            for block in range(self.unit_blocks):
+                at = 0
+                while at < size:
+                    column, inside = divmod(place, self.column_bytes)
+                    some = min(size - at, self.column_bytes - inside)
+                    made[column].append(Piece(layer, block, at, inside, some))
+                    at, place = at + some, place + some
+        return made
+
+
+class Blocks:
+    """The blocks of one group, in the memory of one worker."""
+
+    def __init__(self, layers: Sequence[Layer], block_tokens: int, unit: int) -> None:
+        """Raises Unfit."""
+        self.layers = layers
+        self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
+        self._pieces = self.shape.pieces()
+        self._of_layer = [
+            [[piece for piece in pieces if piece.layer == index] for pieces in self._pieces]
+            for index in range(len(layers))
+        ]
+
+    def gather(self, part: int, blocks: Sequence[int], into: memoryview) -> None:
+        """A column: this part of the unit in these blocks."""
+        for layer, block, at, place, size in self._pieces[part]:
+            into[place : place + size] = self.layers[layer].part(blocks[block], at, size)
+
+    def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None:
+        """One layer of a column to where it belongs, but for the blocks that are to be left."""
+        for _, block, at, place, size in self._of_layer[layer][part]:
+            if blocks[block] != LEAVE:
+                self.layers[layer].part(blocks[block], at, size)[:] = column[place : place + size]

@@ -1,0 +1,287 @@
+"""The connector that vLLM loads: its two roles, in vLLM's words. What they do is in the other modules.
+
+Written against 0.32 and 0.33, whose interfaces differ in nothing that is used here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.orders import Report, Step
+from swdriver_shim.adapters.vllm.setting import read
+from swdriver_shim.adapters.vllm.working import Result, Worker
+from swdriver_shim.halves import MovingHalf
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = "vllm.1"  # of what is in a column
+FULL: Final = (FullAttentionSpec, MLAAttentionSpec)
+
+
+@dataclass
+class Metadata(KVConnectorMetadata):
+    step: Step
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        self.report.add(other.report)
+        return self
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    facts: WorkerFacts
+
+
+class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
+    """One for the scheduler, which decides, and one for each worker, which moves bytes."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        parallel = vllm_config.parallel_config
+        if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
+            raise Unfit("With context parallelism, a block's tokens are spread over workers.")
+        self._worker: Worker | None = None
+        self._result = Result()
+        self._half: MovingHalf | None = None
+        self._deciding: Deciding | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            path = self._kv_transfer_config.get_from_extra_config("tidegate", None)
+            if not path:
+                raise Unfit('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
+            self._setting = read(Path(path))
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that does not come to pass is a miss, no more."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003
+        """Layers wait for their loads."""
+        return True
+
+    # Worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        groups, facts = _groups(self._kv_cache_config, kv_caches)
+        self._half = MovingHalf()
+        self._worker = Worker([group.name for group in facts], groups, self._half)
+        self._facts = WorkerFacts(self._half.place, facts, self._layout(groups), _dtype(kv_caches))
+
+    def _layout(self, groups: Sequence[Blocks]) -> str:
+        """All that decides how bytes lie in blocks, as far as anybody can know it."""
+        shape = repr(
+            (
+                vllm.__version__,
+                self._kv_cache_config.kv_cache_layout,
+                self._vllm_config.parallel_config.tensor_parallel_size,
+                [(group.shape, group.layers[0].name) for group in groups],
+            )
+        )
+        return f"{FORMAT}:{hashlib.sha256(shape.encode()).hexdigest()[:32]}"
+
+    def get_handshake_metadata(self) -> Handshake:
+        return Handshake(self._facts)
+
+    @property
+    def _at_work(self) -> Worker:
+        if self._worker is None:
+            raise RuntimeError("vLLM registers its KV caches before the first step")
+        return self._worker
+
+    def handle_preemptions(self, kv_connector_metadata: Metadata) -> None:
+        self._at_work.begin(kv_connector_metadata.step)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self._at_work.load(self._step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self._at_work.wait_for_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Saves begin when all layers are there: a column is sealed as one."""
+
+    def wait_for_save(self) -> None:
+        """Nobody waits: from here on what the step has computed may be saved."""
+        self._at_work.computed(self._step)
+
+    @property
+    def _step(self) -> Step:
+        metadata: Metadata = self._get_connector_metadata()
+        return metadata.step
+
+    def get_transfer_results(
+        self,
+        finished_req_ids: set[str],  # noqa: ARG002 - we are told of those that matter
+    ) -> KVConnectorTransferResults:
+        self._result = self._at_work.take_result()
+        return KVConnectorTransferResults(
+            finished_sending=self._result.ended,
+            finished_recving=self._result.arrived,
+            failed_recving=self._result.not_arrived,
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._result.bad_blocks
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        report = self._result.report
+        return WorkerMetadata(report) if report.loads else None
+
+    # Scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
+        """All workers are there: the driver begins."""
+        workers = [metadata[rank].facts for rank in sorted(metadata)]
+        self._deciding = Deciding(self._setting, workers)
+
+    @property
+    def _driver(self) -> Deciding:
+        if self._deciding is None:
+            raise RuntimeError("vLLM tells of its workers before the first request")
+        return self._deciding
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self._driver.scheduling.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        ids = blocks.get_block_ids()
+        self._driver.scheduling.allocated(request, ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Metadata:
+        given = [one.block_ids for one in scheduler_output.scheduled_new_reqs]
+        given += [one or () for one in scheduler_output.scheduled_cached_reqs.new_block_ids]
+        written = [block for groups in given for of in groups for block in of]
+        step = self._driver.scheduling.step(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.kv_connector_block_state.get_block_ids,
+            written,
+        )
+        return Metadata(step)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta: WorkerMetadata | None = connector_output.kv_connector_worker_meta
+        if meta:
+            self._driver.scheduling.heard(meta.report)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._driver.scheduling.finished(request, block_ids), None
+
+    def reset_cache(self) -> bool:
+        return self._driver.reset()
+
+    def shutdown(self) -> None:
+        if self._deciding:
+            self._deciding.close()
+            self._deciding = None
+        if self._worker:
+            self._worker.close()
+            self._worker = None
+
+
+def _groups(
+    cache: KVCacheConfig, kv_caches: dict[str, torch.Tensor]
+) -> tuple[list[Blocks], list[GroupFacts]]:
+    """How this worker's KV lies in memory. Raises Unfit."""
+    specs = [_of_one(group.kv_cache_spec) for group in cache.kv_cache_groups]
+    unit = unit_tokens([spec.block_size for spec in specs])
+    made: list[Blocks] = []
+    facts: list[GroupFacts] = []
+    for group, spec in zip(cache.kv_cache_groups, specs, strict=True):
+        layers = [_layer(name, kv_caches[name], cache.num_blocks) for name in group.layer_names]
+        blocks = Blocks(layers, spec.block_size, unit)
+        window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
+        name = "full" if window is None else f"window{window}"
+        taken = [one.name for one in facts]
+        if name in taken:
+            name = f"{name}-{len(taken)}"
+        made.append(blocks)
+        facts.append(GroupFacts(name, spec.block_size, window, blocks.shape.bytes_per_token, unit))
+    return made, facts
+
+
+def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
+    """What all layers of a group have in common. Raises Unfit for what has no columns."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        for one in spec.kv_cache_specs.values():
+            _of_one(one)
+        return spec.first_spec
+    if type(spec) not in (*FULL, SlidingWindowSpec):
+        raise Unfit(
+            f"The model has layers whose cache is a {type(spec).__name__}, which has no columns of "
+            "tokens that could be kept. Run it without Tidegate's connector."
+        )
+    return spec
+
+
+def _layer(name: str, tensor: torch.Tensor, count: int) -> Layer:
+    """The blocks of a layer: vLLM gives it as a view, of which the first dimension counts blocks, or the
+    smaller blocks that its kernels make of each."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        raise Unfit(
+            f"The blocks of {name} are not in the memory of a CPU. Of other devices this connector "
+            "can't read them yet."
+        )
+    smaller, rest = divmod(tensor.shape[0], count)
+    inner = tensor[0]
+    each = inner.numel() * tensor.element_size()
+    reach = 1 + sum((n - 1) * step for n, step in zip(inner.shape, inner.stride(), strict=True))
+    stride = tensor.stride(0) * tensor.element_size()
+    is_together = reach == inner.numel() and (smaller == 1 or stride == each)
+    if rest or not smaller or not is_together:
+        raise Unfit(
+            f"The blocks of {name} do not lie in memory as whole pieces: {tuple(tensor.shape)} with "
+            f"strides {tensor.stride()}, for {count} blocks."
+        )
+    size = (count * smaller - 1) * stride + each
+    memory = memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    return Layer(name, memory, 0, stride * smaller, each * smaller)
+
+
+def _dtype(kv_caches: dict[str, torch.Tensor]) -> str:
+    return ",".join(sorted({str(one.dtype).removeprefix("torch.") for one in kv_caches.values()}))

@@ -1,0 +1,404 @@
+"""The scheduler's half: which prefixes are loaded and stored, and when. Knows requests, and no vLLM.
+
+A request is asked about until it is scheduled (`matched`), gets blocks (`allocated`), is in steps
+(`step`), and ends (`finished`), perhaps after it was preempted and all of this came anew. What of it is
+loaded is whole units, and never its last token: its logits are wanted. What is stored is whole units of
+tokens that are known and whose KV is there at the end of a step: no draft, no placeholder.
+
+While a load of a request is under way nothing of it is stored: what was computed behind columns that
+turn out not to be there is worth nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from kvss_agent.client import Miss
+from swdriver_shim.adapters.vllm.blocks import LEAVE
+from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
+from swdriver_shim.deciding import Asked, Decider
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.ledger import Store
+from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.prefix_map import Column
+from swdriver_shim.reasons import Reason
+
+log = logging.getLogger(__name__)
+
+ASKED_SECONDS_MAX: Final = 60.0  # what was found is looked for anew after so long in vLLM's queue
+LOOK_SECONDS: Final = 0.005  # between looks at what tier 2 has brought
+NULL_BLOCK: Final = 0  # vLLM's name for one that is not there, as before a window
+
+
+class Request(Protocol):
+    """What is looked at of a vLLM request."""
+
+    request_id: str
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """In whose name a request is asked, and what it wishes."""
+
+    keys: Keys
+    rules: Rules = AS_USUAL
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Tokens in a block of a group, and its window."""
+
+    block_tokens: int
+    window: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Ongoing:
+    """A request."""
+
+    request: Request
+    asker: Asker
+    prompt: Prompt
+    asked: Asked | None = None  # found, and held until it has blocks or is not wanted
+    asked_at: float = 0.0
+    looked_at: float = 0.0
+    waiting_since: float | None = None  # for tier 2
+    found: int = 0  # tokens that are there, as was said last
+    computed: int = 0  # tokens that vLLM had itself then
+    load: int | None = None
+    stored: int = 0  # so many of its tokens are stored, or on their way
+    last_blocks: Sequence[Sequence[int]] | None = None  # it has ended, with these
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+
+@dataclass(slots=True)
+class Load:
+    ongoing: Ongoing
+    asked: Asked
+    columns: list[list[Column]]  # as in the order
+    loaded: Loaded | None = None
+
+
+@dataclass(slots=True)
+class Storing:
+    store: Store
+    columns: list[list[Column]]  # as in the order
+    blocks: Collection[int]
+    request: str
+    failed: dict[Column, Reason] = field(default_factory=dict)
+    workers: int = 0
+
+
+class Scheduling:
+    """Called by the engine's scheduler, all but `saved`, which the lines to the workers call."""
+
+    def __init__(
+        self,
+        driver: Decider,
+        groups: Sequence[GroupShape],
+        unit_tokens: int,
+        workers: int,
+        who: Callable[[Any], Asker | None],
+        *,
+        wait_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`who` asks with a request; None if it is cached for nobody. `wait_seconds`: how long a request
+        waits, at most, for what tier 2 has of it."""
+        self.counts: Counter[str] = Counter()  # since the start
+        self._driver = driver
+        self._groups = groups
+        self._unit = unit_tokens
+        self._workers = workers
+        self._who = who
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._ongoing: dict[str, Ongoing | None] = {}
+        self._numbers = 0
+        self._loads: dict[int, Load] = {}
+        self._stores: dict[int, Storing] = {}
+        self._new_loads: list[Order] = []
+        self._taken: set[int] = set()  # blocks that this step's loads write to
+        self._ended: deque[Ongoing] = deque()  # with something that may still be stored
+        self._lock = threading.Lock()  # of `_stores`
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether requests wait for their loads. With several groups vLLM can't be told which blocks of
+        a step did not come, only which requests."""
+        return len(self._groups) > 1
+
+    # Loads
+
+    def matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """How many tokens behind those that vLLM has itself are there; None to be asked again. And
+        whether the request has to wait for its load."""
+        one = self._of(request)
+        if one is None or one.load is not None:
+            return 0, False
+        now = self._clock()
+        asked = self._look(one, now)
+        if asked is None:
+            return 0, False
+        one.found, one.computed = asked.match.tokens, computed
+        if self._is_worth_waiting(one, asked, now):
+            return None, False
+        self._driver.leave_if_slower(asked.match)
+        one.found = asked.match.tokens
+        if one.found <= computed:
+            one.stored = max(one.stored, one.found)
+            self._let_go(one)
+            return 0, False
+        return one.found - computed, self.loads_ahead
+
+    def _look(self, one: Ongoing, now: float) -> Asked | None:
+        """What there is by now. The last token is never asked for."""
+        if one.asked and now < one.asked_at + ASKED_SECONDS_MAX:
+            if one.asked.coming and now >= one.looked_at + LOOK_SECONDS:
+                one.asked, one.looked_at = self._driver.again(one.asked), now
+            return one.asked
+        self._let_go(one)
+        limit = (one.request.num_tokens - 1) // self._unit * self._unit
+        if not limit:
+            return None
+        one.prompt.rewind(limit)
+        self._extend(one, limit)
+        one.asked = self._driver.begin_load(one.prompt)
+        one.asked_at = one.looked_at = now
+        return one.asked
+
+    def _is_worth_waiting(self, one: Ongoing, asked: Asked, now: float) -> bool:
+        if not asked.coming or asked.match.tokens + asked.coming <= one.computed:
+            return False
+        if one.waiting_since is None:
+            one.waiting_since = now
+        return now < one.waiting_since + self._wait_seconds
+
+    def allocated(self, request: Request, blocks: Sequence[Sequence[int]], external: int) -> None:
+        """It has these blocks, and so many tokens are to be loaded to them."""
+        one = self._ongoing.get(request.request_id)
+        if one is None or one.asked is None:
+            return
+        if not external:
+            self._let_go(one)
+            return
+        asked, one.asked, one.waiting_since = one.asked, None, None
+        match, end = asked.match, one.computed + external
+        number = self._next_number()
+        load = Load(one, asked, [[] for _ in self._groups])
+        carries: tuple[list[Carry], ...] = tuple([] for _ in self._groups)
+        for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
+            each = self._groups[group].block_tokens
+            for column, slot in zip(hit, slots, strict=True):
+                wanted = tuple(
+                    LEAVE
+                    if not one.computed <= index * each < end or blocks[group][index] == NULL_BLOCK
+                    else blocks[group][index]
+                    for index in self._blocks_of(group, column.depth)
+                )
+                if any(block != LEAVE for block in wanted):
+                    carries[group].append(Carry(slot, column.key, self._part(column.depth), wanted))
+                    load.columns[group].append(column)
+        one.load = number
+        one.stored = max(one.stored, match.tokens)
+        self._loads[number] = load
+        order = Order(number, one.id, one.asker.keys.tag, carries)
+        self._new_loads.append(order)
+        self._taken |= order.blocks - {LEAVE}
+
+    def heard(self, report: Report) -> None:
+        """What workers say with the output of a step."""
+        for number, loaded in report.loads.items():
+            load = self._loads.get(number)
+            if load is None:
+                continue
+            if load.loaded is None:
+                load.loaded = loaded
+            else:
+                load.loaded = Report({0: load.loaded}).add(Report({0: loaded})).loads[0]
+            if load.loaded.workers >= self._workers:
+                del self._loads[number]
+                self._end_load(load, load.loaded)
+
+    def _end_load(self, load: Load, loaded: Loaded) -> None:
+        refused = {load.columns[one.group][one.at]: Miss(one.miss) for one in loaded.refused}
+        match, one = load.asked.match, load.ongoing
+        self.counts["loads"] += 1
+        self.counts["loaded_bytes"] += loaded.bytes
+        self.counts["refused_columns"] += len(refused)
+        if refused:
+            first = min(column.depth for column in refused) * COLUMN_TOKENS
+            self._driver.refuse(refused)
+            self._driver.end_load(load.asked, first - first % self._unit)
+            one.stored = 0  # what is there still is found out then
+        else:
+            self._driver.note_refill(match, loaded.seconds)
+            self._driver.end_load(load.asked)
+        one.load = None
+
+    def _let_go(self, one: Ongoing) -> None:
+        if one.asked:
+            self._driver.end_load(one.asked)
+            one.asked = None
+
+    # Steps
+
+    def step(
+        self,
+        scheduled: Mapping[str, int],
+        blocks_of: Callable[[str], Sequence[Sequence[int]] | None],
+        written: Collection[int],
+    ) -> Step:
+        """What workers are to do in a step in which so many tokens of each request are computed, and
+        blocks are given to requests that are going to write to them."""
+        made = Step()
+        if self._new_loads:
+            loads = made.loads_ahead if self.loads_ahead else made.loads
+            loads += self._new_loads
+        wanted, self._new_loads, self._taken = self._taken.union(written), [], set()
+        with self._lock:
+            made.over_first = [
+                number
+                for number, storing in self._stores.items()
+                if not wanted.isdisjoint(storing.blocks)
+            ]
+        for name, count in scheduled.items():
+            one = self._ongoing.get(name)
+            if one is None or one.load is not None:
+                continue
+            request = one.request
+            done = min(request.num_computed_tokens + count, len(request.all_token_ids))
+            if done // self._unit * self._unit > one.stored and (blocks := blocks_of(name)):
+                self._store(one, done, blocks, made)
+        for _ in range(len(self._ended)):
+            one = self._ended.popleft()
+            if one.load is not None and one.load in self._loads:
+                self._ended.append(one)  # until it is known what it has computed with
+                continue
+            if one.last_blocks is not None:
+                done = min(one.request.num_computed_tokens, len(one.request.all_token_ids))
+                self._store(one, done, one.last_blocks, made)
+            made.ending.append(one.id)
+        return made
+
+    def _store(self, one: Ongoing, done: int, blocks: Sequence[Sequence[int]], made: Step) -> None:
+        """What is not stored yet of the first so many tokens, if it is there."""
+        done -= done % self._unit
+        if done <= one.stored:
+            return
+        self._extend(one, done)
+        first = [self._first(group, blocks[group], done) for group in range(len(self._groups))]
+        store = self._driver.begin_store(one.prompt, done, one.asker.rules, first)
+        one.stored = done
+        if not store.places:
+            self._driver.end_store(store, {})
+            return
+        number = self._next_number()
+        carries: tuple[list[Carry], ...] = tuple([] for _ in self._groups)
+        columns: list[list[Column]] = [[] for _ in self._groups]
+        for column, slot in store.places:
+            group = column.home.group
+            of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
+            carries[group].append(Carry(slot, column.key, self._part(column.depth), of))
+            columns[group].append(column)
+        order = Order(number, one.id, one.asker.keys.tag, carries)
+        with self._lock:
+            self._stores[number] = Storing(store, columns, order.blocks, one.id)
+        made.stores.append(order)
+
+    def _first(self, group: int, blocks: Sequence[int], done: int) -> int:
+        """From which token on a group has KV, as a border of units: those before its window are gone."""
+        each = self._groups[group].block_tokens
+        there = blocks[: done // each]
+        gone = next((at for at in reversed(range(len(there))) if there[at] == NULL_BLOCK), -1)
+        return -(-(gone + 1) * each // self._unit) * self._unit
+
+    def saved(self, told: Saved) -> None:
+        """How a save went at one worker. From any thread."""
+        with self._lock:
+            storing = self._stores.get(told.store)
+            if storing is None:
+                return
+            storing.workers += 1
+            for group, index in told.failed:
+                storing.failed[storing.columns[group][index]] = Reason.AGENT_LOST
+            self.counts["saved_bytes"] += told.bytes
+            self.counts["saves_given_up"] += told.dropped
+            if storing.workers < self._workers:
+                return
+            del self._stores[told.store]
+            self.counts["saves"] += 1
+            self.counts["not_saved_columns"] += len(storing.failed)
+        self._driver.end_store(storing.store, storing.failed)
+
+    # The end
+
+    def finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> bool:
+        """It has ended, with these blocks. Whether they are to be kept until its saves are over."""
+        one = self._ongoing.pop(request.request_id, None)
+        if one is None:
+            return False
+        self._let_go(one)
+        done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
+        may_store = done > one.stored or one.load is not None
+        with self._lock:
+            is_saving = any(storing.request == one.id for storing in self._stores.values())
+        if not blocks or not any(blocks) or not (may_store or is_saving):
+            return False
+        one.last_blocks = blocks if may_store else None
+        self._ended.append(one)
+        return True
+
+    def close(self) -> None:
+        """No worker is going to say any more."""
+        for one in self._ongoing.values():
+            if one:
+                self._let_go(one)
+        for load in self._loads.values():
+            self._driver.end_load(load.asked)
+        self._loads.clear()
+
+    # Inside
+
+    def _of(self, request: Request) -> Ongoing | None:
+        name = request.request_id
+        if name not in self._ongoing:
+            asker = self._who(request)
+            made = Ongoing(request, asker, asker.keys.prompt()) if asker else None
+            self._ongoing[name] = made
+        return self._ongoing[name]
+
+    def _extend(self, one: Ongoing, tokens: int) -> None:
+        """Its prompt has so many tokens, at least. Each is hashed once."""
+        if one.prompt.tokens < tokens:
+            one.prompt.extend(list(one.request.all_token_ids[one.prompt.tokens : tokens]))
+
+    def _part(self, depth: int) -> int:
+        """Which part of its unit a column is."""
+        return depth % (self._unit // COLUMN_TOKENS)
+
+    def _blocks_of(self, group: int, depth: int) -> range:
+        """The places in a request's table of the blocks of a column's unit."""
+        count = self._unit // self._groups[group].block_tokens
+        unit = depth * COLUMN_TOKENS // self._unit
+        return range(unit * count, (unit + 1) * count)
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers

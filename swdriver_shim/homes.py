@@ -1,0 +1,46 @@
+"""Where a shard is, and how its bytes get to another agent when it moves: as callables that a `Shard`
+uses, and as values that can be told to a shard in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvss_agent.client import Credentials, ShardClient, connect
+from swdriver_shim.agents import Control
+from swdriver_shim.moving import Keeper
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A shard at an agent. Calling it connects; `credentials` are asked for anew each time."""
+
+    address: str
+    shard: str
+    credentials: Callable[[], Credentials]
+
+    def __call__(self) -> ShardClient:
+        return connect(self.address, self.shard, self.credentials())
+
+
+@dataclass(frozen=True, slots=True)
+class Pulling:
+    """How a shard's new agent fetches its slots from the old one. Without `control` it does not, and the
+    shard starts empty there."""
+
+    control: Control | None
+    shard: str  # at the new agent
+    source: str
+    source_shard: str
+    driver: str
+
+    def __call__(self, slots: Sequence[int], after: int) -> None:
+        if self.control:
+            self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
+
+
+class Movable(Keeper, Protocol):
+    """A shard that can be told to go on at another agent."""
+
+    def move(self, connect: Home, pull: Pulling, /) -> bool: ...

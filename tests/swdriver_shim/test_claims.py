@@ -1,0 +1,114 @@
+"""Who is asking is what a gateway has signed, for this driver and a minute; nobody else is anybody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swdriver_shim.claims import SECONDS_MAX, Claim, Judge, Refusal, mint
+from swdriver_shim.policy import Rules
+
+KEY = b"a key that gateway and engine share"
+
+
+def payload(age: float = 0, good_for: float = 60, **other: Any) -> dict[str, Any]:
+    issued = time.time() - age
+    until = issued + good_for
+    good = {"iss": "tidegate-gateway", "aud": "job7", "sub": "acme", "iat": issued, "exp": until}
+    return {name: value for name, value in {**good, **other}.items() if value is not None}
+
+
+def signed(key: bytes = KEY, algorithm: str = "HS256", **other: Any) -> str:
+    return jwt.encode(payload(**other), key, algorithm=algorithm)
+
+
+def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
+    judge = Judge(KEY, "job7")
+    assert judge.judge(mint(KEY, "job7", "acme")) == Claim("acme")
+    rules = Rules(no_store=True, ttl_seconds=60, priority=80, continue_id="chat-7")
+    assert judge.judge(mint(KEY, "job7", "globex", rules)) == Claim("globex", rules)
+    assert judge.judge(signed()) == Claim("acme")
+    assert not judge.refused
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        (lambda: None, Refusal.NONE),
+        (lambda: 7, Refusal.MALFORMED),
+        (lambda: "", Refusal.MALFORMED),
+        (lambda: "acme", Refusal.MALFORMED),
+        (lambda: "x" * 5000, Refusal.MALFORMED),
+        (lambda: signed(KEY[::-1]), Refusal.SIGNATURE),
+        (lambda: signed(KEY * 2, algorithm="HS512"), Refusal.MALFORMED),
+        (lambda: jwt.encode(payload(), None, algorithm="none"), Refusal.MALFORMED),
+        (lambda: signed(age=70), Refusal.EXPIRED),
+        (lambda: signed(aud="job8"), Refusal.AUDIENCE),
+        (lambda: signed(aud=["job7", "job8"]), Refusal.AUDIENCE),
+        (lambda: signed(aud=None), Refusal.MALFORMED),
+        (lambda: signed(iss="somebody"), Refusal.MALFORMED),
+        (lambda: signed(iss=None), Refusal.MALFORMED),
+        (lambda: signed(sub=None), Refusal.MALFORMED),
+        (lambda: signed(sub=""), Refusal.MALFORMED),
+        (lambda: signed(exp=None), Refusal.MALFORMED),
+        (lambda: signed(iat=None), Refusal.MALFORMED),
+        (lambda: signed(age=-100), Refusal.MALFORMED),
+        (lambda: signed(good_for=SECONDS_MAX + 10), Refusal.TOO_LONG),
+        (lambda: signed(rules={"priority": 101}), Refusal.RULES),
+        (lambda: signed(rules={"tiers": "dram"}), Refusal.RULES),
+        (lambda: signed(rules=7), Refusal.RULES),
+    ],
+)
+def test_whatever_is_not_valid_is_nobody_and_counted(token: Callable[[], object], why: Refusal) -> None:
+    judge = Judge(KEY, "job7")
+    assert judge.judge(token()) is why
+    assert judge.refused == {why: 1}
+
+
+@given(
+    st.text() | st.binary() | st.integers() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())
+)
+def test_nothing_that_a_client_writes_raises(token: object) -> None:
+    assert isinstance(Judge(KEY, "job7").judge(token), Refusal)
+
+
+@given(st.data())
+def test_one_changed_letter_is_enough(data: st.DataObject) -> None:
+    token = mint(KEY, "job7", "acme")
+    at = data.draw(st.integers(0, len(token) - 2))  # the last one has bits that do not count
+    letter = "A" if token[at] != "A" else "B"
+    assert isinstance(Judge(KEY, "job7").judge(token[:at] + letter + token[at + 1 :]), Refusal)
+
+
+def test_neither_token_nor_key_is_logged_and_not_every_refusal_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    token, now = signed(KEY[::-1]), [0.0]
+    judge = Judge(KEY, "job7", clock=lambda: now[0])
+    for _ in range(100):
+        judge.judge(token)
+    now[0] = 61.0
+    judge.judge(token)
+    assert len(caplog.records) == 2
+    assert token not in caplog.text
+    assert "bad_signature" in caplog.text
+
+
+def test_what_is_no_claim_can_not_be_minted() -> None:
+    for key, audience, org, seconds in [
+        (b"short", "job7", "acme", 60),
+        (KEY, "", "acme", 60),
+        (KEY, "job7", "", 60),
+        (KEY, "job7", "acme", 0),
+        (KEY, "job7", "acme", SECONDS_MAX + 1),
+    ]:
+        with pytest.raises(ValueError, match=r"a claim|a key"):
+            mint(key, audience, org, seconds=seconds)
+    with pytest.raises(ValueError, match="a key"):
+        Judge(b"short", "job7")

@@ -1,0 +1,238 @@
+"""The driver in two halves: one decides, the other moves bytes and is the only one that does."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvss_agent.breach import Cause
+from kvss_agent.client import Credentials, Miss
+from swdriver_shim.deciding import Decider
+from swdriver_shim.halves import FarShard, Line, MovingHalf
+from swdriver_shim.homes import Home, Pulling
+from swdriver_shim.keys import Prompt
+from swdriver_shim.moving import Look, Out
+from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.prefix_map import Column
+from swdriver_shim.reasons import Reason
+from tests.kvss_agent.plane import DRIVER, SECRET, running
+from tests.live import wait_until
+from tests.swdriver_shim.prompts import prompt
+from tests.swdriver_shim.test_driver import LAYOUT, C, Fleet, kv, tokens
+
+
+class Halves:
+    """Two workers, the first of which holds two shards and the other one; and whoever decides."""
+
+    def __init__(self, fleet: Fleet, **policies: Policy) -> None:
+        self.fleet = fleet
+        self.told: list[object] = []
+        self.workers = [MovingHalf(), MovingHalf()]
+        self.lines = [Line(one.place, self.hear) for one in self.workers]
+        held = {"0.0": 0, "0.1": 1, "1.0": 0}
+        far = {name: FarShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
+        self.far = far
+        self.driver = Decider(LAYOUT, "llama", [[far["0.0"], far["0.1"]], [far["1.0"]]])
+        self.driver.set_policies({org: OrgPolicies(policy=one) for org, one in policies.items()})
+        self.names = [["0.0", "0.1"], ["1.0"]]
+        self.held = held
+
+    def hear(self, raw: msgspec.Raw) -> None:
+        self.told.append(msgspec.msgpack.decode(raw))
+
+    def home(self, name: str) -> Home:
+        return Home(f"unix:{self.fleet.plane.unix}", name, lambda: Credentials(DRIVER, SECRET))
+
+    def close(self) -> None:
+        self.driver.close()
+        for line in self.lines:
+            line.close()
+        for worker in self.workers:
+            worker.close()
+
+    def store(self, asked: Prompt) -> int:
+        """As an engine does: slots are chosen here, and workers evict to them."""
+        store = self.driver.begin_store(asked, asked.tokens)
+        failed: dict[Column, Reason] = {}
+        for column, slot in store.places:
+            group, depth = column.home.group, column.depth
+            for index, name in enumerate(self.names[group]):
+                payload = memoryview(kv(asked, group, index, depth, column.tokens))
+                out = Out(slot, column.key, asked.maker.tag, column.tokens, payload)
+                if not self.workers[self.held[name]].shards[name].evict([out]):
+                    failed[column] = Reason.AGENT_LOST
+        self.driver.end_store(store, failed)
+        return len(store.places) - len(failed)
+
+    def load(self, asked: Prompt) -> int:
+        """And what comes back is compared, byte for byte."""
+        loading = self.driver.begin_load(asked)
+        match = loading.match
+        refused: dict[Column, Miss] = {}
+        for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
+            for index, name in enumerate(self.names[group]):
+                looks = [
+                    Look(slot, column.key, asked.maker.tag, column.tokens)
+                    for column, slot in zip(hit, slots, strict=True)
+                ]
+                with self.workers[self.held[name]].shards[name].view(looks) as found:
+                    for column, one in zip(hit, found, strict=True):
+                        if isinstance(one, Miss):
+                            refused[column] = one
+                        else:
+                            assert one == kv(asked, group, index, column.depth, column.tokens)
+        self.driver.refuse(refused)
+        self.driver.end_load(loading, 0 if refused else None)
+        return 0 if refused else match.tokens
+
+
+@contextlib.contextmanager
+def halves(directory: Path, **policies: Policy) -> Iterator[Halves]:
+    with running(directory) as plane:
+        fleet = Fleet(plane)
+        fleet.make()
+        made = Halves(fleet, **policies)
+        try:
+            yield made
+            made.driver.ledger.check_integrity()
+        finally:
+            made.close()
+
+
+def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1, 2, rest=10))
+        assert both.load(asked) == 0
+        assert both.store(asked) == 3 + 3
+        assert both.load(asked) == asked.tokens
+        assert both.load(prompt(tokens(1, 2), "globex")) == 0
+        assert both.driver.groups()[0].slots == 20
+
+
+def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:
+    with halves(tmp_path, acme=Policy(scrub=True)) as both:
+        both.store(prompt(tokens(1, 2, rest=5)))
+        receipt = both.driver.purge("acme")
+        assert (receipt.done, receipt.columns) == (True, 6)
+        assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
+        hosted = both.fleet.plane.shards.values()
+        assert not any(any(shard.arena.slot(at)) for shard in hosted for at in range(20))
+
+
+def test_an_agent_that_is_gone_is_seen_from_here_and_comes_back(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1, 2))
+        both.store(asked)
+        both.fleet.kill()
+        wait_until("it is seen", lambda: both.far["0.0"].slots is None)
+        assert both.load(asked) == 0
+        assert both.far["0.0"].lost_because
+        both.fleet.make()
+
+        def works() -> bool:
+            both.store(asked)
+            return both.load(asked) == asked.tokens
+
+        wait_until("it is used again", works)
+
+
+def test_a_line_that_moves_is_followed(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        both.fleet.plane.shards["0.1"].resize(4)
+        wait_until("it is followed", lambda: both.driver.groups()[0].slots == 4)
+
+
+def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1, 2))
+        both.store(asked)
+        far = both.far["0.1"]
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        pulling = Pulling(None, "moved", "unix:nowhere", "0.1", DRIVER)
+        assert not far.move(both.home("nowhere"), pulling)
+        assert both.load(asked) == 2 * C, "a move to nowhere changes nothing"
+        assert far.move(both.home("moved"), pulling)
+        assert (far.moves, far.left_to_move) == (1, 0)
+        both.fleet.end_one("0.1")
+        assert both.load(asked) == 0, "without a controller to pull with it starts empty"
+        both.store(asked)
+        assert both.load(asked) == 2 * C
+
+
+def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1))
+        both.store(asked)
+        both.workers[1].close()
+        far = both.far["0.1"]
+        wait_until("it is seen", lambda: not far.is_open)
+        assert (far.slots, far.lost_because) == (None, "its worker is gone")
+        assert far.kept([(b"k" * 16, b"t" * 16)]) == [False]
+        assert far.recall([]) == []
+        assert (far.open(), far.clear([1], scrub=False), far.purge(b"t" * 16)) == (False, False, None)
+        wait_until("nothing is served", lambda: both.driver.query(asked) == 0)
+
+
+def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        far, wrong = both.far["0.0"], list[int]()
+
+        def ask(count: int) -> None:
+            asked = [(bytes(16), bytes(16))] * count
+            wrong.extend(count for _ in range(50) if len(far.kept(asked)) != count)
+
+        threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_what_a_worker_tells_of_its_own_accord_is_heard(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        assert both.workers[0].tell({"store": 1})
+        wait_until("it is heard", lambda: both.told == [{"store": 1}])
+
+
+def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        place = both.workers[0].place
+        assert Path(place.path).parent.stat().st_mode & 0o077 == 0
+        both.lines[0].close()
+        with pytest.raises(Exception, match="digest"):
+            Client(place.path, authkey=b"a guess")
+        knocking = Client(place.path, authkey=base64.b64decode(place.secret))
+        knocking.send_bytes(b"nonsense")
+        with pytest.raises(EOFError):
+            knocking.recv_bytes()
+        again = Line(place, both.hear)
+        try:
+            far = FarShard("0.0", again, both.home("0.0"))
+            assert far.open()
+            assert far.slots == 20
+        finally:
+            again.close()
+
+
+def test_a_shard_ends_with_its_agent_while_it_is_read(tmp_path: Path) -> None:
+    """What was leased stays readable, and whole, whatever becomes of the agent and the connection."""
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1))
+        both.store(asked)
+        loading = both.driver.begin_load(asked)
+        [column], [slot] = loading.match.columns[0], loading.match.slots[0]
+        shard = both.workers[0].shards["0.0"]
+        with shard.view([Look(slot, column.key, asked.maker.tag, C)]) as [found]:
+            both.fleet.plane.shards.pop("0.0").end(Cause.GONE, "killed")
+            wait_until("it is lost", lambda: shard.slots is None or not shard.is_open)
+            assert not isinstance(found, Miss)
+            assert found == kv(asked, 0, 0, 0, C)
+        both.driver.end_load(loading)
