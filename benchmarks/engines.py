@@ -8,6 +8,8 @@ own but the one that shows what that would be worth.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from msgspec.structs import replace
 from benchmarks.harness import Row, options, show
 from benchmarks.peers.environment import Environment, Unavailable, prepare
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.servers import lmcache_server
+from benchmarks.peers.servers import lmcache_server, mooncake_master
 from kvss_agent import native
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh
 from swdriver_shim.claims import mint
@@ -47,11 +49,12 @@ CLAIM_SECONDS: Final = 6 * 3600
 
 
 class Engine(Peer):
-    """A vLLM with one cache behind it, or none. A context manager."""
+    """A vLLM with one cache behind it, or none."""
 
     def __init__(self, name: str) -> None:
         super().__init__("engine")
         self.variant = name
+        self.variables: dict[str, str] = {}
         self.params: dict[str, Any] | None = None
         self.fills = False  # has to be filled before it is asked again, so that memory has nothing of it
         self.cold: dict[int, list[float]] = {}
@@ -60,7 +63,8 @@ class Engine(Peer):
 
     def _environment(self) -> Environment:
         # LMCache names chunks by Python's own hashes.
-        return Environment(f"engine-{self.variant}", Path(sys.executable), {"PYTHONHASHSEED": "0"})
+        variables = {"PYTHONHASHSEED": "0", **self.variables}
+        return Environment(f"engine-{self.variant}", Path(sys.executable), variables)
 
     def open(self, connector: Mapping[str, Any] | None, *, prefixes: bool = False) -> None:
         self._ask(op="open", connector=connector, prefixes=prefixes)
@@ -102,7 +106,7 @@ def started(stack: contextlib.ExitStack, scratch: Path) -> Side:
         engine = Engine(name)
         with contextlib.ExitStack() as its:
             try:
-                its.enter_context(engine)
+                its.callback(engine.close)
                 begin(engine, its, scratch)
             except Unavailable as reason:
                 side.absent[name] = str(reason).splitlines()[0]
@@ -115,26 +119,52 @@ def started(stack: contextlib.ExitStack, scratch: Path) -> Side:
 
 
 def nothing(engine: Engine, _: contextlib.ExitStack, _scratch: Path) -> None:
+    engine.start()
     engine.open(None)
 
 
 def own(engine: Engine, _: contextlib.ExitStack, _scratch: Path) -> None:
+    engine.start()
     engine.open(None, prefixes=True)
 
 
 def example(engine: Engine, _: contextlib.ExitStack, scratch: Path) -> None:
     where = {"shared_storage_path": str(scratch / "example")}
+    engine.start()
     engine.open(connector("ExampleConnector", where))
 
 
 def lmcache(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
     port = its.enter_context(lmcache_server(prepare("lmcache_mp"), scratch))
     where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    engine.start()
     engine.open(connector("LMCacheMPConnector", where))
 
 
 def mooncake(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
-    raise Unavailable("to be tried")
+    """Its store in the engine's process, as its documentation sets it up, over TCP."""
+    environment = prepare("mooncake")
+    port = its.enter_context(mooncake_master(environment, scratch))
+    config = {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": f"127.0.0.1:{port}",
+        "protocol": "tcp",
+        "global_segment_size": MEMORY_BYTES,
+        "local_buffer_size": MEMORY_BYTES,
+    }
+    (scratch / "mooncake.json").write_text(json.dumps(config))
+    links = scratch / "mooncake"
+    links.mkdir()
+    for package in environment.packages.glob("mooncake*"):
+        (links / package.name).symlink_to(package)
+    engine.variables = {
+        **environment.variables,
+        "MOONCAKE_CONFIG_PATH": str(scratch / "mooncake.json"),
+        "PYTHONPATH": os.pathsep.join([str(links), os.environ.get("PYTHONPATH", "")]),
+        "GLOG_minloglevel": "2",
+    }
+    engine.start()
+    engine.open(connector("MooncakeStoreConnector", {"load_async": True}))
 
 
 def tidegate(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
@@ -167,6 +197,7 @@ def with_agent(
     policies = OrgPolicies(policy=policy)
     setting = replace(setting, orgs=(replace(org, policies=policies),), wait_seconds=WAIT_SECONDS)
     (home / "tidegate.json").write_bytes(msgspec.json.encode(setting))
+    engine.start()
     engine.open(
         connector(
             "TidegateConnector",

@@ -69,6 +69,8 @@ class Engine(Part):
         (model / "config.json").write_text(json.dumps(MODEL))
         if connector and "LMCache" in connector["kv_connector"]:
             _let_llvmlite_be_looked_at()
+        if connector and "Mooncake" in connector["kv_connector"]:
+            _have_no_events()
         from vllm import LLM, SamplingParams
         from vllm.config import KVTransferConfig
 
@@ -158,6 +160,23 @@ def _let_llvmlite_be_looked_at() -> None:
     from llvmlite.binding import ffi  # type: ignore[import-not-found]
 
     ffi._lib_fn_wrapper.get = lambda *_: None
+
+
+def _have_no_events() -> None:
+    """Mooncake's connector waits for the GPU by CUDA's events, of which a CPU has none: it has computed
+    when it is asked."""
+    import torch
+
+    class Nothing:
+        def record(self, *_: object) -> None:
+            """It is done."""
+
+        wait = synchronize = record
+
+        def query(self) -> bool:
+            return True
+
+    torch.cuda.Event = Nothing  # type: ignore[misc, assignment]
 
 
 if __name__ == "__main__":

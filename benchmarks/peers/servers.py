@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peers.environment import Environment, Unavailable
@@ -30,20 +30,41 @@ def lmcache_server(environment: Environment, scratch: Path) -> Iterator[int]:
         *("--shm-name", shared, "--l1-size-gb", 1, "--no-l1-use-lazy"),
         *("--eviction-policy", "LRU", "--disable-observability"),
     ]
-    with (scratch / "lmcache.log").open("w") as log:
+    with _running(command, {**QUIET, **environment.variables}, scratch / "lmcache.log", web):
+        yield port
+    for left in Path("/dev/shm").glob(f"*{shared}*"):  # noqa: S108 - where it is
+        left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def mooncake_master(environment: Environment, scratch: Path) -> Iterator[int]:
+    """Mooncake's master; its port. The memory is the engine's own."""
+    port, metrics = free_ports(2)
+    command = [
+        environment.packages / "mooncake" / "mooncake_master",
+        *(f"--rpc_port={port}", "--rpc_address=127.0.0.1"),
+        *(f"--metrics_port={metrics}", "--metrics_host=127.0.0.1", "--enable_metric_reporting=false"),
+    ]
+    with _running(command, environment.variables, scratch / "mooncake.log", port):
+        yield port
+
+
+@contextlib.contextmanager
+def _running(
+    command: Sequence[object], variables: Mapping[str, str], log: Path, port: int
+) -> Iterator[None]:
+    """A server, as soon as it listens. Raises Unavailable."""
+    with log.open("w") as said:
         server = subprocess.Popen(
-            [str(part) for part in command],
-            env={**os.environ, **QUIET, **environment.variables},
-            stdout=log,
-            stderr=log,
+            [str(part) for part in command], env={**os.environ, **variables}, stdout=said, stderr=said
         )
     try:
         until = time.monotonic() + START_SECONDS_MAX
-        while not accepts(web):
+        while not accepts(port):
             if server.poll() is not None or time.monotonic() > until:
-                raise Unavailable("LMCache's server did not start")
+                raise Unavailable(f"{Path(str(command[0])).name} did not start")
             time.sleep(0.1)
-        yield port
+        yield
     finally:
         server.terminate()
         try:
@@ -51,5 +72,3 @@ def lmcache_server(environment: Environment, scratch: Path) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-        for left in Path("/dev/shm").glob(f"*{shared}*"):  # noqa: S108 - where it is
-            left.unlink(missing_ok=True)
