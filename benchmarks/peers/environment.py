@@ -55,6 +55,12 @@ class Environment:
     def home(self) -> Path:
         return HOME / self.name
 
+    @property
+    def packages(self) -> Path:
+        """Where its Python packages are."""
+        [found] = self.python.parent.parent.glob("lib/python*/site-packages")
+        return found
+
 
 def prepare(name: str) -> Environment:
     """Install the peer unless it is; Unavailable if that can't be."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.peers.environment import NEEDS, PROJECT, Unavailable, prepare
+from benchmarks.peers.environment import NEEDS, PROJECT, Environment, Unavailable, prepare
 
 NAMES = tuple(NEEDS)
 LOOKUPS = ("vllm", "sglang")
@@ -86,9 +86,10 @@ class Peer:
 
     def start(self) -> None:
         """Install it where that is still to be done, start its servers, connect."""
-        environment = prepare(self.name)
+        environment = self._environment()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"tidegate-{self.name}-"))
         atexit.register(self.close)
+        environment.home.mkdir(parents=True, exist_ok=True)
         with (environment.home / "log").open("w") as log:
             self._process = subprocess.Popen(
                 [environment.python, "-m", f"benchmarks.peers.run_{self.name}", self._scratch],
@@ -105,6 +106,9 @@ class Peer:
         except BaseException:
             self.close()
             raise
+
+    def _environment(self) -> Environment:
+        return prepare(self.name)
 
     def measure(self, size: int, batch: int = 1, operations: int = 0) -> Samples:
         """One round: some operations of `batch` columns, all put and then all got.
