@@ -10,7 +10,7 @@ SEEDS ?= 200
 STEPS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help up down check test test-models test-engines lint fmt bench bench-models sim docs clean lock run-environment dev-environment models-environment engines-environment
+.PHONY: help up down check test test-models test-engines lint fmt bench bench-models bench-engines sim docs clean lock run-environment dev-environment models-environment engines-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json 
 
 bench-models: models-environment ## measure what a refilled prefix saves real models
 	$(IN_MODELS) -m benchmarks.models $(ARGS)
+
+bench-engines: engines-environment ## measure what a prefix from outside saves a real vLLM
+	$(IN_ENGINES) -m benchmarks.engines $(ARGS)
 
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
 	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) $(IN) -m pytest -m sim -s -q $(ARGS)

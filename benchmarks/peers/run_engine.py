@@ -1,8 +1,9 @@
 """A real vLLM on the CPU, with a small model of random weights, and whatever cache it is told to use.
 
     {"op": "open", "connector": {…} | null, "prefixes": false}     -> {"started": 9.8}
-    {"op": "ask", "number": 7, "tokens": 4096}                     -> {"seconds": 0.8, "cached": 0, "token": 17}
-    {"op": "serve", "numbers": [1, 2], "tokens": 4096, "more": 64, "output": 16}  -> {"seconds": 2.5, …}
+    {"op": "ask", "number": 7, "tokens": 4096}       -> {"seconds": 0.8, "cached": 0, "token": 17}
+    {"op": "serve", "numbers": [1, 2], "tokens": 4096, "more": 64, "output": 16, "turn": 1}
+                                                               -> {"seconds": 2.5, …}
 
 `ask` is the time to the first token of one prompt, `serve` that of some at once, to their last.
 A prompt is its number, so the same number is the same prompt in every engine. The model is never loaded:
@@ -120,7 +121,9 @@ class Runner:
         self.engine.open(connector, prefixes)
         return {"started": time.perf_counter() - began}
 
-    def on_ask(self, number: int, tokens: int, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def on_ask(
+        self, number: int, tokens: int, params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         seconds, [done] = self.engine.serve_all([prompt(number, tokens)], 1, params)
         return {
             "seconds": seconds,
@@ -138,9 +141,7 @@ class Runner:
         params: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Conversations of so many tokens, each with `more` of its own in this turn."""
-        prompts = [
-            prompt(number, tokens) + prompt(1000 * turn + number + 1, more) for number in numbers
-        ]
+        prompts = [prompt(number, tokens) + prompt(1000 * turn + number + 1, more) for number in numbers]
         seconds, done = self.engine.serve_all(prompts, output, params)
         return {
             "seconds": seconds,
@@ -159,7 +160,7 @@ def _let_llvmlite_be_looked_at() -> None:
     llvmlite's way of finding functions for a dictionary."""
     from llvmlite.binding import ffi  # type: ignore[import-not-found]
 
-    ffi._lib_fn_wrapper.get = lambda *_: None
+    ffi._lib_fn_wrapper.get = lambda *_: None  # noqa: SLF001
 
 
 def _have_no_events() -> None:
@@ -176,7 +177,7 @@ def _have_no_events() -> None:
         def query(self) -> bool:
             return True
 
-    torch.cuda.Event = Nothing  # type: ignore[misc, assignment]
+    torch.cuda.Event = Nothing
 
 
 if __name__ == "__main__":

@@ -200,6 +200,16 @@ def test_blocks_as_those_of_a_device(place: Place, plain: Plain, model: str) -> 
         assert engine.cached == [960]
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_of_a_prompt_that_is_all_there_only_the_last_token_is_computed(place: Place, model: str) -> None:
+    with vllm(place.models, model=model) as engine:
+        alone = engine.answer(prompt(7, 512), None)
+    with place.engine(model) as engine:
+        for _ in range(2):
+            assert engine.answer(prompt(7, 512), "acme") == alone
+        assert engine.cached == [511]
+
+
 def test_another_org_never_hits_and_the_same_org_does(place: Place, plain: Plain) -> None:
     with place.engine() as engine:
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]

@@ -2,8 +2,9 @@
 
 A request is asked about until it is scheduled (`matched`), gets blocks (`allocated`), is in steps
 (`step`), and ends (`finished`), perhaps after it was preempted and all of this came anew. What of it is
-loaded is whole units, and never its last token: its logits are wanted. What is stored is whole units of
-tokens that are known and whose KV is there at the end of a step: no draft, no placeholder.
+loaded is whole units, and its last token is computed in any case: its logits are wanted. What is stored
+is whole units of tokens that are known and whose KV is there at the end of a step: no draft, no
+placeholder.
 
 While a load of a request is under way nothing of it is stored: what was computed behind columns that
 turn out not to be there is worth nothing.
@@ -36,6 +37,7 @@ MEASURED_TOKENS_MIN: Final = 64  # of one request in a step, to learn from it ho
 MEASURED_PART_MIN: Final = 0.8  # of the step's tokens
 ASKED_SECONDS_MAX: Final = 60.0  # what was found is looked for anew after so long in vLLM's queue
 LOOK_SECONDS: Final = 0.005  # between looks at what tier 2 has brought
+IDLE_SECONDS: Final = 0.005  # for an engine that has nothing else to do
 NULL_BLOCK: Final = 0  # vLLM's name for one that is not there, as before a window
 
 
@@ -152,6 +154,7 @@ class Scheduling:
         self._clock = clock
         self._ongoing: dict[str, Ongoing | None] = {}
         self._numbers = 0
+        self._is_idle = True  # nothing was computed in the last step
         self._loads: dict[int, Load] = {}
         self._stores: dict[int, Storing] = {}
         self._new_loads: list[Order] = []
@@ -180,26 +183,36 @@ class Scheduling:
         asked = self._look(one, now)
         if asked is None:
             return 0, False
-        one.found, one.computed = asked.match.tokens, computed
+        one.found, one.computed = self._usable(one, asked), computed
         if self._is_worth_waiting(one, asked, now):
+            if (
+                self._is_idle and asked.seeking
+            ):  # it would ask again and again, and leave no time to look
+                asked.seeking.done.wait(IDLE_SECONDS)
             return None, False
         if self._only_if_faster:
             self._driver.leave_if_slower(asked.match)
-        one.found = asked.match.tokens
+        one.found = self._usable(one, asked)
         if one.found <= computed:
-            one.stored = max(one.stored, one.found)
+            one.stored = max(one.stored, asked.match.tokens)
             self._let_go(one)
             return 0, False
         return one.found - computed, self.loads_ahead
 
+    @staticmethod
+    def _usable(one: Ongoing, asked: Asked) -> int:
+        """So many tokens need not be computed: never the last one, whose logits are wanted. Its KV comes
+        along with the others of its block, and is computed once more."""
+        return min(asked.match.tokens, one.request.num_tokens - 1)
+
     def _look(self, one: Ongoing, now: float) -> Asked | None:
-        """What there is by now. The last token is never asked for."""
+        """What there is by now."""
         if one.asked and now < one.asked_at + ASKED_SECONDS_MAX:
             if one.asked.coming and now >= one.looked_at + LOOK_SECONDS:
                 one.asked, one.looked_at = self._driver.again(one.asked), now
             return one.asked
         self._let_go(one)
-        limit = (one.request.num_tokens - 1) // self._unit * self._unit
+        limit = one.request.num_tokens // self._unit * self._unit
         if not limit:
             return None
         one.prompt.rewind(limit)

@@ -246,6 +246,7 @@ class Worker:
                     with blocks.near(wanted, save.marks[group]) as (here, places):
                         for one, column in zip(batch, out, strict=True):
                             here.gather(one.part, [places[at] for at in one.blocks], column.payload)
+                            time.sleep(0)  # the interpreter is for whoever computes
                 if not shard.evict(out):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
