@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -352,6 +353,25 @@ def test_a_purge_over_the_api_is_a_miss_with_its_reason(place: Place, plain: Pla
         refused = api.post("/v1/load", json={"tokens": prompt(0)})
         assert refused.status_code == 409
         assert "engine" in refused.text
+
+
+def test_no_byte_is_moved_for_another_org(place: Place) -> None:
+    import httpx
+
+    token, port = "the token of a controller", free_port()
+    place.setting = replace(place.setting, api=ApiSpec(host="127.0.0.1", port=port, token=token))
+    with place.engine() as engine:
+        for org in ("acme", "globex", "acme"):
+            engine.answer(prompt(0), org)
+        page = httpx.get(
+            f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {token}"}
+        ).raise_for_status()
+    moved = dict(re.findall(r"^swdriver_bytes_total\{(\S+)\} (\d+)$", page.text, re.MULTILINE))
+    out = int(moved['org="acme",direction="out"'])
+    assert out > 0
+    assert int(moved['org="acme",direction="in"']) == out
+    assert int(moved['org="globex",direction="out"']) == out, "it computed and stored its own"
+    assert moved['org="globex",direction="in"'] == "0"
 
 
 def test_a_reset_leaves_nothing_and_says_how_much_it_was(place: Place, plain: Plain) -> None:
