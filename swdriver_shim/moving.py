@@ -167,7 +167,7 @@ class Shard:
         self._incarnation = b""
         self._tried_at = -RECONNECT_SECONDS
         self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
-        self._number = 0  # of the last evict
+        self._number = 0  # of the last evict to where it is now
         self._old: ShardClient | None = None  # where it moves away from
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
@@ -253,7 +253,7 @@ class Shard:
             self._incarnation = client.incarnation
             self.lives += 1
         client.on_line = client.on_lost = self._tell
-        self._client, self.lost_because = client, ""
+        self._client, self._number, self.lost_because = client, client.applied, ""
 
     def _tell(self, *_: object) -> None:
         self.on_line()
@@ -519,7 +519,7 @@ class Shard:
     def applied(self, seconds: float) -> bool:
         """Wait until the agent has applied all evicts so far; whether it has."""
         with self._lock:
-            client, number = self._client, self._last
+            client, number = self._client, self._number
         if not client:
             return False
         try:

@@ -298,6 +298,20 @@ def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
         assert [engine.load(asked) for asked in prompts] == [2 * C] * 6
 
 
+@pytest.mark.parametrize("kind", ["shm", "unix"])
+def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
+    fleet: Fleet, kind: str
+) -> None:
+    """As one whose memory is new again: what was evicted elsewhere is nothing to wait for there."""
+    with driving(fleet, kind) as engine:
+        engine.store(prompt(tokens(1)))
+        engine.store(prompt(tokens(2), org="globex"))
+        fleet.make_one("0.0 again", 64 * C, 20, 0)
+        shard = engine.driver._shards[0][0]
+        assert shard.move(fleet.connect("0.0 again", kind), lambda slots, after: None)
+        assert engine.driver.purge("acme", seconds=10).done
+
+
 def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
     with driving(fleet) as engine:
         asked = prompt(tokens(1))
