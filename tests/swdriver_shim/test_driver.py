@@ -308,7 +308,7 @@ def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
         engine.store(prompt(tokens(2), org="globex"))
         fleet.make_one("0.0 again", 64 * C, 20, 0)
         shard = engine.driver._shards[0][0]
-        assert shard.move(fleet.connect("0.0 again", kind), lambda slots, after: None)
+        assert shard.move(fleet.connect("0.0 again", kind), lambda *_: None)
         assert engine.driver.purge("acme", seconds=10).done
 
 
