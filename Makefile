@@ -29,10 +29,10 @@ test: dev-environment ## all tests; installs Chromium where root may and it is a
 	$(IN) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-models: models-environment ## the tests of real models; installs torch, beside everything else
-	$(IN_MODELS) -m pytest -n 2 -m models $(ARGS)
+	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim $(ARGS)
 
 test-engines: engines-environment ## the tests of real engines; installs vLLM, beside everything else
-	$(IN_ENGINES) -m pytest -m engines $(ARGS)
+	$(IN_ENGINES) -m pytest -m engines tests/engines $(ARGS)
 
 lint: dev-environment ## ruff, mypy --strict, the dependency rule
 	$(IN) -m ruff check .
