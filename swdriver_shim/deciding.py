@@ -161,9 +161,8 @@ class Decider:
         self._wall_clock = wall_clock
         self._notes = notes
         self._unknown: dict[int, list[int]] = {}  # slots to be emptied before anything is served
-        if notes and (left := resuming.take(notes.path, LedgerNote)):
-            unknown = resuming.go_on(self.ledger, left, notes.keys, clock(), wall_clock())
-            self._unknown = {group: slots for group, slots in enumerate(unknown) if slots}
+        if notes:
+            self._go_on(notes)
         self._follow_shards()
         self._house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._house.start()
@@ -178,6 +177,17 @@ class Decider:
         for shard in self._all:
             shard.close()
         self._carrier.close()
+
+    def _go_on(self, notes: Notes) -> None:
+        """With what an earlier life has left. Without the ledger's note those of shards are worth
+        nothing: nobody would know what is in their slots, and no purge would find it."""
+        left = resuming.take(notes.path, LedgerNote)
+        if left is None:
+            for shard in self._all:
+                (notes.directory / shard.name).unlink(missing_ok=True)
+            return
+        unknown = resuming.go_on(self.ledger, left, notes.keys, self._clock(), self._wall_clock())
+        self._unknown = {group: slots for group, slots in enumerate(unknown) if slots}
 
     def _leave(self, notes: Notes) -> None:
         with self._lock:

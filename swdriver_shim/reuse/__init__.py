@@ -1,0 +1,1 @@
+"""How an org's columns come back, and what another policy would make of it."""

@@ -223,6 +223,31 @@ def test_a_note_that_nobody_can_read_is_no_note(
         with life(fleet, notes, calendar) as engine:
             wait_until("it may serve", lambda: engine.driver.ledger.reachable)
             assert engine.load(asked) == 0
+            assert engine.driver.purge("acme", seconds=10).done
+            assert not carries(fleet, asked.maker.tag)
+
+
+def test_a_decider_that_left_nothing_makes_the_notes_of_its_shards_worthless(
+    fleet: Fleet, notes: Path, calendar: Calendar
+) -> None:
+    """As where it was killed, and the worker that has the shards was stopped in order."""
+    asked = prompt(tokens(1))
+    with life(fleet, notes, calendar) as engine:
+        engine.store(asked)
+    (notes / "columns").unlink()
+    assert carries(fleet, asked.maker.tag)
+    with life(fleet, notes, calendar) as engine:
+        assert engine.load(asked) == 0
+        assert not carries(fleet, asked.maker.tag)
+
+
+def carries(fleet: Fleet, tag: bytes) -> bool:
+    """Whether a slot of any shard has a header with this tag."""
+    return any(
+        tag in bytes(shard.arena.slot(slot)[:64])
+        for shard in fleet.plane.shards.values()
+        for slot in range(shard.arena.slots)
+    )
 
 
 def test_a_note_that_says_what_is_not_so_costs_misses_and_never_a_byte(
