@@ -7,12 +7,13 @@ An agent that is lost costs misses and nothing else: no method raises because of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
@@ -318,27 +319,34 @@ class Shard:
     def fetch(self, columns: Sequence[In]) -> list[Header | Miss]:
         """The same where it is not known how much there is: their seals tell. What does not fit `into`
         is a miss."""
+        with self._reading(columns) as (wanted, missing, by_home):
+            found: list[Header | Miss] = [*missing]
+            for client, at in by_home.items():
+                self._refill_from(client, at, wanted, columns, found)
+        return found
+
+    @contextlib.contextmanager
+    def _reading(
+        self, columns: Sequence[In] | Sequence[Look]
+    ) -> Iterator[tuple[list[Wanted], list[Miss], dict[ShardClient, list[int]]]]:
+        """What to ask for, why not where nobody can be asked, and which of them to ask whom for. No home
+        is left meanwhile."""
         with self._lock:
             self._reach(max((column.slot for column in columns), default=0))
             homes = [self._old if one.slot in self._still_there else self._client for one in columns]
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
             clients = {home for home in homes if home}
             self._readers.update(clients)
-        found: list[Header | Miss] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
+        by_home: dict[ShardClient, list[int]] = {}
+        for place, (home, one) in enumerate(zip(homes, wanted, strict=True)):
+            if home and one.column.sequence >= 0:
+                by_home.setdefault(home, []).append(place)
         try:
-            for client in clients:
-                at = [
-                    i
-                    for i, home in enumerate(homes)
-                    if home is client and wanted[i].column.sequence >= 0
-                ]
-                if at:
-                    self._refill_from(client, at, wanted, columns, found)
+            yield wanted, [Miss.ABSENT if home else Miss.LOST for home in homes], by_home
         finally:
             with self._lock:
                 self._readers.subtract(clients)
                 self._changed.notify_all()
-        return found
 
     def _refill_from(
         self,
@@ -365,23 +373,10 @@ class Shard:
 
     def view(self, columns: Sequence[Look]) -> Sight:
         """The same to read in place, where the transport can."""
-        with self._lock:
-            self._reach(max((column.slot for column in columns), default=0))
-            homes = [self._old if one.slot in self._still_there else self._client for one in columns]
-            wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
-            clients = {home for home in homes if home}
-            self._readers.update(clients)
-        found: list[memoryview | Miss] = [Miss.LOST if home is None else Miss.ABSENT for home in homes]
         views: list[Views] = []
-        try:
-            for client in clients:
-                at = [
-                    i
-                    for i, home in enumerate(homes)
-                    if home is client and wanted[i].column.sequence >= 0
-                ]
-                if not at:
-                    continue
+        with self._reading(columns) as (wanted, missing, by_home):
+            found: list[memoryview | Miss] = [*missing]
+            for client, at in by_home.items():
                 try:
                     views.append(client.view([wanted[i] for i in at]))
                 except Lost as error:
@@ -391,11 +386,7 @@ class Shard:
                     answers = views[-1].columns
                 for index, answer in zip(at, answers, strict=True):
                     found[index] = answer
-        finally:
-            # What is leased stays mapped though the home change meanwhile: its views hold the memory.
-            with self._lock:
-                self._readers.subtract(clients)
-                self._changed.notify_all()
+        # What is leased stays mapped though the home change from here on: its views hold the memory.
         return Sight(found, views)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
