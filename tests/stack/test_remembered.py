@@ -22,9 +22,10 @@ from tests.stack.sessions import is_running, members
 WAITS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 WITH_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITS!r}]); "
+# One write for name and line end: two processes tell at the same time, into one file.
 TELLS = """
-import signal, sys, time
-def stop(number, _): sys.exit(signal.Signals(number).name)
+import os, signal, sys, time
+def stop(number, _): sys.exit(os.write(2, f"{signal.Signals(number).name}\\n".encode()) * 0)
 for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, stop)
 print("here", flush=True)
 time.sleep(600)
