@@ -39,6 +39,8 @@ INSTALLED_APPS = [
     "console.orgs",
     "console.audit",
     "console.fleet",
+    "console.control",
+    "console.policies",
     "console.api",
     "telemetry",
     "channels",

@@ -36,8 +36,7 @@ def note(
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK)
+    in_order_of_commits()
     return Event.objects.create(
         at=at or timezone.now(),
         kind=kind,
@@ -45,6 +44,15 @@ def note(
         sentence=sentence[:SENTENCE_MAX],
         data=dict(data or {}),
     )
+
+
+def in_order_of_commits() -> None:
+    """What is numbered from here on in this transaction is visible before any higher number is.
+
+    There is one order for all that is numbered so: two would wait for one another.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
 
 
 def events_of(
