@@ -209,6 +209,7 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
+    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

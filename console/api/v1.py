@@ -19,6 +19,7 @@ from console.audit.api import router as audit
 from console.audit.services import CannotUndo
 from console.metrics.api import router as metrics
 from console.orgs.api import router as orgs
+from console.policies.api import router as policies
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -60,6 +61,7 @@ api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", policies)
 
 
 @api.exception_handler(ApiError)

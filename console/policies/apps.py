@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -7,4 +9,5 @@ class PoliciesConfig(AppConfig):
     name = "console.policies"
 
     def ready(self) -> None:
-        """Drivers are told of orgs from here."""
+        """What drivers are told of orgs is registered there."""
+        import_module("console.policies.drivers")

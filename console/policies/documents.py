@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
 from swdriver_shim.policy import Bytes, OrgPolicies, Policy, Priority, Seconds, Share, Tiers
 
+T = TypeVar("T")
+
 MODELS_MAX: Final = 50
+_DECODER: Final = msgspec.json.Decoder(OrgPolicies | None)
 FIELDS: Final = tuple(Policy.__struct_fields__)
 _TIERS: Final = tuple(Tiers)  # each may do what those before it may
 
@@ -117,7 +120,8 @@ def spelled_out(value: Any) -> Any:
 
 def read_org(text: str) -> OrgPolicies | None:
     """What `write` wrote, of an org."""
-    return msgspec.json.decode(text, type=OrgPolicies | None)
+    found: OrgPolicies | None = _DECODER.decode(text)
+    return found
 
 
 def read_cluster(text: str) -> ClusterPolicies:
@@ -126,7 +130,7 @@ def read_cluster(text: str) -> ClusterPolicies:
 
 def policies_from(raw: Mapping[str, Any]) -> OrgPolicies:
     """From outside. Raises Malformed."""
-    policies = _convert(raw, OrgPolicies)
+    policies = read_struct(raw, OrgPolicies)
     if len(policies.models) > MODELS_MAX:
         raise Malformed("models", f"At most {MODELS_MAX} models can have a policy of their own.")
     if any("\x00" in model for model in policies.models):
@@ -136,10 +140,11 @@ def policies_from(raw: Mapping[str, Any]) -> OrgPolicies:
 
 def cluster_from(raw: Mapping[str, Any]) -> ClusterPolicies:
     """From outside. Raises Malformed."""
-    return _convert(raw, ClusterPolicies)
+    return read_struct(raw, ClusterPolicies)
 
 
-def _convert(raw: Mapping[str, Any], kind: type[Any]) -> Any:
+def read_struct(raw: Any, kind: type[T]) -> T:
+    """Of plain values, from outside. Raises Malformed."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Max, QuerySet
 from django.http import Http404
 
@@ -215,8 +215,7 @@ def set_cluster(
                 for field, sentence in policies.limits.crossed_by(policies.default)
             }
         )
-    _lock_cluster()
-    before = cluster()
+    before = locked_cluster()
     if if_number is not None and if_number != before.number:
         raise StaleCluster(before.number)
     document = documents.write(policies)
@@ -275,12 +274,11 @@ def _next_number(org: Org | None) -> int:
     return int(found or 0) + 1
 
 
-def _lock_cluster() -> None:
-    """There may be no row to hold yet."""
-    from django.db import connection
-
+def locked_cluster() -> Cluster:
+    """Nobody else changes it until the end of the transaction. There may be no row yet to hold."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('policies of the cluster'))")
+    return cluster()
 
 
 def _check_reason(reason: str) -> None:

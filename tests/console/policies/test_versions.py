@@ -11,7 +11,7 @@ from django.db import DatabaseError, connection, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.accounts.principal import Refused
+from console.accounts.principal import SYSTEM, Refused
 from console.accounts.roles import Role
 from console.audit import services as audit
 from console.audit.models import AuditEntry
@@ -21,7 +21,7 @@ from console.orgs import services as orgs
 from console.orgs.models import Org
 from console.policies import documents, services
 from console.policies.documents import ClusterPolicies, Limits, Malformed
-from console.policies.models import PolicyVersion
+from console.policies.models import PolicyInForce, PolicyVersion
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from telemetry.models import Event
 from tests.conftest import People
@@ -88,7 +88,7 @@ def test_promise_9_undo_restores_the_policy_byte_for_byte(
 ) -> None:
     with transaction.atomic():
         org = Org.objects.create(slug="undone", name="Undone")
-        admin = audit_principal()
+        admin = SYSTEM
         services.set_policy(admin, org, before, reason="one")
         first = services.in_force(org).document
         services.set_policy(admin, org, after, reason="two")
@@ -101,12 +101,6 @@ def test_promise_9_undo_restores_the_policy_byte_for_byte(
             assert undone.undoes_id == entry.pk
             assert AuditEntry.objects.filter(object_type="policy").count() == 3
         transaction.set_rollback(True)
-
-
-def audit_principal() -> services.Principal:
-    from console.accounts.principal import SYSTEM
-
-    return SYSTEM
 
 
 def test_the_first_change_can_be_undone_to_the_default(people: People) -> None:
@@ -136,14 +130,14 @@ def test_a_change_without_a_reason_is_refused(reason: str, people: People) -> No
     [
         "UPDATE policies_policyversion SET document = 'null'",
         "UPDATE policies_policyversion SET reason = 'x'",
-        "INSERT INTO policies_policyversion (org_id, number, document, author_name, reason, made_at)"
-        " SELECT org_id, 9, '[1]', '', 'x', now() FROM policies_policyversion",
+        """INSERT INTO policies_policyversion (org_id, number, document, author_name, reason, made_at)
+        SELECT org_id, 9, '[1]', '', 'x', now() FROM policies_policyversion""",
         "UPDATE policies_policyinforce SET org_id = (SELECT id FROM orgs_org WHERE slug = 'globex')",
     ],
 )
 def test_the_database_refuses_to_change_a_version(statement: str, people: People) -> None:
     save(people, ttl_last_use_seconds=600)
-    with pytest.raises(DatabaseError, match="never changed|policy_version_document|of its own org"):
+    with pytest.raises(DatabaseError, match=r"never changed|policy_version_document|of its own org"):
         connection.cursor().execute(statement)
 
 
@@ -171,7 +165,7 @@ def test_nobody_crosses_a_limit(
     services.set_cluster(people.principal("platform_admin"), told, reason="a contract")
     for by in ("org_admin", "platform_admin"):
         with pytest.raises(ValidationError) as caught:
-            save(people, by=by, **policy)
+            save(people, by=by, **policy)  # type: ignore[arg-type]
         assert f"policy/{field}" in caught.value.message_dict
     # And the database itself says the same, whatever code asks.
     document = documents.write(OrgPolicies(policy=Policy(**policy)))  # type: ignore[arg-type]
@@ -179,7 +173,7 @@ def test_nobody_crosses_a_limit(
         org=people.acme, number=1, document=document, author_name="", reason="x"
     )
     with pytest.raises(DatabaseError, match="limits forbid"), transaction.atomic():
-        services.PolicyInForce.objects.create(org=people.acme, version=version)
+        PolicyInForce.objects.create(org=people.acme, version=version)
 
 
 def test_what_was_saved_under_wider_limits_is_held_to_new_ones(people: People) -> None:
