@@ -170,7 +170,7 @@ def _put(
     undoes: AuditEntry | None,
     same_as: int | None = None,
 ) -> InForce:
-    _check_reason(reason)
+    check_reason(reason)
     before = in_force(org)
     if document == before.document:
         return before
@@ -207,7 +207,7 @@ def set_cluster(
     """
     principal.check_may_change()
     principal.check_platform(Role.PLATFORM_ADMIN)
-    _check_reason(reason)
+    check_reason(reason)
     if list(policies.limits.crossed_by(policies.default)):
         raise ValidationError(
             {
@@ -281,7 +281,7 @@ def locked_cluster() -> Cluster:
     return cluster()
 
 
-def _check_reason(reason: str) -> None:
+def check_reason(reason: str) -> None:
     if not reason.strip():
         raise ValidationError({"reason": [NO_REASON]})
 
