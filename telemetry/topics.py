@@ -2,7 +2,9 @@
 
     node:ax-7, driver:job7, ingest:host   of one process, with all labels
     org:acme                              of one org, summed up over drivers
+    session:chat                          of one session, summed up over its streams
     fleet                                 of all processes together
+    operations                            no numbers; what begins and ends
 
 These are what pages show, what live viewers subscribe to, and what somebody may or may not see. So it is
 by topic that numbers are stored: a page, or a chart, reads the rows of its topic and no others.
@@ -16,6 +18,7 @@ from telemetry.metrics import OTHER
 from telemetry.shapes import Series
 
 FLEET: Final = "fleet"
+OPERATIONS: Final = "operations"
 ORG: Final = "org"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index"})
@@ -28,6 +31,10 @@ def of_source(kind: str, name: str) -> str:
 
 def of_org(org: str) -> str:
     return f"{ORG}:{org}"
+
+
+def of_session(session: str) -> str:
+    return f"session:{session}"
 
 
 def wider(series: Series) -> list[tuple[str, Series]]:
