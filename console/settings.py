@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "console.orgs",
     "console.audit",
     "console.operations",
+    "console.fleet",
     "console.api",
     "telemetry",
     "channels",
