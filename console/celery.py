@@ -26,6 +26,11 @@ app = Celery("tidegate")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 app.conf.beat_schedule = {
+    "sweep-operations": {
+        "task": "console.operations.tasks.sweep_operations",
+        "schedule": 1.0,
+        "options": {"expires": 5},
+    },
     "forget-what-is-over": {
         "task": "console.shell.tasks.forget_what_is_over",
         "schedule": crontab(minute="*/10"),

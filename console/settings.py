@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.operations",
     "console.fleet",
     "console.control",
     "console.policies",

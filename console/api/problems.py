@@ -38,6 +38,7 @@ KINDS = {
     "NotFound": (404, "There is nothing here"),
     "MethodNotAllowed": (405, "Not this method"),
     "Conflict": (409, "It conflicts with what is there"),
+    "OperationRunning": (409, "Another operation works on it"),
     "StillRunning": (409, "The same request is still running"),
     "CannotUndo": (409, "This can't be taken back"),
     "StaleVersion": (412, "It has changed since you read it"),

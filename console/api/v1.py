@@ -18,6 +18,7 @@ from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
 from console.metrics.api import router as metrics
+from console.operations.api import router as operations
 from console.orgs.api import router as orgs
 from console.policies.api import router as policies
 
@@ -62,6 +63,7 @@ api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", operations)
 
 
 @api.exception_handler(ApiError)

@@ -8,6 +8,7 @@ may not, 404 must not even learn that it exists, 4xx others: permitted, but the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,10 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from console.accounts.principal import SYSTEM
+from console.operations.services import start
 from tests.conftest import People
+from tests.console.operations import machines  # noqa: F401 - registers them
 
 KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
 
@@ -72,6 +76,12 @@ PAGES = {
     "org-member-remove": Case(
         "POST", "/orgs/acme/members/vic/remove/", (LOGIN, 404, 403, 403, 302, 302)
     ),
+    "operations": Case("GET", "/operations/", known(200)),
+    "operation": Case("GET", "/operations/{operation}/", (LOGIN, 404, 200, 200, 200, 200)),
+    "operation-cancel": Case(
+        "POST", "/operations/{operation}/cancel/", (LOGIN, 404, 403, 302, 302, 302)
+    ),
+    "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
@@ -122,6 +132,16 @@ API = {
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),
     ("GET", "events"): Case("GET", "/api/v1/events?topic=org:acme", (401, 404, 200, 200, 200, 200)),
+    ("GET", "operations"): Case("GET", "/api/v1/operations", api_known(200)),
+    ("GET", "operations/<operation_id>"): Case(
+        "GET", "/api/v1/operations/{operation}", (401, 404, 200, 200, 200, 200)
+    ),
+    ("DELETE", "operations/<operation_id>"): Case(
+        "DELETE", "/api/v1/operations/{operation}", (401, 404, 403, 202, 202, 202)
+    ),
+    ("POST", "operations/<operation_id>/retry"): Case(
+        "POST", "/api/v1/operations/{operation}/retry", (401, 404, 403, 409, 409, 409)
+    ),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
     ("POST", "audit/<entry_id>/undo"): Case(
@@ -189,7 +209,8 @@ def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
 
 def test_every_route_is_in_the_table() -> None:
     in_table = set(PAGES) | {f"api:{path}" for _, path in API}
-    assert {name.replace("<str:", "<") for name in routes(get_resolver().url_patterns)} == in_table
+    found = {re.sub("<(str|uuid):", "<", name) for name in routes(get_resolver().url_patterns)}
+    assert found == in_table
 
 
 def test_every_method_of_the_api_is_in_the_table() -> None:
@@ -216,16 +237,24 @@ def entry(people: People) -> int:
     return AuditEntry.objects.latest("id").pk
 
 
+@pytest.fixture
+def operation(people: People) -> str:
+    """One of acme's, which goes on."""
+    with transaction.atomic():
+        begun = start(SYSTEM, "tests.waits", "session:chat", "Wait", plan={}, org_id=people.acme.pk)
+    return str(begun.pk)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAGES)
 def test_pages(
-    name: str, kind: str, people: People, entry: int, browser_of: Callable[..., Client]
+    name: str, kind: str, people: People, entry: int, operation: str, browser_of: Callable[..., Client]
 ) -> None:
     case = PAGES[name]
     client = Client() if kind == "anonymous" else browser_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, operation=operation),
         data="&".join(f"{key}={value}" for key, value in (case.body or {}).items()),
         content_type="application/x-www-form-urlencoded",
     )
@@ -240,13 +269,18 @@ def test_pages(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", API, ids=" ".join)
 def test_api(
-    route: tuple[str, str], kind: str, people: People, entry: int, api_of: Callable[..., Client]
+    route: tuple[str, str],
+    kind: str,
+    people: People,
+    entry: int,
+    operation: str,
+    api_of: Callable[..., Client],
 ) -> None:
     case = API[route]
     client = Client() if kind == "anonymous" else api_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, operation=operation),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},
@@ -262,12 +296,12 @@ ASKS = {("POST", "orgs/<slug>/policy:preview")}
     ("method", "path"), [key for key in API if key[0] != "GET" and key not in ASKS], ids=str
 )
 def test_a_token_that_may_only_read_changes_nothing(
-    method: str, path: str, people: People, entry: int, api_of: Callable[..., Client]
+    method: str, path: str, people: People, entry: int, operation: str, api_of: Callable[..., Client]
 ) -> None:
     case = API[method, path]
     response = api_of(people.platform_admin, read_only=True).generic(
         method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, operation=operation),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},
