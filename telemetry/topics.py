@@ -17,9 +17,10 @@ from telemetry.shapes import Series
 
 FLEET: Final = "fleet"
 ORG: Final = "org"
+NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index"})
-_KINDS: Final = {"agent": "node"}
+_KINDS: Final = {"agent": NODE}
 
 
 def of_source(kind: str, name: str) -> str:
@@ -28,6 +29,11 @@ def of_source(kind: str, name: str) -> str:
 
 def of_org(org: str) -> str:
     return f"{ORG}:{org}"
+
+
+def kind_of(topic: str) -> str:
+    """`node` of `node:ax-7`; `fleet` of `fleet`."""
+    return topic.partition(":")[0]
 
 
 def wider(series: Series) -> list[tuple[str, Series]]:
