@@ -43,6 +43,8 @@ INSTALLED_APPS = [
     "console.control",
     "console.policies",
     "console.api",
+    "console.live",
+    "console.charts",
     "telemetry",
     "channels",
     "django_htmx",
@@ -128,14 +130,6 @@ VERSION = tidegate_version()
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
-
-CHANNEL_LAYERS = {
-    "default": {
-        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
-    }
-}
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]

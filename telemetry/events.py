@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from telemetry.hints import hint
 from telemetry.models import Event
 from telemetry.topics import FLEET
 
@@ -29,7 +30,7 @@ def note(
     data: Mapping[str, Any] | None = None,
     at: datetime | None = None,
 ) -> Event:
-    """Add an event to the log of these topics, and of the fleet.
+    """Add an event to the log of these topics, and of the fleet; live viewers are told at once.
 
     Call it inside the transaction of what it tells of, and late in it: until its end others wait. So
     events become visible in the order of their numbers: who reads from a number on misses none.
@@ -37,10 +38,12 @@ def note(
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
     in_order_of_commits()
+    its = list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX]
+    hint(its, kind)
     return Event.objects.create(
         at=at or timezone.now(),
         kind=kind,
-        topics=list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX],
+        topics=its,
         sentence=sentence[:SENTENCE_MAX],
         data=dict(data or {}),
     )
