@@ -9,6 +9,7 @@ from console.audit import views as audit
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import views as policies
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -35,6 +36,19 @@ urlpatterns = [
         "orgs/<slug:slug>/members/<user:username>/remove/",
         orgs.remove_member,
         name="org-member-remove",
+    ),
+    path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
+    path("orgs/<slug:slug>/policy/preview/", policies.preview, name="policy-preview"),
+    path("orgs/<slug:slug>/policy/reach/", policies.reach, name="policy-reach"),
+    path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
+    path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
+    path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),
+    path("orgs/<slug:slug>/policy/history/", policies.show_history, name="policy-history"),
+    path("orgs/<slug:slug>/policy/<int:number>/restore/", policies.restore, name="policy-restore"),
+    path(
+        "orgs/<slug:slug>/policy/scheduled/<int:number>/take-back/",
+        policies.unschedule,
+        name="policy-unschedule",
     ),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
