@@ -86,6 +86,21 @@ PAGES = {
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
     "audit-undo": Case("POST", "/audit/{entry}/undo/", (LOGIN, 404, 404, 403, 302, 302)),
+    "policy": Case("GET", "/orgs/acme/policy/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-preview": Case("POST", "/orgs/acme/policy/preview/", (LOGIN, 404, 403, 403, 200, 200)),
+    "policy-reach": Case("GET", "/orgs/acme/policy/reach/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-model": Case(
+        "POST", "/orgs/acme/policy/model/", (LOGIN, 404, 403, 403, 302, 302), {"model": "llama"}
+    ),
+    "policy-model-drop": Case(
+        "POST", "/orgs/acme/policy/model/drop/", (LOGIN, 404, 403, 403, 404, 404), {"model": "llama"}
+    ),
+    "policy-default": Case("POST", "/orgs/acme/policy/default/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-history": Case("GET", "/orgs/acme/policy/history/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-restore": Case("POST", "/orgs/acme/policy/0/restore/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-unschedule": Case(
+        "POST", "/orgs/acme/policy/scheduled/1/take-back/", (LOGIN, 404, 403, 403, 404, 404)
+    ),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
