@@ -9,6 +9,7 @@ from console.audit import views as audit
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import proof_views as proof
 from console.policies import views as policies
 from console.shell import views as shell
 
@@ -50,6 +51,10 @@ urlpatterns = [
         policies.unschedule,
         name="policy-unschedule",
     ),
+    path("orgs/<slug:slug>/retention/", proof.show, name="retention"),
+    path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
+    path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),
+    path("orgs/<slug:slug>/purge/", proof.purge, name="purge"),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),

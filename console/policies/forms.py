@@ -142,3 +142,11 @@ class ModelForm(forms.Form):
     model = forms.CharField(
         max_length=200, label="Model", help_text="As drivers name it: llama-70b, say."
     )
+
+
+class PurgeForm(forms.Form):
+    model = forms.CharField(
+        max_length=200, required=False, label="Of one model", help_text="Empty: of all models."
+    )
+    reason = forms.CharField(max_length=REASON_MAX, label="Why", help_text="Stands on the receipt.")
+    typed = forms.CharField(max_length=48, label="Type the org's short name to confirm")

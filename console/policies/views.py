@@ -127,6 +127,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
         "form": form,
         "model_form": ModelForm(),
         "may_change": may_change,
+        "may_prove": role is not None and role >= Role.ON_CALL,
         "templates": TEMPLATES,
         "waiting": schedule.open_of(held.org),
         "reach": _reach(held),

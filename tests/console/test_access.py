@@ -101,6 +101,10 @@ PAGES = {
     "policy-unschedule": Case(
         "POST", "/orgs/acme/policy/scheduled/1/take-back/", (LOGIN, 404, 403, 403, 404, 404)
     ),
+    "retention": Case("GET", "/orgs/acme/retention/", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
+    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -200,6 +204,16 @@ API = {
         {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
         {**ANY, **IDEMPOTENT},
     ),
+    ("GET", "orgs/<slug>/retention"): Case(
+        "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/purges"): Case(
+        "GET", "/api/v1/orgs/acme/purges", (401, 404, 403, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/purge"): Case(
+        "POST", "/api/v1/orgs/acme/purge", (401, 404, 403, 403, 202, 202), {"reason": "x"}, IDEMPOTENT
+    ),
+    ("GET", "signing-keys"): Case("GET", "/api/v1/signing-keys", everyone(200)),
     ("GET", "orgs/<slug>/callers"): Case(
         "GET", "/api/v1/orgs/acme/callers", (401, 404, 403, 403, 200, 200)
     ),

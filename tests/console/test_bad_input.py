@@ -21,6 +21,8 @@ PATHS = [
     "/orgs/{}/policy/",
     "/orgs/acme/policy/?model={0}&template={0}",
     "/orgs/acme/policy/history/?page={}",
+    "/orgs/acme/retention/?days={}",
+    "/orgs/acme/retention/report.csv?days={}",
     "/audit/{}/",
     "/audit/?q={0}&actor={0}&action={0}&org={0}&request_id={0}&since={0}&until={0}&page={0}",
     "/audit/export.csv?q={0}&org={0}&since={0}",
@@ -52,6 +54,7 @@ FORMS = {
     "/orgs/acme/policy/model/": "model={0}",
     "/orgs/acme/policy/model/drop/": "model={0}",
     "/orgs/acme/policy/0/restore/": "reason={0}",
+    "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }
 

@@ -7,6 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.policies import words
+from swdriver_shim.policy import Policy
 
 register = template.Library()
 
@@ -23,13 +24,18 @@ def points(part: float) -> str:
 
 
 @register.simple_tag
-def size_of(count: int) -> str:
+def size_of(count: float) -> str:
     """Without its sign, and no more exact than an estimate is."""
-    shown = abs(count)
+    shown = abs(round(count))
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if shown >= unit:
             return f"{shown / unit:.1f} {name}"
     return f"{shown} bytes"
+
+
+@register.simple_tag
+def sentence_of(policy: Policy) -> str:
+    return words.sentence(policy)
 
 
 @register.simple_tag

@@ -83,8 +83,10 @@ def scene(directory: Path, *names: str) -> Iterator[Scene]:
         there = stack.enter_context(agent(directory / "agent"))
         homes.write_text(json.dumps({name: _home(there, name) for name in names}))
         _make_shards(there, names)
-        drivers = {name: Daemon(directory / name) for name in names}
-        stack.callback(lambda: [_kill(daemon) for daemon in drivers.values()])
+        drivers = {}
+        for name in names:
+            drivers[name] = Daemon(directory / name)
+            stack.callback(_kill, drivers[name])
         console = stack.enter_context(live_console(directory, settings))
         told = [[name, str(one.http.base_url), CONTROL, MODEL] for name, one in drivers.items()]
         manage(console, JOIN, json.dumps(told))
