@@ -22,6 +22,7 @@ from console.metrics.api import router as metrics
 from console.operations.api import router as operations
 from console.orgs.api import router as orgs
 from console.policies.api import router as policies
+from console.policies.later_api import router as policies_later
 from console.policies.proof_api import router as proof
 
 DESCRIPTION = """
@@ -65,6 +66,7 @@ api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", policies_later)
 api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", live)
