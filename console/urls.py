@@ -6,6 +6,7 @@ from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
 from console.api.v1 import api
 from console.audit import views as audit
+from console.charts import views as charts
 from console.metrics import views as metrics
 from console.orgs import views as orgs
 from console.shell import views as shell
@@ -39,6 +40,7 @@ urlpatterns = [
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
+    path("latency/", charts.latency, name="latency"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

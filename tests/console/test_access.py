@@ -72,6 +72,7 @@ PAGES = {
     "org-member-remove": Case(
         "POST", "/orgs/acme/members/vic/remove/", (LOGIN, 404, 403, 403, 302, 302)
     ),
+    "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
