@@ -41,6 +41,7 @@ urlpatterns = [
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
     path("latency/", charts.latency, name="latency"),
+    path("latency/events/", charts.latency_events, name="latency-events"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),
