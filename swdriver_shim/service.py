@@ -238,7 +238,8 @@ class Service:
 
     async def set_desired(self, request: Request) -> Response:
         told: Desired = await asyncio.to_thread(self.shim.set_desired, await body_of(request))
-        return as_json({"generation": told.generation}, 202)
+        followed = self.shim.observed_generation
+        return as_json({"generation": told.generation, "observed_generation": followed}, 202)
 
     async def observed(self, _request: Request) -> Response:
         return as_json(self.shim.observed())
