@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from benchmarks.harness import Row, percentile
 from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
@@ -58,13 +60,14 @@ def push_rows(*, quick: bool) -> list[Row]:
             "DJANGO_SETTINGS_MODULE": "console.settings",
             "BENCH_AGENT": agent.address,
         }
-        ports = stack.enter_context(_drivers(names))
+        drivers, ports = stack.enter_context(_drivers(names))
         subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
-        stack.enter_context(_worker(directory))
-        return [_measured(dict(zip(names, ports, strict=True)), 20 if quick else 200)]
+        worker = stack.enter_context(_worker(directory))
+        at = dict(zip(names, ports, strict=True))
+        return [_measured(at, 20 if quick else 200, {"worker": worker, "drivers": drivers})]
 
 
-def _measured(ports: dict[str, int], times: int) -> Row:
+def _measured(ports: dict[str, int], times: int, processes: dict[str, int]) -> Row:
     import django
 
     django.setup()
@@ -76,9 +79,12 @@ def _measured(ports: dict[str, int], times: int) -> Row:
     for number in range(ORGS):
         orgs.create_org(SYSTEM, slug=f"org-{number}", name=f"Org {number}")
     _until_applied(Change.objects.latest("id").pk)
-    seconds = sorted(_saved(number) for number in range(times))
+    before = {name: _cpu_seconds(process) for name, process in processes.items()}
+    seconds = [_saved(number) for number in range(times)]
     p99 = percentile(seconds, 0.99)
     more = {"p50, s": percentile(seconds, 0.5), "saved": float(times), "orgs": float(ORGS)}
+    for name, process in processes.items():
+        more[f"CPU of {name}, ms"] = 1000 * (_cpu_seconds(process) - before[name]) / times
     return Row(f"push.{DRIVERS}.p99", p99, "s", f"{P99_SECONDS:g} s", P99_SECONDS / p99, 1.0, more=more)
 
 
@@ -98,6 +104,13 @@ def _saved(number: int) -> float:
     assert held.version is not None
     assert held.version.change is not None
     return _until_applied(held.version.change.pk) - began
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of it and of all that it has started."""
+    there = psutil.Process(process)
+    times = [one.cpu_times() for one in (there, *there.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 def _until_applied(change: int) -> float:
@@ -139,7 +152,8 @@ def _peer(name: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _worker(directory: Path) -> Iterator[None]:
+def _worker(directory: Path) -> Iterator[int]:
+    """Its process id."""
     command = [
         *(sys.executable, "-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
         *("--include", "benchmarks.push_homes", "--without-gossip", "--without-mingle"),
@@ -147,21 +161,21 @@ def _worker(directory: Path) -> Iterator[None]:
     with (directory / "worker.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)
 
 
 @contextlib.contextmanager
-def _drivers(names: list[str]) -> Iterator[list[int]]:
-    """The ports that they listen at."""
+def _drivers(names: list[str]) -> Iterator[tuple[int, list[int]]]:
+    """The process that they are in, and the ports that they listen at."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.push", *names], cwd=PROJECT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
-        yield json.loads(process.stdout.readline())
+        yield process.pid, json.loads(process.stdout.readline())
     finally:
         process.terminate()
         process.wait(60)
