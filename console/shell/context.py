@@ -27,6 +27,7 @@ THEMES = ("auto", "light", "dark")
 
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
+FLEET = NavigationItem("Fleet", "fleet", "f")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
@@ -39,6 +40,8 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
     navigation = [HOME, ORGS, AUDIT, TOKENS]
+    if principal.on_platform(Role.VIEWER):
+        navigation.insert(2, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]
