@@ -36,6 +36,16 @@ app.conf.beat_schedule = {
         "schedule": crontab(minute="*/10"),
         "options": {"expires": 600},
     },
+    "begin-and-end-scheduled-policies": {
+        "task": "console.policies.tasks.run_due",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
+    "tell-everyone-what-to-be": {
+        "task": "console.control.tasks.reconcile",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
 }
 
 

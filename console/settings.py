@@ -40,7 +40,11 @@ INSTALLED_APPS = [
     "console.audit",
     "console.operations",
     "console.fleet",
+    "console.control",
+    "console.policies",
     "console.api",
+    "console.live",
+    "console.charts",
     "telemetry",
     "channels",
     "django_htmx",
@@ -127,14 +131,6 @@ TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
 
-CHANNEL_LAYERS = {
-    "default": {
-        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
-    }
-}
-
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
 AUTH_PASSWORD_VALIDATORS = [
@@ -208,6 +204,7 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
+    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

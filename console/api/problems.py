@@ -42,6 +42,7 @@ KINDS = {
     "StillRunning": (409, "The same request is still running"),
     "CannotUndo": (409, "This can't be taken back"),
     "StaleVersion": (412, "It has changed since you read it"),
+    "StalePlan": (412, "The plan does not hold any more"),
     "TooLarge": (413, "The request is too large"),
     "InvalidRequest": (422, "Some values are not allowed"),
     "IdempotencyKeyReused": (422, "That Idempotency-Key belongs to another request"),

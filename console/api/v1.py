@@ -17,9 +17,11 @@ from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.operations.api import router as operations
 from console.orgs.api import router as orgs
+from console.policies.api import router as policies
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -61,7 +63,9 @@ api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", policies)
 api.add_router("", operations)
+api.add_router("", live)
 
 
 @api.exception_handler(ApiError)
