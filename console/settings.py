@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "console.operations",
     "console.fleet",
     "console.control",
+    "console.sessions",
     "console.policies",
     "console.api",
     "console.live",

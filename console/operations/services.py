@@ -192,7 +192,7 @@ def forget_old_operations(now: datetime) -> int:
 
 
 def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tuple[Position, float]:
-    """Where it is after its next step, whose effects are in this transaction, and for how long that waits."""
+    """Where it is after its next step, and how many seconds that waits."""
     shape, position = machine.shape(), _position(operation)
     if operation.attempts > core.ATTEMPTS_MAX:
         return core.worn_out(position, shape, now), 0
@@ -203,8 +203,9 @@ def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tup
     after = core.after(position, outcome, shape, now)
     if after.state is State.SUCCEEDED:
         operation.response = machine.response(operation)
-    waits = isinstance(outcome, Waiting) and after.state is position.state
-    return after, outcome.seconds if waits else 0
+    if isinstance(outcome, Waiting) and after.state is position.state:
+        return after, outcome.seconds
+    return after, 0
 
 
 def _outcome(doing: Doing, operation: Operation) -> Outcome:

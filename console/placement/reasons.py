@@ -110,7 +110,7 @@ def _route(problem: Problem, one: int, node: int) -> Route:
 
 
 def route(fleet: Fleet, box: str, domain: int, node: Node) -> Route:
-    """The path from a domain to a node. Of several leaves the first by name that the two have in common."""
+    """From a domain to a node. Of several leaves the first by name that the two have in common."""
     own, leaves = fleet.domain(box, domain).leaves, node.leaves
     match tier := fleet.tier(box, domain, node):
         case Tier.RAIL:

@@ -93,9 +93,7 @@ def _curve(
         dots=dots,
         x_ticks=[Tick(x(point.at), show(point.at)) for point in (points[0], points[-1])],
         y_ticks=[Tick(y(rate), f"{100 * rate:.0f} %") for rate in steps],
-        marks=[
-            Mark(name, x(at), name, "end" if x(at) > WIDTH / 2 else "start") for name, at in marks
-        ],
+        marks=[Mark(name, x(at), name, "end" if x(at) > WIDTH / 2 else "start") for name, at in marks],
         rows=[(show(point.at), point.hit_rate) for point in points],
     )
 

@@ -57,9 +57,7 @@ def time_field(label: str, help_text: str) -> QuantityField:
 
 def size_field(label: str, help_text: str) -> QuantityField:
     none = "no limit"
-    return QuantityField(
-        quantities.bytes_of, quantities.as_size, none, label=label, help_text=help_text
-    )
+    return QuantityField(quantities.bytes_of, quantities.as_size, none, label=label, help_text=help_text)
 
 
 class PolicyForm(forms.Form):

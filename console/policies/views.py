@@ -231,7 +231,7 @@ def _command(request: HttpRequest, held: InForce, wanted: OrgPolicies) -> str:
     address = request.build_absolute_uri(f"/api/v1/orgs/{held.org.slug}/policy")
     return (
         f'curl -X PUT {address} \\\n  -H "Authorization: Bearer $TIDEGATE_TOKEN" \\\n'
-        f"  -H 'If-Match: \"{held.number}\"' \\\n  -H \"Idempotency-Key: $(uuidgen)\" \\\n"
+        f'  -H \'If-Match: "{held.number}"\' \\\n  -H "Idempotency-Key: $(uuidgen)" \\\n'
         f"  -H \"Content-Type: application/json\" \\\n  -d '{data}'"
     )
 
@@ -294,7 +294,9 @@ def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
     if not form.is_valid():
         messages.error(request, "Name the model as drivers do.")
         return redirect("policy", slug)
-    return redirect(f"{reverse('policy', args=[slug])}?{urlencode({'model': form.cleaned_data['model']})}")
+    return redirect(
+        f"{reverse('policy', args=[slug])}?{urlencode({'model': form.cleaned_data['model']})}"
+    )
 
 
 @require_POST

@@ -1,1 +1,1 @@
-"""Sessions: the boxes that jobs share, where their streams are placed, and how they grow, shrink and move."""
+"""Sessions: boxes that jobs share, where their streams are placed, how they grow, shrink and move."""

@@ -8,6 +8,6 @@ class SessionsConfig(AppConfig):
     label = "cache_sessions"  # Django's own sessions, of browsers, have the plain one
 
     def ready(self) -> None:
-        from console.sessions import documents, leaving, machines
+        from console.sessions import documents, machines
 
-        _ = documents, leaving, machines  # they register what they have
+        _ = documents, machines  # they register what they have

@@ -20,7 +20,7 @@ class Facts:
     """What the targets of one step say, by name; None for those that can't be reached."""
 
     def __init__(self, nodes: set[Node], drivers: set[Driver]) -> None:
-        asked = [*nodes, *drivers]
+        asked: list[Node | Driver] = [*nodes, *drivers]
         with ThreadPoolExecutor(max_workers=min(AT_ONCE_MAX, len(asked) or 1)) as pool:
             found = list(pool.map(_ask, ((one.control_url, str(one.control_token)) for one in asked)))
         answers = dict(zip(asked, found, strict=True))

@@ -98,4 +98,3 @@ def _spec(shard: Shard, node: Node) -> dict[str, Any]:
         "namespace": model_of(shard.job.driver).namespace().digest().hex(),
         "part": f"{shard.group.lower()}.{shard.index}",
     }
-

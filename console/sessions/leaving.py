@@ -81,9 +81,7 @@ def _send_away(operation: Operation, node: Node) -> str:
         route = at.route
         send_to(
             shard,
-            Place(
-                nodes[at.node], shard.slots, int(route.tier), route.port_leaf, route.nic_leaf, why
-            ),
+            Place(nodes[at.node], shard.slots, int(route.tier), route.port_leaf, route.nic_leaf, why),
             operation,
         )
     return explain.unplaced(unplaced[0]) if unplaced else ""
@@ -150,4 +148,3 @@ def state_before(node: Node) -> dict[str, str]:
         "reason": reason,
         "software_version": node.software_version,
     }
-

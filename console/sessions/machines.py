@@ -198,9 +198,7 @@ def _tell_driver(operation: Operation) -> Outcome:
     here = sum(one is not None and one["state"] == "here" for one in seen)
     if here == len(shards):
         return Done(f"Driver {job.driver.name} has all {here} shards.")
-    return Waiting(
-        f"Driver {job.driver.name} has {here} of {len(shards)} shards.", here / len(shards)
-    )
+    return Waiting(f"Driver {job.driver.name} has {here} of {len(shards)} shards.", here / len(shards))
 
 
 def _stop_telling(operation: Operation) -> Outcome:
@@ -297,9 +295,7 @@ class BringBack(Move):
 def nodes_of(jobs: list[Job]) -> set[str]:
     """All on which these jobs have something, or are about to."""
     shards = Shard.objects.filter(job__in=jobs).select_related("node", "next_node")
-    return {
-        node.name for shard in shards for node in (shard.node, shard.next_node) if node is not None
-    }
+    return {node.name for shard in shards for node in (shard.node, shard.next_node) if node is not None}
 
 
 def tell_nodes(nodes: set[str], why: str) -> None:

@@ -25,7 +25,9 @@ BOXES_MAX = 100_000
 class RuleSet(models.Model):
     """What sessions may be: of the cluster, where there is no org, or of an org, which is stricter."""
 
-    org = models.OneToOneField(Org, null=True, on_delete=models.CASCADE, related_name="session_rules")
+    org = models.OneToOneField(
+        Org, null=True, blank=True, on_delete=models.CASCADE, related_name="session_rules"
+    )
     path = models.CharField(max_length=16, choices=PATHS, default=Path.PREFER_RAIL.value)
     refuse_spine = models.BooleanField(default=False)
     wait_for_rail_seconds = models.PositiveIntegerField(
@@ -104,7 +106,7 @@ class Session(models.Model):
     boxes_desired = models.PositiveIntegerField()
     boxes_min = models.PositiveIntegerField()
     boxes_increment = models.PositiveIntegerField()
-    boxes_max = models.PositiveIntegerField(null=True)
+    boxes_max = models.PositiveIntegerField(null=True, blank=True)
     bytes_per_token = models.PositiveIntegerField(
         default=64 << 10,
         validators=[MinValueValidator(1)],
@@ -113,7 +115,7 @@ class Session(models.Model):
     deleting = models.BooleanField(default=False)
     cause = models.CharField(max_length=32, blank=True)
     cause_sentence = models.CharField(max_length=500, blank=True)
-    waiting_since = models.DateTimeField(null=True)
+    waiting_since = models.DateTimeField(null=True, blank=True)
     version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -123,9 +125,7 @@ class Session(models.Model):
             models.CheckConstraint(name="session_name", condition=Q(name__regex=SLUG)),
             models.CheckConstraint(
                 name="session_not_below_its_minimum",
-                condition=Q(
-                    boxes_min__gte=1, boxes_increment__gte=1, boxes_desired__gte=F("boxes_min")
-                ),
+                condition=Q(boxes_min__gte=1, boxes_increment__gte=1, boxes_desired__gte=F("boxes_min")),
             ),
             models.CheckConstraint(
                 name="session_on_its_increment",
@@ -140,7 +140,8 @@ class Session(models.Model):
             ),
             models.CheckConstraint(
                 name="session_waits_for_a_cause",
-                condition=Q(cause="", waiting_since=None) | ~Q(cause="") & Q(waiting_since__isnull=False),
+                condition=Q(cause="", waiting_since=None)
+                | ~Q(cause="") & Q(waiting_since__isnull=False),
             ),
         ]
 
@@ -216,15 +217,18 @@ class Phase(models.TextChoices):
 
     SETTLED = "", "settled"  # documents say what it is; `next` is only reserved
     MAKING = "making", "being made"  # its next node is told to have it; the driver uses the old one
-    MOVING = "moving", "moving"  # the driver is told to go on at the next node, and takes the bytes along
+    MOVING = (
+        "moving",
+        "moving",
+    )  # the driver is told to go on at the next node, and takes the bytes along
     SIZING = "sizing", "changing its size"  # in place
 
 
 class Shard(models.Model):
     """A stream: what a (job, group, box, domain) keeps on a node, and on which path.
 
-    With `next_node` it is to become something else: another size in the same place, or another place. The
-    memory of both is taken until that is done, and `operation` is who does it.
+    With `next_node` it is to become something else: another size in the same place, or another place.
+    The memory of both is taken until that is done, and `operation` is who does it.
     """
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
@@ -253,9 +257,7 @@ class Shard(models.Model):
     next_nic_leaf = models.CharField(max_length=63, blank=True)
     next_why = models.CharField(max_length=500, blank=True)
     phase = models.CharField(max_length=8, choices=Phase, blank=True, default=Phase.SETTLED)
-    operation = models.ForeignKey(
-        Operation, null=True, on_delete=models.PROTECT, related_name="shards"
-    )
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, related_name="shards")
 
     class Meta:
         ordering = ("job", "group", "index")

@@ -1,9 +1,9 @@
 """Bringing shards from what they are to what they are to be, while their jobs go on.
 
-A shard goes in place (another size), or to another node: its next node makes it, the driver goes on there
-and takes the bytes along, the former node drops it. Each transition is a change of intent in the database,
-which the control loop tells agents and drivers; the next one follows when they say that they have it. So
-any of it may be repeated, or be left in the middle and gone on with later.
+A shard changes in place (another size), or goes to another node: its next node makes it, the driver goes
+on there and takes the bytes along, the former node drops it. Each transition is a change of intent in the
+database, which the control loop tells agents and drivers; the next one follows when they say that they
+have it. So any of it may be repeated, or be left in the middle and gone on with later.
 """
 
 from __future__ import annotations
@@ -72,15 +72,14 @@ class _Told:
 
 
 def settle(operation: Operation, total: int) -> Outcome:
-    """Bring the shards of an operation nearer to where they are to be; Done when all `total` are there."""
+    """Bring the shards of an operation nearer to where they are to be; Done when all are there."""
     shards = list(of_operation(operation))
     if not shards:
         return Done()
     facts = _facts(shards)
-    told, waits = _Told(), []
-    for shard in shards:
-        if shard.phase != Phase.SETTLED and (reason := _go_on(shard, facts, told)):
-            waits.append(reason)
+    told = _Told()
+    begun = [shard for shard in shards if shard.phase != Phase.SETTLED]
+    waits = [reason for shard in begun if (reason := _go_on(shard, facts, told))]
     _start(operation, facts, told)
     told.tell(operation.sentence)
     left = of_operation(operation).count()
@@ -94,9 +93,7 @@ def settle(operation: Operation, total: int) -> Outcome:
 def _facts(shards: Sequence[Shard]) -> Facts:
     nodes = {shard.next_node for shard in shards if shard.next_node is not None}
     drivers = {
-        shard.job.driver
-        for shard in shards
-        if shard.job.running and shard.next_node_id != shard.node_id
+        shard.job.driver for shard in shards if shard.job.running and shard.next_node_id != shard.node_id
     }
     return Facts(nodes, drivers)
 
@@ -108,7 +105,7 @@ def _start(operation: Operation, facts: Facts, told: _Told) -> None:
     nodes = {shard.next_node for shard in shards if shard.next_node is not None}
     rooms = {node.pk: node.memory_bytes - told_bytes(node) for node in nodes}
     # Who gives room back comes first.
-    for shard in sorted(shards, key=lambda one: _more_bytes(one)):
+    for shard in sorted(shards, key=_more_bytes):
         node = shard.next_node
         if shard.phase != Phase.SETTLED or node is None:
             continue
@@ -238,13 +235,15 @@ def forget_next(shard: Shard) -> None:
 def take_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outcome:
     """Bring the shards of an operation back to these places; Done when they are there.
 
-    What has not begun is forgotten. A shard whose driver has gone on at its next node arrives there first:
-    its bytes are there by then.
+    What has not begun is forgotten. A shard whose driver has gone on at its next node arrives there
+    first: its bytes are there by then.
     """
     forget_unbegun(operation)
     places = dict(before)
     going_back = set(operation.notes.get("going back", ()))
-    for shard in Shard.objects.filter(pk__in=places, operation=None).select_related("node", "job__driver"):
+    for shard in Shard.objects.filter(pk__in=places, operation=None).select_related(
+        "node", "job__driver"
+    ):
         place = places[shard.pk]
         if (shard.node_id, shard.slots) != (place.node.pk, place.slots):
             send_to(shard, place, operation)

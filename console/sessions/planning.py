@@ -223,7 +223,7 @@ def _worth(fleet: Fleet, session: grants.Session, job: grants.Job) -> Worth:
 
 
 def more_boxes(world: World, had: Sequence[str], count: int) -> tuple[str, ...]:
-    """These boxes and others that are free, as many as `count`: near nodes with room first, then by name.
+    """These boxes and free ones, as many as `count`: near nodes with room first, then by name.
 
     Raises CannotPlan while too few are free.
     """
@@ -260,9 +260,7 @@ def _wio_on_rails(box: Box, rooms: dict[str, int]) -> int:
     )
 
 
-def fewer_boxes(
-    world: World, had: Sequence[str], busy: Collection[str], count: int
-) -> tuple[str, ...]:
+def fewer_boxes(world: World, had: Sequence[str], busy: Collection[str], count: int) -> tuple[str, ...]:
     """So many of these boxes: those that jobs run on, and of the others those near nodes with room.
 
     Raises CannotPlan where jobs run on more than `count`.
@@ -315,7 +313,7 @@ def _less(fleet: Fleet, taken: Sequence[tuple[Stream, str]]) -> Fleet:
 def away_from(
     world: World, node: str, shards: Sequence[Shard], limits: Mapping[str, Limit]
 ) -> tuple[list[tuple[Shard, Placed]], list[Unplaced]]:
-    """Where these shards of a node go, within the limits of their sessions, and those that have no place.
+    """Where these shards of a node go, within the limits of their sessions, and those without a place.
 
     The node takes nothing new, whatever its state is.
     """

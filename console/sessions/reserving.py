@@ -103,9 +103,7 @@ def waited_seconds(session: Session, now: datetime) -> float:
     return (now - session.waiting_since).total_seconds() if session.waiting_since else 0.0
 
 
-def _wish(
-    session: Session, boxes: tuple[str, ...], jobs: tuple[grants.Job, ...], now: datetime
-) -> Wish:
+def _wish(session: Session, boxes: tuple[str, ...], jobs: tuple[grants.Job, ...], now: datetime) -> Wish:
     return Wish(
         session.name,
         ruling.in_force(session.org, session.path),
@@ -143,7 +141,7 @@ def _check_settled(world: World, session: Session) -> None:
 
 
 def reserve(operation: Operation, session: Session, proposal: Proposal) -> None:
-    """Take what the proposal says: boxes, and the next places of shards. How to return goes into `before`."""
+    """Take what it says: boxes, and the next places of shards. How to return goes into `before`."""
     for name in proposal.added:
         SessionBox.objects.create(session=session, box=Box.objects.get(name=name))
     session.boxes.filter(box__name__in=proposal.removed).update(leaving=True)
@@ -218,4 +216,3 @@ def places_before(operation: Operation) -> list[tuple[int, Place]]:
         (int(number), Place(nodes[one["node"]], *(one[name] for name in PLACE_FIELDS)))
         for number, one in kept.items()
     ]
-

@@ -15,13 +15,14 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.operations import services as operations
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import RuleSet, Session
 from console.sessions.world import hold
-from telemetry.topics import of_org
+from telemetry.topics import of_org, of_session
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -133,27 +134,34 @@ def held_by(org: Org | None) -> int:
 def _check(changed: RuleSet) -> None:
     try:
         cluster = changed.rules() if changed.org is None else of_cluster().rules()
-        sets = {one.org_id: one for one in RuleSet.objects.exclude(org=None).select_related("org")}
-        if changed.org is not None:
-            sets[changed.org_id] = changed
-        rules = {org_id: cluster.stricter(one.rules()) for org_id, one in sets.items()}
+        sets = [*RuleSet.objects.exclude(org=None).exclude(pk=changed.pk).select_related("org")]
+        sets += [changed] if changed.org is not None else []
+        rules = {one.org_id: cluster.stricter(one.rules()) for one in sets}
     except Misconfigured as error:
         raise Impossible(str(error)) from None
     broken = []
     for session in Session.objects.all():
-        refused = next(iter(rules.get(session.org_id, cluster).refusals(session.boxes_desired)), None)
-        if refused:
-            broken.append(f"{session.name} with {session.boxes_desired} boxes. {refused.sentence}")
+        for boxes in {session.boxes_desired, _may_return_to(session)}:
+            refused = next(iter(rules.get(session.org_id, cluster).refusals(boxes)), None)
+            if refused:
+                broken.append(f"{session.name} with {boxes} boxes. {refused.sentence}")
     if broken:
         more = f" And {len(broken) - NAMED_MAX} more." if len(broken) > NAMED_MAX else ""
         raise Impossible(f"Sessions would break them: {' '.join(broken[:NAMED_MAX])}{more}")
-    for org_id, one in sets.items():
-        if one.org is not None and one.boxes_quota is not None and held_by(one.org) > one.boxes_quota:
+    for one in sets:
+        if one.org and one.boxes_quota is not None and held_by(one.org) > one.boxes_quota:
             raise Impossible(
                 f"{one.org.name} has {held_by(one.org)} boxes, more than a quota of {one.boxes_quota}: "
                 "shrink its sessions first."
             )
-        _ = org_id
+
+
+def _may_return_to(session: Session) -> int:
+    """The size that it goes back to if what is being done to it fails."""
+    running = operations.running_on(of_session(session.name))
+    if running is None or running.kind != "session.resize":
+        return session.boxes_desired
+    return int(running.before["boxes"])
 
 
 def _tell_sessions(changed: RuleSet) -> None:

@@ -94,14 +94,12 @@ def job_of(fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str]) ->
 
     Raises Misconfigured where there are more shards than domains.
     """
-    places = [
-        (box, number) for box in sorted(boxes) for number in range(len(_box(fleet, box).domains))
-    ]
+    places = [(box, number) for box in sorted(boxes) for number in range(len(_box(fleet, box).domains))]
     shards = []
     for group in model.groups:
         if len(group.bytes_per_token) > len(places):
             raise Misconfigured(
-                f"Group {group.name} has {len(group.bytes_per_token)} shards, and {len(boxes)} boxes have "
+                f"Group {group.name} has {len(group.bytes_per_token)} shards; {len(boxes)} boxes have "
                 f"{len(places)} domains: give the job more boxes."
             )
         shards += [
