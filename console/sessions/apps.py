@@ -8,6 +8,6 @@ class SessionsConfig(AppConfig):
     label = "cache_sessions"  # Django's own sessions, of browsers, have the plain one
 
     def ready(self) -> None:
-        from console.sessions import documents, machines
+        from console.sessions import documents, leaving, machines
 
         _ = documents, machines  # they register what they have

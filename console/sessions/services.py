@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db.models import Count, Prefetch, QuerySet
@@ -9,6 +11,7 @@ from django.http import Http404
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
+from console.fleet.nodes import tells_streams
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.sessions.models import Job, Session, SessionBox, Shard
@@ -93,3 +96,12 @@ def shards_of(session: Session) -> QuerySet[Shard]:
     related = ("job__driver", "job__session", "box", "node", "next_node", "operation")
     found = Shard.objects.filter(job__session=session).select_related(*related)
     return found.order_by("job__name", "group", "index")
+
+
+@tells_streams
+def streams_on(nodes: Collection[str]) -> dict[str, int]:
+    """How many shards each of these nodes has, or is about to have."""
+    found: Counter[str] = Counter()
+    for field in ("node__name", "next_node__name"):
+        found.update(Shard.objects.filter(**{f"{field}__in": nodes}).values_list(field, flat=True))
+    return dict(found)
