@@ -1,9 +1,9 @@
 """Bringing shards from what they are to what they are to be, while their jobs go on.
 
 A shard changes in place (another size), or goes to another node: its next node makes it, the driver goes
-on there and takes the bytes along, the former node drops it. Each transition is a change of intent in the
-database, which the control loop tells agents and drivers; the next one follows when they say that they
-have it. So any of it may be repeated, or be left in the middle and gone on with later.
+on there and takes the bytes along, the former node drops it. Each transition is a change of intent in
+the database, which the control loop tells agents and drivers; the next one follows when they say that
+they have it. So any of it may be repeated, or be left in the middle and gone on with later.
 """
 
 from __future__ import annotations

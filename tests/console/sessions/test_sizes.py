@@ -30,10 +30,17 @@ def fleet(db: None) -> None:
 
 
 def create(
-    people: People, name: str = "chat", boxes: int = 2, org: Org | None = None, **more: Any
+    people: People,
+    name: str = "chat",
+    boxes: int = 2,
+    org: Org | None = None,
+    bytes_per_token: int | None = None,
+    **more: Any,
 ) -> Operation:
     with transaction.atomic():
-        session = sizing.new_session(name, org or people.acme, boxes)
+        session = sizing.new_session(
+            name, org or people.acme, boxes, bytes_per_token=bytes_per_token
+        )
         return sizing.create(people.principal("platform_admin"), session, **more)
 
 
