@@ -22,6 +22,8 @@ PATHS = [
     "/audit/?q={0}&actor={0}&action={0}&org={0}&request_id={0}&since={0}&until={0}&page={0}",
     "/audit/export.csv?q={0}&org={0}&since={0}",
     "/operations/?target={0}&kind={0}&done={0}&page={0}",
+    "/api/v1/sessions?org={0}&waiting={0}&cursor={0}",
+    "/api/v1/sessions/{}",
     "/operations/{}/",
     "/api/v1/operations?target={0}&kind={0}&done={0}&cursor={0}",
     "/api/v1/operations/{}",
