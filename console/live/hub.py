@@ -2,7 +2,8 @@
 
 A round is one reading for all topics, and one frame for each that has news, encoded once. There is one a
 second, and one soon after each hint, which is a notice of PostgreSQL that something changed. What hints
-say is never believed, and what they fail to say is found within the second.
+say is never believed; what they fail to say is found within the second, and after a time without them
+everything counts as changed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 ROUND_SECONDS: Final = 1.0
 SPACING_SECONDS: Final = 0.25  # rounds are at least so far apart, however many hints there are
 PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
+UNKNOWN: Final = "unknown"  # kind of a change that we may have missed
 HINTS_MAX: Final = 10_000  # that wait for a round; beyond it they are only late
 
 
@@ -54,6 +56,7 @@ class Hub:
         self._event: int | None = None
         self._hints: dict[str, set[str]] = defaultdict(set)
         self._woken = asyncio.Event()
+        self._has_tried_to_listen = asyncio.Event()
         self._openings: dict[str, list[tuple[Viewer, int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,6 +94,7 @@ class Hub:
 
     def _forget(self) -> None:
         self._event = None
+        self._has_tried_to_listen.clear()
         self._feeds.clear()
         self._hints.clear()
 
@@ -106,6 +110,8 @@ class Hub:
     # Rounds
 
     async def _keep_reading(self) -> None:
+        # So that there is no time between the first reading and the first hint.
+        await self._has_tried_to_listen.wait()
         clock = asyncio.get_running_loop().time
         full_at, beat_at = clock(), clock() + HEARTBEAT_SECONDS
         while True:
@@ -178,6 +184,7 @@ class Hub:
                     await self._take_hints(listening.pgconn)
             except psycopg.Error as error:
                 log.warning("hints for live viewers don't come in: %s", error)
+                self._has_tried_to_listen.set()
             await asyncio.sleep(PAUSE_AFTER_FAULT_SECONDS)
 
     async def _take_hints(self, wire: psycopg.pq.abc.PGconn) -> None:
@@ -185,6 +192,9 @@ class Hub:
         loop, readable, reader = asyncio.get_running_loop(), asyncio.Event(), wire.socket
         loop.add_reader(reader, readable.set)
         self.counts.is_listening = True
+        self._has_tried_to_listen.set()
+        for topic in self._feeds:  # it was away, and with it who knows what
+            self._hint(topic, UNKNOWN)
         try:
             while True:
                 await readable.wait()
@@ -197,7 +207,7 @@ class Hub:
             loop.remove_reader(reader)
 
     def _hint(self, topic: str, kind: str) -> None:
-        if topic in self._feeds and len(self._hints) < HINTS_MAX:
+        if topic in self._viewers and len(self._hints) < HINTS_MAX:
             self._hints[topic].add(kind)
             self._woken.set()
 

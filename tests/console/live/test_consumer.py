@@ -14,7 +14,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.contrib.auth import SESSION_KEY
 from django.contrib.sessions.models import Session
-from django.db import transaction
+from django.db import connection, transaction
 
 from console.accounts import tokens
 from console.accounts.models import ApiToken, User
@@ -441,3 +441,23 @@ async def test_viewers_that_go_are_forgotten(connect: Connect) -> None:
     if left := [task for task in asyncio.all_tasks() if "Hub." in repr(task.get_coro())]:
         _, unfinished = await asyncio.wait(left, timeout=SECONDS)
         assert not unfinished
+
+
+async def test_where_hints_were_lost_everything_counts_as_changed(connect: Connect) -> None:
+    viewer = await connect("platform_viewer")
+    await viewer.watch("operations")
+    await in_database(lambda: _cut("LISTEN"))
+    assert (await viewer.hear_change("unknown"))["topic"] == "operations"
+    await in_database(lambda: services.publish("operations", "operation"))
+    await viewer.hear_change("operation")
+
+
+def _cut(statement: str) -> None:
+    """End the connections whose last statement begins so."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE %s",
+            [f"{statement}%"],
+        )
+        assert cursor.rowcount == 1
