@@ -33,6 +33,7 @@ from console.sessions.changing import StalePlan
 from console.sessions.planning import CannotPlan
 from console.sessions.rules_api import router as session_rules
 from console.sessions.sizing import JobsRun
+from console.policies.proof_api import router as proof
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -75,6 +76,7 @@ api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)
 api.add_router("", session_rules)
