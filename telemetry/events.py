@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from telemetry.hints import hint
 from telemetry.models import Event
 from telemetry.topics import FLEET
 
@@ -29,22 +30,32 @@ def note(
     data: Mapping[str, Any] | None = None,
     at: datetime | None = None,
 ) -> Event:
-    """Add an event to the log of these topics, and of the fleet.
+    """Add an event to the log of these topics, and of the fleet; live viewers are told at once.
 
     Call it inside the transaction of what it tells of, and late in it: until its end others wait. So
     events become visible in the order of their numbers: who reads from a number on misses none.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK)
+    in_order_of_commits()
+    its = list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX]
+    hint(its, kind)
     return Event.objects.create(
         at=at or timezone.now(),
         kind=kind,
-        topics=list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX],
+        topics=its,
         sentence=sentence[:SENTENCE_MAX],
         data=dict(data or {}),
     )
+
+
+def in_order_of_commits() -> None:
+    """What is numbered from here on in this transaction is visible before any higher number is.
+
+    There is one order for all that is numbered so: two would wait for one another.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
 
 
 def events_of(

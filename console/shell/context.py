@@ -27,6 +27,9 @@ THEMES = ("auto", "light", "dark")
 
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
+SESSIONS = NavigationItem("Sessions", "sessions", "s")
+OPERATIONS = NavigationItem("Operations", "operations", "p")
+LATENCY = NavigationItem("Latency", "latency", "l")
 FLEET = NavigationItem("Fleet", "fleet", "f")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
@@ -39,7 +42,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     theme = chosen if chosen in THEMES else "auto"
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
-    navigation = [HOME, ORGS, AUDIT, TOKENS]
+    navigation = [HOME, SESSIONS, LATENCY, ORGS, OPERATIONS, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
         navigation.insert(2, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
