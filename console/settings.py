@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.alerts",
     "console.fleet",
     "console.api",
     "telemetry",

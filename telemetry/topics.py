@@ -16,6 +16,7 @@ from telemetry.metrics import OTHER
 from telemetry.shapes import Series
 
 FLEET: Final = "fleet"
+ALERTS: Final = "alerts"  # of events only
 ORG: Final = "org"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index"})

@@ -21,11 +21,13 @@ def _latency(verb: str) -> Rule:
         title=f"{verb.capitalize()}s are slow",
         severity=Severity.PAGE,
         scope=Scope.ORG,
-        means=f"More {verb}s than the objective allows take too long, for an hour or longer, and still do.",
+        means=f"More {verb}s take too long than the objective allows, and it goes on.",
         remedy="Move the shard to a node that is near and idle; look for what changed on its path.",
         runbook="evict-or-refill-slow.md",
         judge=judges.burning(
-            "hour", "six_hours", f"{verb} p99 of {{name}} is {{value:.3g}} s; {{limit:.3g}} s is promised"
+            "hour",
+            "six_hours",
+            f"{verb} p99 of {{name}} is {{value:.3g}} s; {{limit:.3g}} s is promised",
         ),
         readings={
             "hour": Reading(topic="org:*", metric=metric, fold=Fold.HEATMAP, seconds=HOUR, step=60),
@@ -67,6 +69,20 @@ RULES: Final[tuple[Rule, ...]] = (
         prometheus=("TidegateAgentSilent",),
     ),
     Rule(
+        slug="driver-silent",
+        title="A driver is silent",
+        severity=Severity.TICKET,
+        scope=Scope.DRIVER,
+        means="Nothing has been heard of a driver that is registered. Its engine computes all anew.",
+        remedy="Start it again; if its job is over, remove it from the fleet.",
+        runbook="driver-silent.md",
+        judge=silence.silent("driver", registered_only=True),
+        own_limits=(SILENT,),
+        breach_seconds=60,
+        fine_seconds=20,
+        outlives_silence=True,
+    ),
+    Rule(
         slug="leaf-down",
         title="A leaf is down",
         severity=Severity.PAGE,
@@ -103,7 +119,11 @@ RULES: Final[tuple[Rule, ...]] = (
         judge=judges.behind("desired", "observed", "{name} is {value:.0f} documents behind"),
         readings={
             which: Reading(
-                topic="node:*", metric="kvss_generation", fold=Fold.MAX, seconds=30, where={"which": which}
+                topic="node:*",
+                metric="kvss_generation",
+                fold=Fold.MAX,
+                seconds=30,
+                where={"which": which},
             )
             for which in ("desired", "observed")
         },
@@ -141,7 +161,9 @@ RULES: Final[tuple[Rule, ...]] = (
         remedy="Start the agent, or give the shard another home. A move ends by itself.",
         runbook="driver-not-ready.md",
         judge=judges.flag("ready", "a shard of {name} is lost or on its way"),
-        readings={"ready": Reading(topic="driver:*", metric="swdriver_ready", fold=Fold.MAX, seconds=30)},
+        readings={
+            "ready": Reading(topic="driver:*", metric="swdriver_ready", fold=Fold.MAX, seconds=30)
+        },
         breach_seconds=120,
         prometheus=("TidegateDriverNotReady",),
     ),
@@ -151,7 +173,7 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.PAGE,
         scope=Scope.NODE,
         means="Refills and deletes wait for evicts that have not been applied.",
-        remedy="Move the shard to a node that is less busy; a driver that stopped is cut off by itself.",
+        remedy="Move the shard to a node that is less busy. A driver that stopped is cut off by itself.",
         runbook="queue-deep.md",
         judge=judges.level(
             "waiting", "depth", "{value:,.0f} requests wait at shard {shard} of {name}", of=last
@@ -175,10 +197,14 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.TICKET,
         scope=Scope.NODE,
         means="The cap is never exceeded, but what is spilled displaces what was going to be hit.",
-        remedy="Raise the cap, give the org that holds most one of its own, or shorten its time to live.",
+        remedy="Raise the cap, give the org that holds most one of its own, or shorten its TTL.",
         runbook="tier2-near-cap.md",
         judge=judges.share(
-            "held", "cap", "full_share", "tier 2 of {name} is {value:.0%} full; {limit:.0%} is much", of=last
+            "held",
+            "cap",
+            "full_share",
+            "tier 2 of {name} is {value:.0%} full; {limit:.0%} is much",
+            of=last,
         ),
         readings={
             which: Reading(
@@ -205,7 +231,11 @@ RULES: Final[tuple[Rule, ...]] = (
         judge=judges.level("faults", "faults", "tier 2 of {name}: {value:,.0f} times {outcome}", of=sum),
         readings={
             "faults": Reading(
-                topic="node:*", metric="kvss_tier2_faults_total", fold=Fold.SUM, seconds=300, by=("outcome",)
+                topic="node:*",
+                metric="kvss_tier2_faults_total",
+                fold=Fold.SUM,
+                seconds=300,
+                by=("outcome",),
             )
         },
         own_limits=(Limit("faults", 0, "More than so many in five minutes."),),
@@ -220,8 +250,8 @@ RULES: Final[tuple[Rule, ...]] = (
         title="Far fewer hits than usual",
         severity=Severity.TICKET,
         scope=Scope.ORG,
-        means="An org's hit rate has fallen far below what it has been in most hours of the last week.",
-        remedy="Look at the reasons of its misses, and at what changed: a policy, a resize, its prompts.",
+        means="An org's hit rate is far below what it was in most hours of the last week.",
+        remedy="Look at the reasons of its misses, and what changed: a policy, a resize, its prompts.",
         runbook="hit-rate-drop.md",
         judge=judges.fallen(
             "hit",
@@ -234,7 +264,11 @@ RULES: Final[tuple[Rule, ...]] = (
                 topic="org:*", metric="swdriver_hit_tokens_total", fold=Fold.SUM, seconds=900, step=60
             ),
             "requested": Reading(
-                topic="org:*", metric="swdriver_requested_tokens_total", fold=Fold.SUM, seconds=900, step=60
+                topic="org:*",
+                metric="swdriver_requested_tokens_total",
+                fold=Fold.SUM,
+                seconds=900,
+                step=60,
             ),
             "usual": Reading(
                 topic="org:*",
@@ -248,7 +282,9 @@ RULES: Final[tuple[Rule, ...]] = (
         },
         own_limits=(
             Limit("fall_share", 0.3, "A breach is so much below the usual.", low=0.01, high=1),
-            Limit("least_tokens", 10_000, "Asked for in a quarter of an hour; of fewer nothing is said."),
+            Limit(
+                "least_tokens", 10_000, "Asked for in a quarter of an hour; of fewer nothing is said."
+            ),
             Limit("least_hours", 6, "With traffic, before anything is usual.", low=1, high=168),
         ),
         breach_seconds=300,
@@ -260,11 +296,14 @@ RULES: Final[tuple[Rule, ...]] = (
         title="Columns lay beyond their time",
         severity=Severity.PAGE,
         scope=Scope.DRIVER,
-        means="A sweeper was late. Nothing was served, but bytes lay in memory longer than was promised.",
+        means="A sweeper was late. Nothing was served, but bytes lay in memory for too long.",
         remedy="Bring the agent back, or give the driver CPU. Tell the org's admin how long it was.",
         runbook="overstay.md",
         judge=judges.level(
-            "columns", "columns", "{value:,.0f} columns of {name} lay in memory beyond their time", of=sum
+            "columns",
+            "columns",
+            "{value:,.0f} columns of {name} lay in memory beyond their time",
+            of=sum,
         ),
         readings={
             "columns": Reading(
@@ -302,7 +341,7 @@ RULES: Final[tuple[Rule, ...]] = (
         title="What the console shows is old",
         severity=Severity.TICKET,
         scope=Scope.FLEET,
-        means="Records wait in Redis, or roll-ups stand still. Until it is over nobody knows how things are.",
+        means="Records wait in Redis, or roll-ups stand still. Until then nobody knows how things are.",
         remedy="Start ingest, or another one beside it; see what PostgreSQL waits for.",
         runbook="numbers-late.md",
         judge=silence.numbers_late,

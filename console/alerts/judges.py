@@ -1,7 +1,7 @@
 """How rules judge: a level, a growth, a budget that burns, a fall from what was usual. Pure.
 
-Each function here makes a judge. A judge tells of every instance that it has numbers of; what it does not
-mention is fine, or unknown where nobody was heard.
+Each function here makes a judge. A judge tells of every instance that it has numbers of; what it does
+not mention is fine, or unknown where nobody was heard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def flag(reading: str, sentence: str) -> Judge:
             known = numbers(line.values)
             if known:
                 highest = max(known)
-                yield _told(line, Verdict.FINE if highest > 0 else Verdict.BREACH, highest, 1.0, sentence)
+                yield _told(
+                    line, Verdict.FINE if highest > 0 else Verdict.BREACH, highest, 1.0, sentence
+                )
 
     return judge
 
@@ -111,7 +113,10 @@ def _burnt(
     line: Line, maps: Mapping[str, list[int]], values: Mapping[str, float], sentence: str
 ) -> Finding:
     budget = 1 - values["objective_share"]
-    rates = {window: _slow_share(counts, values["objective_seconds"]) / budget for window, counts in maps.items()}
+    rates = {
+        window: _slow_share(counts, values["objective_seconds"]) / budget
+        for window, counts in maps.items()
+    }
     hot = [
         (short, long)
         for short, long, factor in BUDGET_WINDOWS
@@ -179,7 +184,9 @@ def uneven(reading: str, apart_by: str, limit: str, least: str, sentence: str) -
             busiest = max(carried, key=lambda name: (carried[name], name))
             ratio = carried[busiest] / fmean(carried.values())
             verdict = Verdict.BREACH if ratio > values[limit] else Verdict.FINE
-            said = sentence.format(name=name_of(topic), value=ratio, limit=values[limit], busiest=busiest)
+            said = sentence.format(
+                name=name_of(topic), value=ratio, limit=values[limit], busiest=busiest
+            )
             evidence = {"busiest": busiest, "bytes": carried}
             yield Finding(topic, verdict, said, ratio, values[limit], evidence=evidence)
 

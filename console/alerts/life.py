@@ -47,7 +47,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a breach has to last before it fires, and how long all has to be well before it is over."""
+    """How long a breach has to last to fire, and how long all has to be well until it is over."""
 
     breach: timedelta
     fine: timedelta

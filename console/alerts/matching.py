@@ -1,4 +1,4 @@
-"""Matchers: `node=ax-7`, `rule=tier2-*`, `severity!=notice`. What silences and channels choose by. Pure."""
+"""Matchers: `node=ax-7`, `rule=tier2-*`, `severity!=notice`. What silences choose by. Pure."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def parse(texts: Iterable[str]) -> tuple[Matcher, ...]:
         found = _FORM.fullmatch(text.strip())
         if not found or len(found[3]) > VALUE_CHARACTERS_MAX:
             raise BadMatcher(
-                f"“{text.strip()[:60]}” is no matcher. Write label=value or label!=value, with * for anything: "
-                "node=ax-7, rule=tier2-*, severity!=notice."
+                f"“{text.strip()[:60]}” is no matcher. Write label=value or label!=value, with * for "
+                "anything: node=ax-7, rule=tier2-*, severity!=notice."
             )
         made.append(Matcher(found[1], found[2] == "!=", found[3]))
     if len(made) > MATCHERS_MAX:

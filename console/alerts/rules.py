@@ -90,14 +90,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Who there is, and when anything was heard of them, by topic."""
+    """Who there is, and when anything was heard of them, by topic. Who is in maintenance is left out."""
 
     at: datetime
     heard: Mapping[str, datetime] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()  # who is registered, heard of or not
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of nodes, by their NICs
     missing_records: int = 0
-    waiting_since: datetime | None = None  # the oldest second that no roll-up has yet
+    rolled_up_to: datetime | None = None
 
     @property
     def newest(self) -> datetime | None:

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, Judge, LimitsOf, Tables, World, name_of
-
-FLEET = "fleet"
+from telemetry.topics import FLEET
 
 
 def is_silent(world: World, topic: str, seconds: float) -> bool:
@@ -27,11 +26,12 @@ def numbers_late_seconds(world: World) -> float:
     return _seconds(world.newest, world.at) if world.newest else 0.0
 
 
-def silent(kind: str) -> Judge:
+def silent(kind: str, *, registered_only: bool = False) -> Judge:
     """A breach for each of this kind that was heard once, or is registered, and is not heard now."""
 
     def judge(_tables: Tables, world: World, limits: LimitsOf) -> Iterator[Finding]:
-        topics = {one for one in {*world.heard, *world.expected} if one.startswith(f"{kind}:")}
+        who = world.expected if registered_only else {*world.heard, *world.expected}
+        topics = {one for one in who if one.startswith(f"{kind}:")}
         for topic in sorted(topics):
             threshold, heard = limits(topic)["silent_seconds"], world.heard.get(topic)
             breach = is_silent(world, topic, threshold)
@@ -70,7 +70,7 @@ def numbers_late(_tables: Tables, world: World, limits: LimitsOf) -> Iterator[Fi
     """A breach while what arrives is old, or what has arrived is not rolled up."""
     values = limits(FLEET)
     quiet = numbers_late_seconds(world)
-    waiting = _seconds(world.waiting_since, world.at) if world.waiting_since else 0.0
+    waiting = _seconds(world.rolled_up_to, world.at) if world.rolled_up_to else 0.0
     late = max(quiet, waiting)
     said = (
         f"nothing has been heard of any process for {quiet:.0f} s"
