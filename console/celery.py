@@ -31,6 +31,11 @@ app.conf.beat_schedule = {
         "schedule": crontab(minute="*/10"),
         "options": {"expires": 600},
     },
+    "alerts": {
+        "task": "console.alerts.tasks.tick",
+        "schedule": 10.0,
+        "options": {"expires": 10},
+    },
 }
 
 

@@ -123,6 +123,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
 VERSION = tidegate_version()
+PUBLIC_URL = (
+    ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")
+).rstrip("/")
+SMTP_URL = ENVIRONMENT.smtp_url or ""
+MAIL_FROM = ENVIRONMENT.mail_from or ""
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h

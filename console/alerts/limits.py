@@ -13,7 +13,7 @@ from django.http import Http404
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts.catalogue import BY_SLUG
+from console.alerts.catalogue import BY_SLUG, RULES
 from console.alerts.models import Thresholds
 from console.alerts.rules import Rule, Values
 from console.audit.models import AuditEntry
@@ -78,6 +78,12 @@ def get(rule: Rule, org: Org | None) -> Thresholds:
     """What is set; an empty one, which is not stored, where nothing is."""
     found = Thresholds.objects.filter(rule=rule.slug, org=org).first()
     return found or Thresholds(rule=rule.slug, org=org, version=0)
+
+
+def for_all() -> dict[str, Thresholds]:
+    """What is set for all, of each rule."""
+    stored = {one.rule: one for one in Thresholds.objects.filter(org=None)}
+    return {rule.slug: stored.get(rule.slug) or Thresholds(rule=rule.slug, version=0) for rule in RULES}
 
 
 def thresholds_for_change(principal: Principal, rule: Rule, slug: str) -> Thresholds:
@@ -184,3 +190,32 @@ def may_change(principal: Principal, org: Org | None) -> bool:
         return principal.on_platform(Role.PLATFORM_ADMIN)
     role = principal.role_in(org.pk)
     return role is not None and role >= Role.ORG_ADMIN
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A limit as it holds, and where that comes from."""
+
+    name: str
+    value: float
+    source: str  # the rule itself, all or org
+    text: str
+
+
+def told(rule: Rule, current: Thresholds, for_all: Thresholds) -> list[Told]:
+    """The limits of `current`, which is that for all itself or of an org."""
+    for_org = current.values if current.org else {}
+    made = []
+    for limit in rule.limits:
+        if limit.name in for_org:
+            made.append(Told(limit.name, for_org[limit.name], "org", limit.text))
+        elif limit.name in for_all.values:
+            made.append(Told(limit.name, for_all.values[limit.name], "all", limit.text))
+        else:
+            made.append(Told(limit.name, limit.default, "rule", limit.text))
+    return made
+
+
+def inherited(rule: Rule, org: Org | None) -> Values:
+    """What holds where nothing of its own is set."""
+    return {**rule.defaults, **(get(rule, None).values if org else {})}
