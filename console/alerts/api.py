@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
-from ninja import Field, Path, Router, Schema
+from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
@@ -225,11 +225,11 @@ def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> 
     response={201: CommentOut, **documented(404)},
     summary="Say something of it",
 )
-def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> tuple[int, CommentOut]:
+def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Status[CommentOut]:
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return 201, show_comment(services.comment(principal, alert, payload.text))
+        return Status(201, show_comment(services.comment(principal, alert, payload.text)))
 
 
 @router.put(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from console.alerts.models import Thresholds
 from console.alerts.rules import Rule, Values
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
-from console.orgs.models import Org
+from console.orgs.models import SLUG, Org
 from console.orgs.services import for_change, get_org
 from telemetry.topics import ALERTS, of_org
 
@@ -66,6 +67,8 @@ def org_of(principal: Principal, rule: Rule, slug: str, at_least: Role = Role.VI
     """The org whose thresholds are meant, or None for those of all. Raises as `get_org` does."""
     if not slug:
         return None
+    if not re.fullmatch(SLUG, slug):
+        raise Http404("There is no such org.")
     org = get_org(principal, slug, at_least)
     if not rule.per_org:
         raise Http404(

@@ -1,4 +1,4 @@
-"""What the console tells Prometheus of alerts: above all whether they are evaluated, and reach people."""
+"""What the console tells Prometheus of alerts: whether they are evaluated, and reach people."""
 
 from __future__ import annotations
 

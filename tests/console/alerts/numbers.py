@@ -30,10 +30,13 @@ def line(topic: str, *values: Any, **labels: str) -> Line:
 
 
 def judged(
-    rule: Rule, tables: Mapping[str, list[Line]], now: World | None = None, **limits: float
+    rule: Rule,
+    tables: Mapping[str, list[Line]],
+    now: World | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> Any:
     """What the rule finds, with these of its limits."""
-    values = {**rule.defaults, **limits}
+    values = {**rule.defaults, **(limits or {})}
     return list(rule.judge(tables, now or world(), lambda _topic: values))
 
 

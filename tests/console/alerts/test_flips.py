@@ -11,8 +11,13 @@ import pytest
 from django.db import connection
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.extra.django import TestCase
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from console.alerts.flipping import first_seen, observe
 from console.alerts.life import Patience, State, Verdict, after, begin
@@ -92,12 +97,16 @@ class Evaluators(RuleBasedStateMachine):
         assert list(kinds) == [f"alert.{state}" for state in told]
 
 
-class TestEvaluators(Evaluators.TestCase, TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(
-        max_examples=40,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+@pytest.mark.django_db
+def test_a_flip_happens_once_however_evaluators_come_between_one_another() -> None:
+    run_state_machine_as_test(
+        Evaluators,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
 
 
