@@ -299,6 +299,14 @@ class Environment:
         default=2,
     )
 
+    lost_after_seconds: int = setting(
+        "TIDEGATE_LOST_AFTER_SECONDS",
+        integer(5, 3600),
+        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come six times "
+        "as often, and at least every ten seconds.",
+        default=30,
+    )
+
     telemetry_days_10s: int = setting(
         "TIDEGATE_TELEMETRY_DAYS_10S",
         integer(1, 30),

@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.fleet",
     "console.api",
     "telemetry",
     "channels",
@@ -121,6 +122,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
 VERSION = tidegate_version()
+LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h

@@ -7,8 +7,10 @@ import contextlib
 import resource
 import signal
 import socket
+import tomllib
 from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -106,11 +108,31 @@ def listen(place: tuple[str, int]) -> socket.socket:
     return listener
 
 
+def url_of(listener: socket.socket) -> str:
+    """Where others reach what listens here."""
+    host, port = listener.getsockname()[:2]
+    host = host_for_others(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def host_for_others(host: str) -> str:
+    """The address that is listened on; for all of them, the machine's name."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - compared with
+
+
 def software() -> str:
+    return f"tidegate {version()}".rstrip()
+
+
+def version() -> str:
+    """Of what is installed; or, where it runs from its folder, of that. Empty if neither says."""
     try:
-        return f"tidegate {version('tidegate')}"
-    except PackageNotFoundError:  # run from a checkout
-        return "tidegate"
+        return metadata("tidegate")["version"]
+    except PackageNotFoundError:
+        project = Path(__file__).parent.parent / "pyproject.toml"
+        if not project.is_file():
+            return ""
+        return str(tomllib.loads(project.read_text())["project"]["version"])
 
 
 def use_all_descriptors() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from kvss_agent.client import Credentials
 from kvss_agent.http_api import Invalid
+from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
@@ -64,6 +65,7 @@ class Shim:
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
+        self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
@@ -284,6 +286,7 @@ class Shim:
             "software": self.software,
             "started_at": self.started_at,
             "ready": self.is_ready,
+            "console": self.standing.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
             "shards": [
