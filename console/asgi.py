@@ -15,10 +15,11 @@ from django.core.asgi import get_asgi_application
 django_application = get_asgi_application()
 
 from channels.routing import ProtocolTypeRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from servestatic import ServeStaticASGI
 
+from console.live.consumer import COUNTS
+from console.live.routing import websockets
 from telemetry.emitter import Emitter
 from telemetry.notify import notify
 
@@ -33,7 +34,7 @@ WATCHDOG_SECONDS = 1.0
 async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the supervisor when we are ready, and that the event loop still turns."""
     await receive()
-    emitter = Emitter(settings.REDIS_URL, "web", settings.VERSION).start()
+    emitter = Emitter(settings.REDIS_URL, "web", settings.VERSION, collect=COUNTS.collect).start()
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
     await receive()
@@ -52,18 +53,12 @@ async def _watchdog() -> None:
         notify("WATCHDOG=1")
 
 
-async def no_live_topics(_scope: Scope, receive: Receive, send: Send) -> None:
-    """There is no WebSocket yet; say so as the protocol does."""
-    await receive()
-    await send({"type": "websocket.close", "code": 4404})
-
-
 application: Application = ProtocolTypeRouter(
     {
         "lifespan": lifespan,
         "http": ServeStaticASGI(
             django_application, root=settings.STATIC_ROOT, prefix=settings.STATIC_URL
         ),
-        "websocket": AllowedHostsOriginValidator(no_live_topics),
+        "websocket": websockets,
     }
 )

@@ -40,6 +40,8 @@ INSTALLED_APPS = [
     "console.audit",
     "console.fleet",
     "console.api",
+    "console.live",
+    "console.charts",
     "telemetry",
     "channels",
     "django_htmx",
@@ -126,14 +128,6 @@ LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
-
-CHANNEL_LAYERS = {
-    "default": {
-        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
-    }
-}
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]

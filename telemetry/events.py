@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from telemetry.hints import hint
 from telemetry.models import Event
 from telemetry.topics import FLEET
 
@@ -39,7 +40,7 @@ def note(
     data: Mapping[str, Any] | None = None,
     at: datetime | None = None,
 ) -> Event:
-    """Add an event to the log. See `note_all`."""
+    """Add an event to the log; live viewers are told at once. See `note_all`."""
     [event] = note_all([Happening(kind, topics, sentence, data, at)])
     return event
 
@@ -58,7 +59,7 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
     with connection.cursor() as cursor:
         cursor.execute(_LOCK)
     now = timezone.now()
-    return Event.objects.bulk_create(
+    made = [
         Event(
             at=one.at or now,
             kind=one.kind,
@@ -67,7 +68,10 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
             data=dict(one.data or {}),
         )
         for one in happenings
-    )
+    ]
+    for kind in dict.fromkeys(one.kind for one in made):
+        hint({topic for one in made if one.kind == kind for topic in one.topics}, kind)
+    return Event.objects.bulk_create(made)
 
 
 def events_of(

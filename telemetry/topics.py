@@ -22,10 +22,11 @@ Labels = tuple[tuple[str, str], ...]
 FLEET: Final = "fleet"
 ORG: Final = "org"
 SESSION: Final = "session"
+NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index", "stream"})
-_NOT_OF_THE_FLEET: Final = frozenset({ORG, "node", "box"})  # what crosses which leaves is what it asks
-_KINDS: Final = {"agent": "node"}
+_NOT_OF_THE_FLEET: Final = frozenset({ORG, NODE, "box"})  # what crosses which leaves is what it asks
+_KINDS: Final = {"agent": NODE}
 
 
 def of_source(kind: str, name: str) -> str:
@@ -38,6 +39,11 @@ def of_org(org: str) -> str:
 
 def of_session(session: str) -> str:
     return f"{SESSION}:{session}"
+
+
+def kind_of(topic: str) -> str:
+    """`node` of `node:ax-7`; `fleet` of `fleet`."""
+    return topic.partition(":")[0]
 
 
 def wider(series: Series) -> list[tuple[str, Series]]:

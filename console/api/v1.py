@@ -21,6 +21,7 @@ from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
+from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.orgs.api import router as orgs
 
@@ -67,6 +68,7 @@ api.add_router("", metrics)
 api.add_router("", fleet)
 api.add_router("", joining)
 api.add_router("", description)
+api.add_router("", live)
 
 
 @api.exception_handler(ApiError)

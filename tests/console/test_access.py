@@ -137,6 +137,7 @@ API = {
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),
+    ("GET", "live"): Case("GET", "/api/v1/live?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "events"): Case("GET", "/api/v1/events?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "nodes"): Case("GET", "/api/v1/nodes", API_FLEET),
     ("GET", "nodes/<name>"): Case("GET", "/api/v1/nodes/ax-1", API_FLEET),
