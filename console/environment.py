@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry.extras import NO_OTLP, has_otlp
+
 PROJECT = Path(__file__).resolve().parent.parent
 PREFIX = "TIDEGATE_"
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
@@ -326,6 +328,14 @@ class Environment:
         default=400,
     )
 
+    otlp_url: str | None = setting(
+        "TIDEGATE_OTLP_URL",
+        url("http", "https"),
+        "A collector of OpenTelemetry that the console tells its own numbers, too, over OTLP: without "
+        "`/v1/metrics`. Needs the extra `otlp`.",
+        default=None,
+    )
+
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Environment:
         """The settings in `variables`; an empty text counts as not set.
@@ -366,6 +376,8 @@ class Environment:
                 "TIDEGATE_ALLOWED_HOSTS is required in production mode: "
                 f"{self.attributes()['allowed_hosts'].kind.allowed}."
             )
+        if self.otlp_url and not has_otlp():
+            problems.append(f"TIDEGATE_OTLP_URL {NO_OTLP}.")
         jwt = {
             "TIDEGATE_JWT_ALGORITHM": self.jwt_algorithm,
             "TIDEGATE_JWT_KEY": self.jwt_key,

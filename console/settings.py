@@ -123,6 +123,7 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+OTLP_URL = ENVIRONMENT.otlp_url
 VERSION = tidegate_version()
 LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
