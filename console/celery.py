@@ -26,6 +26,11 @@ app = Celery("tidegate")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 app.conf.beat_schedule = {
+    "find-who-is-lost": {
+        "task": "console.fleet.tasks.find_who_is_lost",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
     "forget-what-is-over": {
         "task": "console.shell.tasks.forget_what_is_over",
         "schedule": crontab(minute="*/10"),

@@ -41,6 +41,8 @@ INSTALLED_APPS = [
     "console.alerts",
     "console.fleet",
     "console.api",
+    "console.live",
+    "console.charts",
     "telemetry",
     "channels",
     "django_htmx",
@@ -122,23 +124,17 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+OTLP_URL = ENVIRONMENT.otlp_url
 VERSION = tidegate_version()
 PUBLIC_URL = (
     ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")
 ).rstrip("/")
 SMTP_URL = ENVIRONMENT.smtp_url or ""
 MAIL_FROM = ENVIRONMENT.mail_from or ""
+LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
-
-CHANNEL_LAYERS = {
-    "default": {
-        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
-    }
-}
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]

@@ -19,6 +19,11 @@ from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.fleet.api import router as fleet
+from console.fleet.description_api import router as description
+from console.fleet.joining_api import router as joining
+from console.fleet.nodes import Impossible
+from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.orgs.api import router as orgs
 
@@ -64,6 +69,10 @@ api.add_router("", alerts)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", fleet)
+api.add_router("", joining)
+api.add_router("", description)
+api.add_router("", live)
 
 
 @api.exception_handler(ApiError)
@@ -87,6 +96,11 @@ def _forbidden(_request: HttpRequest, error: PermissionDenied) -> HttpResponse:
 @api.exception_handler(Http404)
 def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
     return problems.response(problems.problem("NotFound", str(error) or problems.SENTENCES[404]))
+
+
+@api.exception_handler(Impossible)
+def _impossible(_request: HttpRequest, error: Impossible) -> HttpResponse:
+    return problems.response(problems.problem("Conflict", str(error)))
 
 
 @api.exception_handler(CannotUndo)

@@ -16,8 +16,10 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from console.fleet.models import Driver
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel, make_silence
+from tests.console.fleet.worlds import make_world, new_token
 
 KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
 
@@ -48,6 +50,20 @@ def api_known(status: object) -> tuple[object, ...]:
 
 IDEMPOTENT = {"Idempotency-Key": "k-1"}
 ANY = {"If-Match": "*"}
+# The fleet: nothing to those without a role on the platform. Of the six only the platform admin has one.
+FLEET = (LOGIN, 404, 404, 404, 404, 200)
+API_FLEET = (401, 404, 404, 404, 404, 200)
+NODE = {
+    "control_url": "http://10.0.0.7:8410",
+    "data_address": "tcp:10.0.0.7:8411",
+    "software_version": "0.1.0",
+    "protocol_min": 1,
+    "protocol_max": 2,
+    "memory_bytes": 1,
+    "cpus": 1,
+}
+DRIVER = {"control_url": "http://10.0.0.9:8420", "software_version": "0.1.0"}
+OWN: dict[str, object] = {"control_token": "t" * 20}
 QUESTION = "name=swdriver_refill_seconds&fold=p99"
 
 PAGES = {
@@ -122,7 +138,48 @@ API = {
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),
+    ("GET", "live"): Case("GET", "/api/v1/live?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "events"): Case("GET", "/api/v1/events?topic=org:acme", (401, 404, 200, 200, 200, 200)),
+    ("GET", "nodes"): Case("GET", "/api/v1/nodes", API_FLEET),
+    ("GET", "nodes/<name>"): Case("GET", "/api/v1/nodes/ax-1", API_FLEET),
+    ("PUT", "nodes/<name>/state"): Case(
+        "PUT", "/api/v1/nodes/ax-1/state", API_FLEET, {"state": "cordoned"}
+    ),
+    ("PATCH", "nodes/<name>"): Case(
+        "PATCH", "/api/v1/nodes/ax-1", API_FLEET, {"labels": {"rack": "7"}}, ANY
+    ),
+    # Whoever calls these is known by a join token, or by what follows from its own token.
+    ("POST", "nodes/<name>/join"): Case(
+        "POST", "/api/v1/nodes/ax-1/join", everyone(401), {**NODE, **OWN}
+    ),
+    ("POST", "nodes/<name>/heartbeat"): Case(
+        "POST", "/api/v1/nodes/ax-1/heartbeat", everyone(401), {**NODE}
+    ),
+    ("POST", "drivers/<name>/join"): Case(
+        "POST", "/api/v1/drivers/job-7/join", everyone(401), {**DRIVER, **OWN}
+    ),
+    ("POST", "drivers/<name>/heartbeat"): Case(
+        "POST", "/api/v1/drivers/job-7/heartbeat", everyone(401), {**DRIVER}
+    ),
+    ("GET", "boxes"): Case("GET", "/api/v1/boxes", API_FLEET),
+    ("GET", "boxes/<name>"): Case("GET", "/api/v1/boxes/cs-1", API_FLEET),
+    ("GET", "leaves"): Case("GET", "/api/v1/leaves", API_FLEET),
+    ("GET", "leaves/<name>"): Case("GET", "/api/v1/leaves/leaf-1", API_FLEET),
+    ("GET", "spine-links"): Case("GET", "/api/v1/spine-links", API_FLEET),
+    ("GET", "spine-links/<name>"): Case("GET", "/api/v1/spine-links/leaf-1-up", API_FLEET),
+    ("GET", "drivers"): Case("GET", "/api/v1/drivers", API_FLEET),
+    ("GET", "drivers/<name>"): Case("GET", "/api/v1/drivers/job-7", API_FLEET),
+    ("GET", "fleet/description"): Case("GET", "/api/v1/fleet/description", API_FLEET),
+    ("PUT", "fleet/description"): Case(
+        "PUT", "/api/v1/fleet/description", API_FLEET, {"yaml": "stamps: {}"}, ANY
+    ),
+    ("GET", "join-tokens"): Case("GET", "/api/v1/join-tokens", API_FLEET),
+    ("POST", "join-tokens"): Case(
+        "POST", "/api/v1/join-tokens", (401, 404, 404, 404, 404, 201), {"kind": "node"}
+    ),
+    ("DELETE", "join-tokens/<public_id>"): Case(
+        "DELETE", "/api/v1/join-tokens/{join_token}", (401, 404, 404, 404, 404, 204)
+    ),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
     ("POST", "audit/<entry_id>/undo"): Case(
@@ -223,6 +280,13 @@ API |= {
     ),
 }
 
+# What people change; agents and drivers come with something else than tokens of users.
+CHANGES = [
+    (method, path)
+    for method, path in API
+    if method != "GET" and not path.endswith(("/join", "/heartbeat"))
+]
+
 
 @pytest.fixture(autouse=True)
 def alerts_of_acme(request: pytest.FixtureRequest) -> None:
@@ -274,16 +338,24 @@ def entry(people: People) -> int:
     return AuditEntry.objects.latest("id").pk
 
 
+@pytest.fixture
+def join_token(people: People) -> str:
+    """A fleet, and a token to join it with."""
+    make_world()
+    Driver.objects.create(name="job-7")
+    return new_token().public_id
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAGES)
 def test_pages(
-    name: str, kind: str, people: People, entry: int, browser_of: Callable[..., Client]
+    name: str, kind: str, people: People, entry: int, join_token: str, browser_of: Callable[..., Client]
 ) -> None:
     case = PAGES[name]
     client = Client() if kind == "anonymous" else browser_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, join_token=join_token),
         data="&".join(f"{key}={value}" for key, value in (case.body or {}).items()),
         content_type="application/x-www-form-urlencoded",
     )
@@ -298,13 +370,18 @@ def test_pages(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", API, ids=" ".join)
 def test_api(
-    route: tuple[str, str], kind: str, people: People, entry: int, api_of: Callable[..., Client]
+    route: tuple[str, str],
+    kind: str,
+    people: People,
+    entry: int,
+    join_token: str,
+    api_of: Callable[..., Client],
 ) -> None:
     case = API[route]
     client = Client() if kind == "anonymous" else api_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, join_token=join_token),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},
@@ -312,14 +389,14 @@ def test_api(
     assert response.status_code == case.expected[KINDS.index(kind)], response.content[:500]
 
 
-@pytest.mark.parametrize(("method", "path"), [key for key in API if key[0] != "GET"], ids=str)
+@pytest.mark.parametrize(("method", "path"), CHANGES, ids=str)
 def test_a_token_that_may_only_read_changes_nothing(
-    method: str, path: str, people: People, entry: int, api_of: Callable[..., Client]
+    method: str, path: str, people: People, entry: int, join_token: str, api_of: Callable[..., Client]
 ) -> None:
     case = API[method, path]
     response = api_of(people.platform_admin, read_only=True).generic(
         method,
-        case.path.format(entry=entry),
+        case.path.format(entry=entry, join_token=join_token),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},
