@@ -95,6 +95,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.templatetags.static",
                 "django.contrib.humanize.templatetags.humanize",
                 "console.shell.templatetags.console",
+                "console.policies.templatetags.policies",
             ],
         },
     }

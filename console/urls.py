@@ -10,6 +10,8 @@ from console.audit import views as audit
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import proof_views as proof
+from console.policies import views as policies
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -52,6 +54,23 @@ urlpatterns = [
     path("alerts/channels/<int:channel_id>/", alerts.show_channel, name="alert-channel"),
     path("alerts/channels/<int:channel_id>/test/", alerts.send_test, name="alert-channel-test"),
     path("alerts/channels/<int:channel_id>/delete/", alerts.delete_channel, name="alert-channel-delete"),
+    path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
+    path("orgs/<slug:slug>/policy/preview/", policies.preview, name="policy-preview"),
+    path("orgs/<slug:slug>/policy/reach/", policies.reach, name="policy-reach"),
+    path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
+    path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
+    path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),
+    path("orgs/<slug:slug>/policy/history/", policies.show_history, name="policy-history"),
+    path("orgs/<slug:slug>/policy/<int:number>/restore/", policies.restore, name="policy-restore"),
+    path(
+        "orgs/<slug:slug>/policy/scheduled/<int:number>/take-back/",
+        policies.unschedule,
+        name="policy-unschedule",
+    ),
+    path("orgs/<slug:slug>/retention/", proof.show, name="retention"),
+    path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
+    path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),
+    path("orgs/<slug:slug>/purge/", proof.purge, name="purge"),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),

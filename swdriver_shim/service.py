@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -130,6 +131,13 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adapter: Annotated[str, Meta(max_length=500)] | None = None
 
 
+class PurgeOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of which org; and how long to wait, at most, until nothing is left."""
+
+    org: Annotated[str, Meta(min_length=1, max_length=200)]
+    seconds: Annotated[float, Meta(ge=0, le=PURGE_SECONDS_MAX)] = PURGE_SECONDS_MAX
+
+
 class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Objects, by the engine's own keys in hex, in the order of a prompt. `namespace`: as for that."""
 
@@ -207,6 +215,7 @@ class Service:
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
+                control("/v1/purge_org", self.purge_org, "POST"),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -247,6 +256,17 @@ class Service:
         if sample is None:
             raise Refused(HTTPStatus.NOT_FOUND, "This driver has never heard of that org.")
         return as_json(sample)
+
+    async def purge_org(self, request: Request) -> Response:
+        """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
+        body = decode(await body_of(request), _PURGE_ORG)
+        told = self.shim.desired
+        org = next((one for one in told.orgs if one.name == body.org), None) if told else None
+        if org is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        tag = isolation_tag(org.name, org.secret)
+        purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
+        return _receipt(await asyncio.to_thread(purge))
 
     # For callers
 
@@ -482,6 +502,7 @@ def _reuse_operation(schema: Mapping[str, Any], problem: Mapping[str, Any]) -> d
     }
 
 
+_PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
 

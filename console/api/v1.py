@@ -28,6 +28,7 @@ from console.metrics.api import router as metrics
 from console.operations.api import router as operations
 from console.orgs.api import router as orgs
 from console.policies.api import router as policies
+from console.policies.proof_api import router as proof
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -72,6 +73,7 @@ api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", live)
 api.add_router("", fleet)

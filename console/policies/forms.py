@@ -63,13 +63,19 @@ def size_field(label: str, help_text: str) -> QuantityField:
 class PolicyForm(forms.Form):
     """The fields of one policy, which the definition and the limits have the last word on."""
 
-    ttl_last_use_seconds = time_field("Gone after its last use", "10 min, say. Each use starts it anew.")
-    ttl_first_use_seconds = time_field("Gone after it was stored", "However often it is used.")
+    ttl_last_use_seconds = time_field(
+        words.LABELS["ttl_last_use_seconds"], "10 min, say. Each use starts it anew."
+    )
+    ttl_first_use_seconds = time_field(
+        words.LABELS["ttl_first_use_seconds"], "However often it is used."
+    )
     tiers = forms.ChoiceField(
         label=words.LABELS["tiers"], choices=[(tier.value, words.TIERS[tier]) for tier in Tiers]
     )
-    dram_bytes_max = size_field("Memory at most", "64 GiB, say, on each driver. Never exceeded.")
-    tier2_bytes_max = size_field("Tier 2 at most", "Of files, at each agent.")
+    dram_bytes_max = size_field(
+        words.LABELS["dram_bytes_max"], "64 GiB, say, on each driver. Never exceeded."
+    )
+    tier2_bytes_max = size_field(words.LABELS["tier2_bytes_max"], "Of files, at each agent.")
     share = forms.IntegerField(
         min_value=1,
         max_value=1_000_000,
@@ -136,3 +142,11 @@ class ModelForm(forms.Form):
     model = forms.CharField(
         max_length=200, label="Model", help_text="As drivers name it: llama-70b, say."
     )
+
+
+class PurgeForm(forms.Form):
+    model = forms.CharField(
+        max_length=200, required=False, label="Of one model", help_text="Empty: of all models."
+    )
+    reason = forms.CharField(max_length=REASON_MAX, label="Why", help_text="Stands on the receipt.")
+    typed = forms.CharField(max_length=48, label="Type the org's short name to confirm")

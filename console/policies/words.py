@@ -9,8 +9,8 @@ from console.policies.documents import changed_fields
 from swdriver_shim.policy import Policy, Tiers, TtlMode
 
 LABELS: Final = {
-    "ttl_first_use_seconds": "At most, since stored",
-    "ttl_last_use_seconds": "Since last used",
+    "ttl_first_use_seconds": "Gone after it was stored",
+    "ttl_last_use_seconds": "Gone after its last use",
     "tiers": "Where it may lie",
     "dram_bytes_max": "Memory at most",
     "tier2_bytes_max": "Tier 2 at most",

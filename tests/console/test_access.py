@@ -103,6 +103,25 @@ PAGES = {
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
     "audit-undo": Case("POST", "/audit/{entry}/undo/", (LOGIN, 404, 404, 403, 302, 302)),
+    "policy": Case("GET", "/orgs/acme/policy/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-preview": Case("POST", "/orgs/acme/policy/preview/", (LOGIN, 404, 403, 403, 200, 200)),
+    "policy-reach": Case("GET", "/orgs/acme/policy/reach/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-model": Case(
+        "POST", "/orgs/acme/policy/model/", (LOGIN, 404, 403, 403, 302, 302), {"model": "llama"}
+    ),
+    "policy-model-drop": Case(
+        "POST", "/orgs/acme/policy/model/drop/", (LOGIN, 404, 403, 403, 404, 404), {"model": "llama"}
+    ),
+    "policy-default": Case("POST", "/orgs/acme/policy/default/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-history": Case("GET", "/orgs/acme/policy/history/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-restore": Case("POST", "/orgs/acme/policy/0/restore/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-unschedule": Case(
+        "POST", "/orgs/acme/policy/scheduled/1/take-back/", (LOGIN, 404, 403, 403, 404, 404)
+    ),
+    "retention": Case("GET", "/orgs/acme/retention/", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
+    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -242,6 +261,16 @@ API = {
         {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
         {**ANY, **IDEMPOTENT},
     ),
+    ("GET", "orgs/<slug>/retention"): Case(
+        "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/purges"): Case(
+        "GET", "/api/v1/orgs/acme/purges", (401, 404, 403, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/purge"): Case(
+        "POST", "/api/v1/orgs/acme/purge", (401, 404, 403, 403, 202, 202), {"reason": "x"}, IDEMPOTENT
+    ),
+    ("GET", "signing-keys"): Case("GET", "/api/v1/signing-keys", everyone(200)),
     ("GET", "orgs/<slug>/callers"): Case(
         "GET", "/api/v1/orgs/acme/callers", (401, 404, 403, 403, 200, 200)
     ),

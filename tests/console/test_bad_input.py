@@ -19,6 +19,11 @@ PATHS = [
     "/users/{}/",
     "/orgs/{}/",
     "/orgs/{}/edit/",
+    "/orgs/{}/policy/",
+    "/orgs/acme/policy/?model={0}&template={0}",
+    "/orgs/acme/policy/history/?page={}",
+    "/orgs/acme/retention/?days={}",
+    "/orgs/acme/retention/report.csv?days={}",
     "/audit/{}/",
     "/audit/?q={0}&actor={0}&action={0}&org={0}&request_id={0}&since={0}&until={0}&page={0}",
     "/audit/export.csv?q={0}&org={0}&since={0}",
@@ -57,6 +62,15 @@ FORMS = {
     "/new-org/": "slug={0}&name={0}&reason={0}",
     "/orgs/acme/edit/": "name={0}&reason={0}",
     "/orgs/acme/delete/": "typed={0}&reason={0}",
+    "/orgs/acme/policy/": (
+        "ttl_last_use_seconds={0}&ttl_first_use_seconds={0}&tiers={0}&dram_bytes_max={0}&share={0}"
+        "&priority={0}&eviction={0}&reason={0}&version={0}&model={0}&starts_at={0}&lasts={0}"
+    ),
+    "/orgs/acme/policy/preview/": "ttl_last_use_seconds={0}&tiers={0}&model={0}&starts_at={0}",
+    "/orgs/acme/policy/model/": "model={0}",
+    "/orgs/acme/policy/model/drop/": "model={0}",
+    "/orgs/acme/policy/0/restore/": "reason={0}",
+    "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }
 
