@@ -182,6 +182,11 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 STATIC_URL = "/static/"
 STATIC_ROOT = ENVIRONMENT.static_dir
 STATICFILES_DIRS = [PROJECT / "console" / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "console.charts.finder.PlotlyFinder",
+]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

@@ -7,6 +7,7 @@ from console.accounts.converters import UserNameConverter
 from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
+from console.charts import views as charts
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -79,6 +80,7 @@ urlpatterns = [
     path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),
     path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
+    path("latency/", charts.latency, name="latency"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -27,8 +27,9 @@ THEMES = ("auto", "light", "dark")
 
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
-ALERTS = NavigationItem("Alerts", "alerts", "l")
+ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
+LATENCY = NavigationItem("Latency", "latency", "l")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
@@ -40,7 +41,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     theme = chosen if chosen in THEMES else "auto"
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
-    navigation = [HOME, ALERTS, ORGS, OPERATIONS, AUDIT, TOKENS]
+    navigation = [HOME, ALERTS, LATENCY, ORGS, OPERATIONS, AUDIT, TOKENS]
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

@@ -99,6 +99,7 @@ PAGES = {
         "POST", "/operations/{operation}/cancel/", (LOGIN, 404, 403, 302, 302, 302)
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
+    "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
