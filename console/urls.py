@@ -8,6 +8,9 @@ from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
 from console.charts import views as charts
+from console.fleet import description_views, joining_views
+from console.fleet import views as fleet
+from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -16,6 +19,7 @@ from console.policies import views as policies
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
+register_converter(ThingNameConverter, "thing")
 
 urlpatterns = [
     path("", shell.home, name="home"),
@@ -72,6 +76,18 @@ urlpatterns = [
     path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
     path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),
     path("orgs/<slug:slug>/purge/", proof.purge, name="purge"),
+    path("fleet/", fleet.show_fleet, name="fleet"),
+    path("fleet/nodes/", fleet.list_nodes, name="fleet-nodes"),
+    path("fleet/nodes/<thing:name>/", fleet.show_node, name="fleet-node"),
+    path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
+    path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
+    path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
+    path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
+    path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
+    path("fleet/join/", joining_views.join, name="fleet-join"),
+    path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
+    path("fleet/description/", description_views.describe, name="fleet-description"),
+    path("fleet/description/fleet.yaml", description_views.export, name="fleet-export"),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),

@@ -30,6 +30,7 @@ ORGS = NavigationItem("Orgs", "orgs", "o")
 ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
 LATENCY = NavigationItem("Latency", "latency", "l")
+FLEET = NavigationItem("Fleet", "fleet", "f")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
@@ -42,6 +43,8 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
     navigation = [HOME, ALERTS, LATENCY, ORGS, OPERATIONS, AUDIT, TOKENS]
+    if principal.on_platform(Role.VIEWER):
+        navigation.insert(3, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

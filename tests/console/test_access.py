@@ -100,6 +100,27 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "fleet": Case("GET", "/fleet/", FLEET),
+    "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
+    "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),
+    "fleet-node-state": Case(
+        "POST",
+        "/fleet/nodes/ax-1/state/",
+        (LOGIN, 404, 404, 404, 404, 302),
+        {"state": "cordoned", "reason": ""},
+    ),
+    "fleet-node-labels": Case(
+        "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
+    ),
+    "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
+    "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
+    "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
+    "fleet-join": Case("GET", "/fleet/join/", FLEET),
+    "fleet-join-token-revoke": Case(
+        "POST", "/fleet/join/{join_token}/revoke/", (LOGIN, 404, 404, 404, 404, 302)
+    ),
+    "fleet-description": Case("GET", "/fleet/description/", FLEET),
+    "fleet-export": Case("GET", "/fleet/description/fleet.yaml", FLEET),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),

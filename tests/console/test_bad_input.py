@@ -10,6 +10,7 @@ from django.test import Client
 from console.accounts.models import User
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel
+from tests.console.fleet.worlds import make_world
 
 BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../../etc/passwd", "9" * 40]
 PATHS = [
@@ -44,12 +45,23 @@ PATHS = [
     "/latency/?topic=fleet&range={0}",
     "/latency/?topic=fleet&from={0}&until={0}",
     "/api/v1/live?topic={0}&since={0}",
+    "/fleet/?stamp={}",
+    "/fleet/nodes/{}/",
+    "/fleet/nodes/?q={0}&state={0}&stamp={0}&leaf={0}&label={0}&page={0}",
+    "/fleet/boxes/?q={0}&page={0}",
+    "/fleet/drivers/?q={0}&page={0}",
+    "/api/v1/nodes?q={0}&state={0}&stamp={0}&leaf={0}&label={0}",
     "/static/{}",
     "/api/v1/orgs/{}",
     "/api/v1/audit?q={0}&org={0}&cursor={0}&since={0}&limit={0}",
     "/api/v1/audit/{}",
 ]
 FORMS = {
+    "/fleet/nodes/ax-1/state/": "state={0}&reason={0}",
+    "/fleet/nodes/ax-1/labels/": "labels={0}&version={0}&reason={0}",
+    "/fleet/join/": "kind={0}&note={0}&uses={0}&hours={0}",
+    "/fleet/join/0123456789ab/revoke/": "x={0}",
+    "/fleet/description/": "yaml={0}&file={0}&seen={0}&reason={0}&apply={0}",
     "/log-in/": "username={0}&password={0}&next={0}",
     "/account/password/": "current={0}&new={0}&again={0}",
     "/tokens/": "name={0}&scope={0}&org={0}&days={0}",
@@ -88,6 +100,7 @@ def test_no_address_answers_500(bad: str, people: People, browser_of: Callable[[
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda value: value[:12])
 def test_no_form_answers_500(bad: str, people: People, browser_of: Callable[[User], Client]) -> None:
+    make_world()
     browser = browser_of(people.platform_admin)
     make_alert("evict-slow", "org:acme", people.acme, pk=7)
     make_channel("pager", "http://127.0.0.1:9/hook", pk=7)

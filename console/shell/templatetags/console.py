@@ -59,6 +59,16 @@ def status(kind: str, text: str) -> SafeString:
 
 
 @register.filter
+def byte_size(size: int) -> str:
+    """`1.5 TiB`: three digits are enough to decide by."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            amount = size / (1 << power)
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+    return f"{size} B"
+
+
+@register.filter
 def role_name(role: int | None) -> str:
     return Role(role).label if role else "none"
 
