@@ -12,6 +12,8 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
+from console.alerts.api import router as alerts
+from console.alerts.api_settings import router as alert_settings
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
@@ -73,6 +75,8 @@ api = Api(
 )
 api.add_router("", accounts)
 api.add_router("", orgs)
+api.add_router("", alerts)
+api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
