@@ -14,6 +14,7 @@ from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
 from console.shell import views as shell
@@ -88,6 +89,9 @@ urlpatterns = [
     path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
     path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),
     path("orgs/<slug:slug>/purge/", proof.purge, name="purge"),
+    path("policies/", platform.list_policies, name="policies"),
+    path("policies/bulk/", platform.edit_many, name="policies-bulk"),
+    path("policies/default/", platform.edit_cluster, name="policies-cluster"),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
