@@ -101,6 +101,7 @@ urlpatterns = [
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),
     path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
     path("latency/", charts.latency, name="latency"),
+    path("latency/events/", charts.latency_events, name="latency-events"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -111,6 +111,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
     "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
     "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),

@@ -47,6 +47,7 @@ PATHS = [
     "/tokens/?x={}",
     "/latency/?topic={0}&range={0}&from={0}&until={0}",
     "/latency/?topic=fleet&range={0}",
+    "/latency/events/?topic={0}",
     "/latency/?topic=fleet&from={0}&until={0}",
     "/api/v1/live?topic={0}&since={0}",
     "/fleet/?stamp={}",
