@@ -75,7 +75,11 @@ def test_whatever_is_not_valid_is_nobody_and_counted(token: Callable[[], object]
 
 
 @given(
-    st.text(st.characters(exclude_categories=())) | st.binary() | st.integers() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())
+    st.text(st.characters(exclude_categories=()))
+    | st.binary()
+    | st.integers()
+    | st.lists(st.text())
+    | st.dictionaries(st.text(), st.text())
 )
 def test_nothing_that_a_client_writes_raises(token: object) -> None:
     assert isinstance(Judge(KEY, "job7").judge(token), Refusal)
