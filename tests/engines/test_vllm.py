@@ -503,3 +503,17 @@ def test_events_of_blocks_go_vllms_own_way(place: Place) -> None:
         engine.answer(prompt(3, 20), None)
         told = engine.ask("events")
         assert sorted(told["removed"]) == sorted(told["stored"])
+
+
+def test_engines_that_understand_bytes_in_another_way_share_nothing(
+    place: Place, tmp_path: Path
+) -> None:
+    """Both keep a byte for each number: of which bits are the exponent is not in the shape."""
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "state"))
+    kinds = ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3")
+    hits = []
+    for kind in kinds:
+        with place.engine(kv_cache_dtype=kind, dtype="bfloat16") as engine:
+            hits.append(engine.hits(prompt(0), "acme"))
+            assert engine.hits(prompt(0), "acme") == 960
+    assert hits == [0, 0, 0]

@@ -176,12 +176,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _layout(self, groups: Sequence[Bank]) -> str:
         """All that decides how bytes lie in blocks, as far as anybody can know it."""
+        config = self._vllm_config
+        layers = config.compilation_config.static_forward_context
         shape = repr(
             (
                 vllm.__version__,
                 self._kv_cache_config.kv_cache_layout,
-                self._vllm_config.parallel_config.tensor_parallel_size,
+                config.cache_config.cache_dtype,  # tensors of all 8-bit types are of one
+                config.parallel_config.tensor_parallel_size,
                 [(group.shape, group.layers[0].name) for group in groups],
+                [_kernel(layers[of.name]) for group in groups for of in group.layers],
             )
         )
         return f"{FORMAT}:{hashlib.sha256(shape.encode()).hexdigest()[:32]}"
@@ -386,6 +390,11 @@ def _in_memory(name: str, rows: torch.Tensor) -> Layer:
     reach = (count - 1) * stride + size
     memory = memoryview((ctypes.c_ubyte * reach).from_address(rows.data_ptr())).cast("B")
     return Layer(name, memory, 0, stride, size)
+
+
+def _kernel(layer: Any) -> tuple[str, str]:
+    """What writes a layer's blocks; on CPUs each set of instructions packs them in its own way."""
+    return layer.get_attn_backend().get_name(), getattr(layer, "isa", "")
 
 
 def _dtype(kv_caches: dict[str, torch.Tensor]) -> str:
