@@ -290,13 +290,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._driver.scheduling.allocated(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
-        given = [one.block_ids for one in scheduler_output.scheduled_new_reqs]
-        given += [one or () for one in scheduler_output.scheduled_cached_reqs.new_block_ids]
-        written = [block for groups in given for of in groups for block in of]
+        given = [(one.block_ids, one.num_computed_tokens) for one in scheduler_output.scheduled_new_reqs]
+        cached = scheduler_output.scheduled_cached_reqs
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            given.append((blocks or (), computed if name in cached.resumed_req_ids else 0))
         step = self._driver.scheduling.step(
             scheduler_output.num_scheduled_tokens,
             scheduler_output.kv_connector_block_state.get_block_ids,
-            written,
+            given,
         )
         return Metadata(step)
 
