@@ -271,6 +271,20 @@ def test_beside_vllms_own_prefix_cache(place: Place, plain: Plain) -> None:
         assert engine.cached == [320]
 
 
+def test_blocks_that_were_never_filled_are_not_found_in_vllms_own_cache(
+    place: Place, plain: Plain
+) -> None:
+    """Their request is given up in the step of its load, which fails: nobody computes them anew."""
+    with place.engine(enable_prefix_caching=True) as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.ask("forget_blocks")
+        assert engine.setting
+        claim = mint(engine.setting.claims_key, engine.setting.driver, "acme")
+        assert engine.ask("give_up_in_a_load_that_fails", prompt(0), claim) == 1
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+
+
 def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain) -> None:
     kept = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
     place.setting = replace(

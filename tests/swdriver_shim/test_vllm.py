@@ -695,6 +695,7 @@ def test_nothing_is_stored_that_was_computed_behind_blocks_whose_load_fails(tmp_
         damage(one, 3)
         step = one.run({first: 24, other: 424})
         assert set(first.tables[0][6:8]) == one.bad
+        assert one.scheduling.take_unfilled() == set(first.tables[0][6:])
         assert not [order for order in step.stores if order.request == other.request_id]
         # vLLM has the first one compute the blocks anew, and the other one what it computed with them.
         other.num_computed_tokens = 576

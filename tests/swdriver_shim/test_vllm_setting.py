@@ -16,7 +16,7 @@ from kvss_agent.http_api import Invalid
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh, read
+from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, file_of, fresh, read
 from swdriver_shim.adapters.vllm.working import Worker
 from swdriver_shim.claims import Claim, Judge, mint
 from swdriver_shim.granting import NotGranted
@@ -83,6 +83,15 @@ def test_what_is_wrong_with_a_file_is_said_in_a_sentence(tmp_path: Path) -> None
         read(written(tmp_path, wrong))
 
 
+def test_engines_beside_each_other_have_a_file_each() -> None:
+    assert file_of("/etc/job7.json", 0, 1) == Path("/etc/job7.json")
+    assert file_of("/etc/job7-{rank}.json", 0, 1) == Path("/etc/job7-0.json")
+    assert file_of("/etc/job7-{rank}.json", 3, 4) == Path("/etc/job7-3.json")
+    for rank, engines in [(0, 2), (1, 2), (1, 1)]:  # vLLM tells engines of dense models of no others
+        with pytest.raises(Unfit, match=r"\{rank\}"):
+            file_of("/etc/job7.json", rank, engines)
+
+
 def test_a_model_is_what_its_workers_say() -> None:
     model = model_spec(setting(), [facts(each=16), facts(each=8)])
     assert model.groups[0].bytes_per_token == (16, 8)
@@ -93,12 +102,13 @@ def test_a_model_is_what_its_workers_say() -> None:
         model_spec(setting(), [facts(), facts(block_tokens=64)])
 
 
-def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("theirs", ["theirs", "job77.full.0", "job7.b.full.0", "job7.full"])
+def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path, theirs: str) -> None:
     with agent(tmp_path / "agent") as one:
-        one.tell(document(1, spec("theirs")))
-        with pytest.raises(NotGranted, match="keeps theirs, which is not of job7"):
+        one.tell(document(1, spec(theirs)))
+        with pytest.raises(NotGranted, match=f"keeps {theirs}, which is not of job7"):
             Deciding(at(one, tmp_path), [facts()])
-        assert [shard["name"] for shard in one.observed()["shards"]] == ["theirs"]
+        assert [shard["name"] for shard in one.observed()["shards"]] == [theirs]
 
 
 def test_an_agent_that_is_not_there_is_said_in_a_sentence() -> None:

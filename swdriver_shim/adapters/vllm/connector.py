@@ -10,7 +10,6 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -46,7 +45,7 @@ from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_o
 from swdriver_shim.adapters.vllm.numbers import MEANING, Counts, Numbers, added
 from swdriver_shim.adapters.vllm.orders import Report, Step
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
-from swdriver_shim.adapters.vllm.setting import read
+from swdriver_shim.adapters.vllm.setting import file_of, read
 from swdriver_shim.adapters.vllm.working import Result, Worker
 from swdriver_shim.halves import MovingHalf
 
@@ -125,11 +124,14 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._result = Result()
         self._half: MovingHalf | None = None
         self._deciding: Deciding | None = None
+        self._cache: Any = None  # vLLM's own, once it is there
         if role is KVConnectorRole.SCHEDULER:
             path = self._kv_transfer_config.get_from_extra_config("tidegate", None)
             if not path:
                 raise Unfit('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
-            self._setting = read(Path(path))
+            self._setting = read(
+                file_of(path, parallel.data_parallel_index, parallel.data_parallel_size)
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -242,6 +244,10 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._cache = kv_cache_manager
+
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
@@ -307,6 +313,9 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         meta: WorkerMetadata | None = connector_output.kv_connector_worker_meta
         if meta:
             self._driver.scheduling.heard(meta.report)
+            # vLLM has them computed anew, but not for a request that was given up in the same step.
+            if (unfilled := self._driver.scheduling.take_unfilled()) and self._cache:
+                self._cache.evict_blocks(unfilled)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

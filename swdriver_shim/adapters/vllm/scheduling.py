@@ -109,6 +109,7 @@ class Load:
     asked: Asked
     columns: list[list[Column]]  # as in the order
     blocks: set[int]
+    table: Sequence[int]  # of its request, in the first group
     end: int  # so many tokens are there then
     loaded: Loaded | None = None
 
@@ -167,6 +168,7 @@ class Scheduling:
         self._is_idle = True  # nothing was computed in the last step
         self._loads: dict[int, Load] = {}
         self._failed: list[Load] = []  # what they were to fill is being computed anew
+        self._unfilled: set[int] = set()  # blocks that do not hold what vLLM thinks
         self._stores: dict[int, Storing] = {}
         self._new_loads: list[Order] = []
         self._taken: set[int] = set()  # blocks that this step's loads write to
@@ -271,7 +273,7 @@ class Scheduling:
         one.stored = max(one.stored, match.tokens)
         order = Order(number, one.id, one.asker.keys.tag, carries)
         filled = order.blocks - {LEAVE}
-        self._loads[number] = Load(one, asked, columns, filled, end)
+        self._loads[number] = Load(one, asked, columns, filled, blocks[0], end)
         self._new_loads.append(order)
         self._taken |= filled
 
@@ -297,16 +299,25 @@ class Scheduling:
         self.counts["refused_columns"] += len(refused)
         if refused:
             first = min(column.depth for column in refused) * COLUMN_TOKENS
+            first -= first % self._unit
             self._driver.refuse(refused)
-            self._driver.end_load(load.asked, first - first % self._unit)
+            self._driver.end_load(load.asked, first)
             one.stored = 0  # what is there still is found out then
             self._failed.append(load)
+            if not self.loads_ahead:  # else vLLM has not counted on them yet
+                self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
             for ended in self._ended:  # of which vLLM takes nothing back
                 ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
         else:
             self._driver.note_refill(match, loaded.seconds)
             self._driver.end_load(load.asked)
         one.load = None
+
+    def take_unfilled(self) -> set[int]:
+        """Blocks since the last time that vLLM's own cache must not find: what was to be loaded to them
+        has not come, and what was computed behind that is wrong."""
+        taken, self._unfilled = self._unfilled, set()
+        return taken
 
     def _let_go(self, one: Ongoing) -> None:
         if one.asked:
