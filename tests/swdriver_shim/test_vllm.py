@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,7 @@ from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfi
 from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Report, Saved, Step
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
-from swdriver_shim.adapters.vllm.working import Worker
+from swdriver_shim.adapters.vllm.working import Save, Worker
 from swdriver_shim.deciding import Decider
 from swdriver_shim.halves import FarShard, Line, MovingHalf
 from swdriver_shim.homes import Home
@@ -30,6 +32,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from swdriver_shim.reasons import Reason
+from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE
@@ -562,6 +565,37 @@ def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_ser
         assert one.scheduling.counts["saves_given_up"] == 1
         assert one.serve(request(some(1, 300))) == one.serve(request(some(3, 300))) == 256
         assert one.serve(request(some(2, 300))) == 0
+
+
+def test_a_save_that_comes_too_late_leaves_nothing_behind_a_purge(tmp_path: Path) -> None:
+    """Whoever decides has taken it for dead, and its slots are somebody else's."""
+    with engine(tmp_path, FULL) as one:
+        one.driver.set_policies({"acme": OrgPolicies(policy=Policy(scrub=True))})
+        began, now = time.monotonic(), [0.0]
+        [worker] = one.workers
+        one.driver._clock = worker._clock = lambda: began + now[0]
+        asked = request(some(1, 300))
+        one.begin(asked)
+        take, may_go_on = worker._waiting.get, threading.Event()
+
+        def taking() -> Save | None:
+            save = take()
+            assert may_go_on.wait(30)
+            return save
+
+        worker._waiting.put(None)  # the thread that is, so that another one takes its time
+        worker._saver.join()
+        worker._waiting.get = taking  # type: ignore[assignment,method-assign]
+        worker._saver = threading.Thread(target=worker._save_all)
+        worker._saver.start()
+        one.run({asked: 300})
+        now[0] = USE_SECONDS_MAX + 1
+        receipt = one.driver.purge("acme")
+        assert receipt.done
+        may_go_on.set()
+        wait_until("it is told", lambda: len(one.saved) == 1)
+        assert one.saved[0].dropped
+        assert not any(any(one.plane.shards["0.0"].arena.slot(at)) for at in range(60))
 
 
 def test_drafts_are_not_stored(tmp_path: Path) -> None:
