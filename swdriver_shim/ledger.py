@@ -606,7 +606,8 @@ class Ledger:
 
     def _make_room(self, home: PrefixMap, payers: Payers, now: float) -> int | None:
         account, group, pool = home.account, home.group, self.slots.pools[home.group]
-        limit = account.policy.dram_bytes_max
+        limit, coming_free = account.policy.dram_bytes_max, self.slots.coming_free
+        coming = coming_free[group]
         if limit is not None and account.bytes > limit + SLICE * home.column_bytes:
             return None  # it was lowered by much: the sweeper is at it
         while limit is not None and account.bytes + home.column_bytes > limit:
@@ -615,6 +616,8 @@ class Ledger:
                 return None
             self.evict(victim, Reason.QUOTA)
         while (slot := pool.take()) is None:
+            if coming_free[group] > coming:
+                return None  # a slot is scrubbed first: it is for whoever stores next
             victim = payers.victim(now)
             if victim is None:
                 return None

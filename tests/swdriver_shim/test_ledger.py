@@ -394,6 +394,25 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     assert all(receipt.done for receipt in (first, second, third))
 
 
+def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
+    made = ledger(64, acme=Policy(scrub=True))
+    for kind in range(64):
+        store(made, prompt(conversation(kind + 1)))
+    assert store(made, prompt(conversation(100))) == [], "its slot has to be emptied first"
+    assert made.account("acme").bytes == 63 * COLUMN_BYTES
+    assert made.tier2.is_short_of_room
+    assert made.tier2.begin_spill(1, 64) is None, "nothing is copied anywhere"
+    assert made.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
+    finish(made)
+    for kind in range(200, 202):
+        assert len(store(made, prompt(conversation(kind)))) == 1
+    assert made.account("acme").bytes == 64 * COLUMN_BYTES
+    made.set_policies({}, 2)
+    assert not made.tier2.is_short_of_room
+    assert len(store(made, prompt(conversation(300)))) == 1
+    made.check_integrity()
+
+
 def test_a_delete_stops_where_others_go_on() -> None:
     made = ledger(acme=Policy(scrub=True))
     mine, other = prompt(conversation(1, 2, 3, rest=4)), prompt(conversation(1, 9))
