@@ -41,6 +41,7 @@ from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
 DRAM: Final = "dram"
 TIER2: Final = "tier2"
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
+LOOK_AHEAD_SECONDS: Final = 3600  # what expires later is looked at before: no longer a list of seconds
 NAMESPACES_MAX: Final = 64  # of one org
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 _ON_THEIR_WAY: Final = {State.WRITING: Reason.WRITING, State.COMING: Reason.TIER2_LATE}
@@ -148,8 +149,9 @@ class Ledger:
         self.tier2 = SecondTier(self)
         self.watch: Watch | None = None
         self._policies: Mapping[str, OrgPolicies] = {}
-        self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
+        self._due: dict[int, dict[Column, None]] = {}  # by the second in which they are to be looked at
         self._seconds: list[int] = []  # a heap of those
+        self._swept_at = 0.0
         self._rescans: deque[list[Column]] = deque()
         self._purged: deque[tuple[PrefixMap, Removal]] = deque()
         self._lost: deque[tuple[deque[Column], frozenset[int]]] = deque()
@@ -743,6 +745,7 @@ class Ledger:
     def sweep(self, now: float, columns: int = SLICE) -> bool:
         """Remove what has expired and end what is taken for dead, looking at about so many columns;
         whether there is more to do."""
+        self._swept_at = now
         for use in self.slots.overdue(now):
             self._give_up(use, now)
         while self._rescans and columns > 0:
@@ -759,7 +762,7 @@ class Ledger:
             due = self._due[second]
             while due and columns > 0:
                 columns -= 1
-                self._look_at(due.pop(), second, now)
+                self._look_at(due.popitem()[0], now)
             if not due:
                 heapq.heappop(self._seconds)
                 del self._due[second]
@@ -857,7 +860,7 @@ class Ledger:
             second = seconds.get(age)
             if second is None:
                 second = seconds[age] = self._second(column)
-            self._have_looked_at(column, second)
+            self._look_at_in(column, second)
             if self.watch:
                 self.watch.arrived(column)
 
@@ -889,6 +892,7 @@ class Ledger:
             column.mark = None
             if self.watch:
                 self.watch.gone(column)
+        self._look_at_in(column, 0)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
         home = column.home
@@ -903,29 +907,33 @@ class Ledger:
 
     def schedule(self, column: Column) -> None:
         """Have the sweeper look at it when it may have expired."""
-        self._have_looked_at(column, self._second(column))
+        self._look_at_in(column, self._second(column))
 
     def _second(self, column: Column) -> int:
-        """The first in which it may have expired; 0 for never."""
+        """The first in which it may have expired, or one before that; 0 for never."""
         expires_at = self.expires_at(column)
-        return 0 if expires_at == NEVER else max(1, math.ceil(expires_at))
+        if expires_at == NEVER:
+            return 0
+        return max(1, math.ceil(min(expires_at, self._swept_at + LOOK_AHEAD_SECONDS)))
 
-    def _have_looked_at(self, column: Column, second: int) -> None:
+    def _look_at_in(self, column: Column, second: int) -> None:
         if column.due == second:
             return
+        if column.due:
+            del self._due[column.due][column]
         column.due = second
         if not second:
             return
         due = self._due.get(second)
         if due is None:
-            due = self._due[second] = []
+            due = self._due[second] = {}
             heapq.heappush(self._seconds, second)
-        due.append(column)
+        due[column] = None
 
-    def _look_at(self, column: Column, second: int, now: float) -> None:
-        if column.state is not State.READY or column.due != second:
-            return  # gone, or to be looked at another time
+    def _look_at(self, column: Column, now: float) -> None:
         column.due = 0
+        if column.state is not State.READY:
+            return  # it is coming back
         expires_at = self.expires_at(column)
         if expires_at > now:
             self.schedule(column)

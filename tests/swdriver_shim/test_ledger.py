@@ -8,7 +8,7 @@ import pytest
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import SLICE, Ledger
+from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, SLICE, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import USE_SECONDS_MAX, Removal
@@ -392,6 +392,26 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     made.slots.not_cleared(clears)
     finish(made)
     assert all(receipt.done for receipt in (first, second, third))
+
+
+def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
+    day = 24 * 3600
+    made = ledger(2, acme=Policy(ttl_last_use_seconds=365 * day))
+    asked = [prompt(conversation(kind)) for kind in range(3)]
+    seconds = 3 * LOOK_AHEAD_SECONDS
+    for now in range(seconds):
+        store(made, asked[now % 3], now)
+        made.sweep(now)
+    waiting = [column for due in made._due.values() for column in due]
+    assert len(waiting) == 2, "those that are here"
+    assert len(made._due) <= LOOK_AHEAD_SECONDS + 1
+    last = asked[(seconds - 1) % 3]
+    for now in range(seconds, 365 * day + seconds - 2, LOOK_AHEAD_SECONDS):
+        made.sweep(now)
+    assert made.query(last, 365 * day + seconds - 2) == C
+    made.sweep(365 * day + seconds - 1)
+    assert made.account("acme").bytes == 0
+    assert not made._due
 
 
 def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
