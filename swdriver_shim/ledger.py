@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Final, Protocol
@@ -362,10 +362,7 @@ class Ledger:
         self, account: Account, paths: list[Path], prompt: Prompt, whole: int, now: float
     ) -> list[Column]:
         """The longest tail right behind the whole columns that all groups have: one column of each."""
-        left = prompt.tokens - whole * COLUMN_TOKENS
-        for tail in paths[0].map.tails(_before(prompt, whole)):
-            if tail.tokens > left or prompt.tail(whole, tail.tokens) != tail.key:
-                continue
+        for tail in _tails_of(paths[0].map, prompt, whole, prompt.tokens - whole * COLUMN_TOKENS):
             tails = _present(path.map.columns.get(tail.key) for path in paths)
             if len(tails) == self._fresh(account, tails, now) == len(paths) and self._covers(
                 paths, whole, whole * COLUMN_TOKENS + tail.tokens
@@ -593,9 +590,8 @@ class Ledger:
 
     def _take_over(self, home: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
         """The slot of a shorter tail that this column goes on from, if nobody is reading it."""
-        for tail in home.tails(_before(prompt, depth)):
-            is_idle = tail.state is State.READY and not tail.holds
-            if is_idle and tail.tokens < tokens and prompt.tail(depth, tail.tokens) == tail.key:
+        for tail in _tails_of(home, prompt, depth, tokens - 1):
+            if tail.state is State.READY and not tail.holds:
                 slot = self._empty(tail)
                 parent = tail.parent
                 if parent:
@@ -1036,6 +1032,14 @@ def _before(prompt: Prompt, depth: int) -> bytes:
     return prompt.keys[depth - 1] if depth else b""
 
 
+def _tails_of(home: PrefixMap, prompt: Prompt, depth: int, most: int) -> Iterator[Column]:
+    """Tails behind so many columns of this prompt, of at most so many tokens and all of them its own;
+    the longest first."""
+    for tokens in home.tail_lengths(_before(prompt, depth)):
+        if tokens <= most and (tail := home.columns.get(prompt.tail(depth, tokens))):
+            yield tail
+
+
 def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
     """Of all its columns, the tail included, with the tokens of each."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
@@ -1049,9 +1053,7 @@ def _columns(home: PrefixMap, prompt: Prompt) -> list[Column]:
     """All columns that hold tokens of this prompt and no others, from its start on."""
     found: list[Column] = []
     for depth, key in enumerate([*prompt.keys, b""]):
-        left = min(prompt.tokens - depth * COLUMN_TOKENS, COLUMN_TOKENS - 1)
-        tails = [tail for tail in home.tails(_before(prompt, depth)) if tail.tokens <= left]
-        found += [tail for tail in tails if prompt.tail(depth, tail.tokens) == tail.key]
+        found += _tails_of(home, prompt, depth, prompt.tokens - depth * COLUMN_TOKENS)
         if column := home.columns.get(key):
             found.append(column)
     return found

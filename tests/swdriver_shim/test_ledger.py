@@ -394,6 +394,25 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     assert all(receipt.done for receipt in (first, second, third))
 
 
+def test_a_prompt_behind_which_many_have_gone_on_is_hashed_no_more_often_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = ledger(1000)
+    for kind in range(900):
+        store(made, prompt([*conversation(1), kind, *[5] * (kind % 3)]))
+    hashed: list[int] = []
+    tail = Prompt.tail
+
+    def counted(asked: Prompt, columns: int, count: int) -> bytes:
+        hashed.append(count)
+        return tail(asked, columns, count)
+
+    monkeypatch.setattr(Prompt, "tail", counted)
+    assert made.query(prompt([*conversation(1), 899, 5, 5, 7]), 0) == C + 3
+    assert made.query(prompt([*conversation(1), 9999, 7, 7, 7]), 0) == C
+    assert hashed == [3, 3, 2, 1], "once for each length"
+
+
 def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
     day = 24 * 3600
     made = ledger(2, acme=Policy(ttl_last_use_seconds=365 * day))
