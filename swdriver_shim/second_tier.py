@@ -242,7 +242,7 @@ class SecondTier:
 
     def remember(self, account: Account, continue_id: str, prompt: Trail) -> None:
         """A conversation that is going to go on has come this far."""
-        if not continue_id or account.policy.tiers is not Tiers.TIER2:
+        if not continue_id or not prompt.keys or account.policy.tiers is not Tiers.TIER2:
             return
         name = account.org, continue_id
         self._forget_trail(name)
