@@ -22,6 +22,7 @@ from kvss_agent.wire import DATA_KEY_BYTES
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
+from swdriver_shim.paths import PathSpec
 from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000
@@ -69,7 +70,8 @@ class ControlSpec(Document, frozen=True):
 class HomeSpec(Document, frozen=True):
     """Where a shard of a group is: which agent, and what it is called there.
 
-    Without `control` a shard that moves here starts empty.
+    Without `control` a shard that moves here starts empty. `path`: how its bytes get there, where it is
+    known; they are counted by it.
     """
 
     group: Name
@@ -77,6 +79,7 @@ class HomeSpec(Document, frozen=True):
     address: Annotated[str, Meta(max_length=500)]
     shard: Name
     control: ControlSpec | None = None
+    path: PathSpec | None = None
 
 
 class OrgSpec(Document, frozen=True):

@@ -98,11 +98,13 @@ class Fleet:
         source, target = self._homes[name], self._agents[to]
         self._tell(to, self._at(to) | {name: shard.count_from})
 
-        def pull(slots: Sequence[int], after: int) -> None:
+        def pull(slots: Sequence[int], after: int) -> int:
             nonlocal pulled
             address = self._agents[source].address
-            if target.control.pull(name, address, name, DRIVER, after, slots):
+            done, size = target.control.pull(name, address, name, DRIVER, after, slots)
+            if done:
                 pulled += len(slots)
+            return size
 
         size = next(size for each, _, _, size in _names(self._layout, DRIVER) if each == name)
         began = time.monotonic()

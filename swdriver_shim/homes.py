@@ -10,6 +10,7 @@ from typing import Protocol
 from kvss_agent.client import Credentials, ShardClient, connect
 from swdriver_shim.agents import Control
 from swdriver_shim.moving import Keeper
+from swdriver_shim.paths import PathSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class Pulling:
     source_shard: str
     driver: str
 
-    def __call__(self, slots: Sequence[int], after: int) -> None:
-        if self.control:
-            self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
+    def __call__(self, slots: Sequence[int], after: int) -> int:
+        """How many bytes came."""
+        if self.control is None:
+            return 0
+        pulled = self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
+        return pulled.bytes
 
 
 class Movable(Keeper, Protocol):
     """A shard that can be told to go on at another agent."""
 
-    def move(self, connect: Home, pull: Pulling, /) -> bool: ...
+    def take(self, path: PathSpec | None) -> None: ...
+    def move(self, connect: Home, pull: Pulling, path: PathSpec | None, /) -> bool: ...

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from swdriver_shim.driver import Driver
+from swdriver_shim.paths import Carried
 from telemetry.exposition import Page
 from telemetry.metrics import Catalog, Sink
 
@@ -60,6 +61,20 @@ BYTES = _counter(
 FAILED = _counter(
     "swdriver_evict_failed_columns_total", "Columns that could not be sent to all their agents.", "org"
 )
+PATH_BYTES = _counter(
+    "tidegate_driver_path_bytes_total",
+    "Bytes of columns, by the path that they took: out to a node, in from it, or pulled by it from"
+    " another one in a move. `unknown` is the tier of a home whose path nobody has told.",
+    "stream",
+    "session",
+    "node",
+    "tier",
+    "port_leaf",
+    "nic_leaf",
+    "link",
+    "box",
+    "direction",
+)
 TOO_LARGE = _counter(
     "swdriver_objects_too_large_total",
     "Times that values were refused because one does not fit a column.",
@@ -105,6 +120,7 @@ def collect(shim: Shim, into: Sink) -> None:
             for which in ("slots", "used", "free")
         ],
     )
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in shim.carried()])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)
@@ -118,6 +134,21 @@ def collect(shim: Shim, into: Sink) -> None:
             for what, count in sorted(counts.items())
         ],
     )
+
+
+def _way(stream: str, one: Carried) -> dict[str, str]:
+    path = one.path
+    return {
+        "stream": stream,
+        "session": path.session if path else "",
+        "node": path.node if path else "",
+        "tier": path.tier if path else "unknown",
+        "port_leaf": path.port_leaf if path else "",
+        "nic_leaf": path.nic_leaf if path else "",
+        "link": path.link if path else "",
+        "box": path.box if path else "",
+        "direction": one.direction,
+    }
 
 
 def _tiers(driver: Decider, into: Sink) -> None:

@@ -26,6 +26,7 @@ from swdriver_shim.homes import Home, Movable, Pulling
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
 from swdriver_shim.objects import Here, Objects
+from swdriver_shim.paths import Carried, PathSpec
 from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Shim:
         state_dir: Path | None,
         software: str = "",
         *,
-        far: Callable[[str, int, Home], FarShard] | None = None,
+        far: Callable[[str, int, Home, PathSpec | None], FarShard] | None = None,
         notes: Path | None = None,
     ) -> None:
         """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
@@ -128,6 +129,8 @@ class Shim:
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
+            elif at in earlier and _place(home) == _place(self._here[at]):
+                self._shards[at].take(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         self._driver.set_policies(
             {org.name: org.policies for org in told.orgs},
@@ -152,11 +155,12 @@ class Shim:
             ]
 
         if self._far:
-            far = {at: self._far(*at, self._home(home)) for at, home in homes.items()}
+            far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
             self._shards = {**far}
             return Decider(shape, name, in_order(far), notes=notes)
         here = {
-            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes) for at, home in homes.items()
+            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path)
+            for at, home in homes.items()
         }
         self._shards = {**here}
         return Driver(shape, name, in_order(here), notes=notes)
@@ -193,8 +197,10 @@ class Shim:
             pull = Pulling(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
-                if self._shards[at].move(self._home(new), pull):
+                if self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
+                    if _place(told := self._homes[at]) == _place(new):
+                        self._shards[at].take(told.path)  # it may be another one by now
                     return
                 if self._stopped.wait(RETRY_SECONDS):
                     return
@@ -250,6 +256,11 @@ class Shim:
         return driver
 
     # What it is
+
+    def carried(self) -> list[tuple[str, Carried]]:
+        """What each stream has moved, by path. A stream is named after its group and number."""
+        shards = sorted(self._shards.items())
+        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
 
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""

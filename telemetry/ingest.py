@@ -51,7 +51,6 @@ LAG = METRICS.histogram(
 )
 BATCH = METRICS.histogram("telemetry_ingest_batch_seconds", "Writing a batch.")
 WAITING = METRICS.gauge("telemetry_ingest_waiting_records", "Records in Redis that are not written.")
-ROWS = METRICS.counter("telemetry_roll_up_rows_total", "Rows of roll-ups written, by level.", "level")
 
 
 @dataclass
@@ -62,14 +61,12 @@ class Counts:
     lag: Histogram = field(default_factory=Histogram)
     batches: Histogram = field(default_factory=Histogram)
     waiting: int = 0
-    rows: Counter[str] = field(default_factory=Counter)
 
     def collect(self, into: Sink) -> None:
         into.put(RECORDS, [({"outcome": what}, count) for what, count in self.records.copy().items()])
         into.put(LAG, [({}, self.lag)])
         into.put(BATCH, [({}, self.batches)])
         into.put(WAITING, [({}, self.waiting)])
-        into.put(ROWS, [({"level": level}, count) for level, count in self.rows.copy().items()])
 
 
 class Ingest:

@@ -8,7 +8,7 @@ from typing import Final
 from console.metrics import own
 from kvss_agent import metrics as agent
 from swdriver_shim import metrics as driver
-from telemetry import emitter, ingest
+from telemetry import emitter, ingest, rollup
 from telemetry.metrics import Metric
 
 # By who has them, as docs/metrics.md says it.
@@ -16,6 +16,7 @@ CATALOGS: Final = {
     "Agents": agent.METRICS,
     "Drivers": driver.METRICS,
     "Ingest": ingest.METRICS,
+    "Roll-up": rollup.METRICS,
     "Whoever tells its numbers": emitter.METRICS,
     "Console": own.METRICS,
 }

@@ -978,10 +978,10 @@ class Simulation:
         target.specs[name] = self._spec(at, shard.count_from)
         target.provide(target.specs[name])
 
-        def pull(slots: Sequence[int], after: int) -> None:
+        def pull(slots: Sequence[int], after: int) -> int:
             hosted = target.shards.get(name) if target.is_up else None
             if hosted is None or self.chance.random() < 0.05:
-                return
+                return 0
             source = Source(
                 To(host="far", agent=old),
                 name,
@@ -996,8 +996,9 @@ class Simulation:
             while not task.done and target.is_up and self.turns.now < until:
                 self.turns.wait(task.joining, 1.0)
                 if self.chance.random() < 0.02:  # the controller is not heard from any more
-                    return
+                    return 0
             self.seen["pulled"] += fetching.moved
+            return fetching.moved_bytes
 
         is_moved = shard.move(self._connect(at, target), pull)
         leaving = old if is_moved else target

@@ -259,14 +259,15 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
 
 
 def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
-    def pull_with(name: str, new: str) -> Callable[[Sequence[int], int], None]:
+    def pull_with(name: str, new: str) -> Callable[[Sequence[int], int], int]:
         """What the new agent's control does, slot by slot."""
 
-        def pull(slots: Sequence[int], _after: int) -> None:
+        def pull(slots: Sequence[int], _after: int) -> int:
             old, target = fleet.plane.shards[name], fleet.plane.shards[new]
             for slot in slots:
                 if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
                     target.arena.slot(slot)[:] = old.arena.slot(slot)
+            return 0
 
         return pull
 
@@ -308,7 +309,7 @@ def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
         engine.store(prompt(tokens(2), org="globex"))
         fleet.make_one("0.0 again", 64 * C, 20, 0)
         shard = engine.driver._shards[0][0]
-        assert shard.move(fleet.connect("0.0 again", kind), lambda *_: None)
+        assert shard.move(fleet.connect("0.0 again", kind), lambda *_: 0)
         assert engine.driver.purge("acme", seconds=10).done
 
 
@@ -317,7 +318,7 @@ def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
         asked = prompt(tokens(1))
         engine.store(asked)
         shard = engine.driver._shards[0][0]
-        assert not shard.move(fleet.connect("nowhere", "unix"), lambda *_: None)
+        assert not shard.move(fleet.connect("nowhere", "unix"), lambda *_: 0)
         assert engine.load(asked) == C
 
 
