@@ -322,6 +322,34 @@ def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
         assert engine.load(asked) == C
 
 
+def test_who_asks_a_driver_that_is_closed_gets_misses(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1, 2))
+        engine.store(asked)
+        engine.driver.close()
+        assert engine.load(asked) == 0
+        assert engine.store(prompt(tokens(3))) == 0
+        assert engine.driver.explain(asked)["full"][0].state == Reason.AGENT_LOST
+        assert not engine.driver.purge("acme").done
+
+
+def test_what_fails_at_an_agent_in_a_way_that_nobody_foresaw_is_tried_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driving(fleet) as engine:
+        engine.store(prompt(tokens(1)))
+        clear, failures = Shard.clear, [ZeroDivisionError()]
+
+        def fails_once(shard: Shard, slots: Sequence[int], *, scrub: bool) -> bool:
+            if failures:
+                raise failures.pop()
+            return clear(shard, slots, scrub=scrub)
+
+        monkeypatch.setattr(Shard, "clear", fails_once)
+        assert engine.driver.purge("acme").done
+        assert not failures
+
+
 def test_an_engine_that_fails_while_it_is_read_leaves_nothing_half_stored(fleet: Fleet) -> None:
     def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
         raise ZeroDivisionError
