@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,19 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
     assert daemon.shard()["address"].endswith("two/data.sock")
     agents[0].kill()
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
+
+
+def test_a_controller_can_mend_what_all_callers_are_waiting_for(
+    daemon: Daemon, agents: list[AgentProcess]
+) -> None:
+    daemon.store(ACME, [1] * C, kv(C))
+    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
+    agents[0].kill()
+    wait_until("it is noticed", lambda: daemon.shard()["slots"] is None)
+    with ThreadPoolExecutor(40) as callers:
+        purges = [callers.submit(daemon.ask, ACME, "purge") for _ in range(40)]
+        assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+        assert {purge.result().status_code for purge in purges} == {200}, "none was too late"
 
 
 def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
