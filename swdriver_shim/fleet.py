@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import kvss_agent
 from kvss_agent.client import Credentials, Lost, ShardClient, connect
-from swdriver_shim.agents import Control
+from swdriver_shim.agents import Control, Pulled
 from swdriver_shim.layout import Layout
 from swdriver_shim.moving import Shard
 
@@ -98,13 +98,12 @@ class Fleet:
         source, target = self._homes[name], self._agents[to]
         self._tell(to, self._at(to) | {name: shard.count_from})
 
-        def pull(slots: Sequence[int], after: int) -> int:
+        def pull(slots: Sequence[int], after: int) -> Pulled:
             nonlocal pulled
             address = self._agents[source].address
-            done, size = target.control.pull(name, address, name, DRIVER, after, slots)
-            if done:
-                pulled += len(slots)
-            return size
+            found = target.control.pull(name, address, name, DRIVER, after, slots)
+            pulled += len(slots) * found.done
+            return found
 
         size = next(size for each, _, _, size in _names(self._layout, DRIVER) if each == name)
         began = time.monotonic()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvss_agent.client import Credentials, ShardClient, connect
-from swdriver_shim.agents import Control
+from swdriver_shim.agents import Control, Pulled
 from swdriver_shim.moving import Keeper
 from swdriver_shim.paths import PathSpec
 
@@ -36,12 +36,10 @@ class Pulling:
     source_shard: str
     driver: str
 
-    def __call__(self, slots: Sequence[int], after: int) -> int:
-        """How many bytes came."""
+    def __call__(self, slots: Sequence[int], after: int) -> Pulled:
         if self.control is None:
-            return 0
-        pulled = self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
-        return pulled.bytes
+            return Pulled(done=True, bytes=0)
+        return self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
 
 
 class Movable(Keeper, Protocol):

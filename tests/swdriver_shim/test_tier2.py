@@ -24,7 +24,7 @@ from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import Engine, Fleet, driving, kv, tokens
+from tests.swdriver_shim.test_driver import PULLED, Engine, Fleet, driving, kv, tokens
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -312,7 +312,7 @@ def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path
         assert engine.load(prompt(tokens(1, 2, 3))) == 0
         assert shard.slots is None
         fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from)
-        assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: 0)
+        assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: PULLED)
         wait_until("its part is back", lambda: engine.driver.ledger.tier2.flow.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
 
