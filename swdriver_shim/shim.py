@@ -174,19 +174,23 @@ class Shim:
         return self.keys(found, namespace.adapter)
 
     def _home(self, home: HomeSpec) -> Home:
-        return Home(home.address, home.shard, self._credentials)
+        groups = {group.name: group for group in self._told.model.shape().groups}
+        slot_bytes = groups[home.group].slot_bytes[home.index]
+        return Home(home.address, home.shard, self._credentials, slot_bytes)
 
     def _credentials(self) -> Credentials:
-        told = self.desired
-        if told is None:
+        return Credentials(self._told.driver, self._told.secret, software=self.software)
+
+    @property
+    def _told(self) -> Desired:
+        if self.desired is None:
             raise RuntimeError("nothing is connected before there is a document")
-        return Credentials(told.driver, told.secret, software=self.software)
+        return self.desired
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
         control = Control(new.control.url, new.control.token) if new.control else None
-        driver = self.desired.driver if self.desired else ""
-
+        driver = self._told.driver
         earlier = self._moving.get(at)
 
         def run() -> None:
