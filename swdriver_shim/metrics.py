@@ -20,6 +20,11 @@ _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
 READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
 GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+CONSOLE = _counter(
+    "swdriver_console_calls_total",
+    "Joining the console's fleet and heartbeats, by how they ended.",
+    "what",
+)
 LEFT_TO_MOVE = _gauge(
     "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
 )
@@ -109,6 +114,7 @@ def collect(shim: Shim, into: Sink) -> None:
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
     into.put(
         GENERATION,
         [

@@ -210,6 +210,19 @@ class Driver(Named, Joined):
         constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]
 
 
+class Watch(models.Model):
+    """Since when the console listens to heartbeats without a break. One row."""
+
+    listening_since = models.DateTimeField()
+    swept_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(name="watch_once", condition=Q(id=1))]
+
+    def __str__(self) -> str:
+        return f"since {self.listening_since:%Y-%m-%d %H:%M:%S}"
+
+
 class JoinToken(models.Model):
     """Good for so many processes of one kind to join with, until it expires. Only a hash is kept."""
 

@@ -42,10 +42,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Not yet: look again soon. `part` is how much of the step is done, from 0 to 1."""
+    """Not yet: look again after a while. `part` is how much of the step is done, from 0 to 1."""
 
     message: str
     part: float = 0.0
+    seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

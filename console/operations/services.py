@@ -27,7 +27,6 @@ from telemetry.topics import OPERATIONS
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN: Final = timedelta(seconds=1)  # at what waits
 TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
 SWEEP_MAX: Final = 200
 KEPT: Final = timedelta(days=90)
@@ -169,13 +168,13 @@ def advance(operation_id: UUID) -> bool:
         if operation is None:
             return False
         now = timezone.now()
-        position, waits = _stepped(operation, machine_of(operation.kind), now)
+        position, wait_seconds = _stepped(operation, machine_of(operation.kind), now)
         _put(operation, position, now)
-        operation.wake_at = now + (LOOK_AGAIN if waits else timedelta(0))
+        operation.wake_at = now + timedelta(seconds=wait_seconds)
         operation.save()
         if not position.state.moves:
             _note_end(operation)
-    return position.state.moves and not waits
+    return position.state.moves and not wait_seconds
 
 
 def take_due(now: datetime) -> list[UUID]:
@@ -192,11 +191,11 @@ def forget_old_operations(now: datetime) -> int:
     return deleted
 
 
-def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tuple[Position, bool]:
-    """Where it is after its next step, whose effects are in this transaction, and whether that waits."""
+def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tuple[Position, float]:
+    """Where it is after its next step, and how many seconds that waits."""
     shape, position = machine.shape(), _position(operation)
     if operation.attempts > core.ATTEMPTS_MAX:
-        return core.worn_out(position, shape, now), False
+        return core.worn_out(position, shape, now), 0
     if operation.cancel_requested:
         position = core.cancelled(position, shape, now)
     step = machine.steps[position.step]
@@ -204,7 +203,9 @@ def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tup
     after = core.after(position, outcome, shape, now)
     if after.state is State.SUCCEEDED:
         operation.response = machine.response(operation)
-    return after, isinstance(outcome, Waiting) and after.step == position.step
+    if isinstance(outcome, Waiting) and after.state is position.state:
+        return after, outcome.seconds
+    return after, 0
 
 
 def _outcome(doing: Doing, operation: Operation) -> Outcome:
