@@ -13,6 +13,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.fleet import services
 from console.fleet.drawing import Drawing, Link, Look, Spot, counted, draw
+from console.fleet.filters import NOT_JOINED
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.placement.topology import State
 from console.shell.templatetags.console import byte_size
@@ -25,7 +26,6 @@ LOOKS: Final[dict[str, Look]] = {
     State.MAINTENANCE.value: "off",
     State.LOST.value: "bad",
 }
-NOT_JOINED: Final = "not joined"
 
 
 def look_of(state: str, *, has_joined: bool) -> tuple[Look, str]:
@@ -61,13 +61,8 @@ class StampView:
         return [spot for spot in self.spots if spot.kind == "box"]
 
     @property
-    def states(self) -> str:
-        return counted(self.nodes)
-
-    @property
-    def look(self) -> Look:
-        looks = {spot.look for spot in self.nodes}
-        return next((one for one in ("bad", "warn", "ok", "off") if one in looks), "off")
+    def states(self) -> list[tuple[Look, str, int]]:
+        return _in_order(Counter((spot.look, spot.said) for spot in self.nodes))
 
     @property
     def rows(self) -> list[LeafRow]:
@@ -131,7 +126,9 @@ def overview(principal: Principal, only: str = "") -> Overview:
     newest = Node.objects.order_by("-last_heartbeat_at").exclude(last_heartbeat_at=None).first()
     return Overview(
         stamps=shown,
-        states=_states((node.state, node.joined_at is not None) for node in nodes),
+        states=_in_order(
+            Counter(look_of(node.state, has_joined=node.joined_at is not None) for node in nodes)
+        ),
         memory_ready=sum(node.memory_bytes for node in nodes if node.state == State.READY.value),
         drivers_alive=lost.count(None),
         drivers_lost=len(lost) - lost.count(None),
@@ -165,8 +162,8 @@ def _sets(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     return defaultdict(tuple, {name: tuple(sorted(leaves)) for name, leaves in found.items()})
 
 
-def _states(nodes: Iterable[tuple[str, bool]]) -> list[tuple[Look, str, int]]:
-    counts = Counter(look_of(state, has_joined=joined) for state, joined in nodes)
+def _in_order(counts: Counter[tuple[Look, str]]) -> list[tuple[Look, str, int]]:
+    """How many nodes are in which state, the good first."""
     order = [*LOOKS, NOT_JOINED]
     found = [(look, said, count) for (look, said), count in counts.items()]
     return sorted(found, key=lambda one: order.index(one[1]))

@@ -55,7 +55,7 @@ def test_a_description_says_what_there_is() -> None:
             "eth0": {"leaf": "leaf-1", "wio": 16, "gbits": 100},
             "eth1": {"leaf": "leaf-2", "wio": 8, "gbits": 200},
         },
-        "memory": 512 << 30,
+        "memory": "512G",
         "shards_max": 6,
         "labels": {"rack": "7"},
     }
@@ -139,7 +139,7 @@ def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str], ra
     for number, name in enumerate(sorted(names)):
         leaf = sorted(leaves)[number % len(leaves)]
         nics = {"no": {"leaf": leaf, "wio": 1 + number, "gbits": 100}}
-        things["node", name] = {"stamp": "on", "nics": nics, "memory": 1 + number}
+        things["node", name] = {"stamp": "on", "nics": nics, "memory": f"{1 + number}"}
         things["box", name] = {"stamp": "on", "domains": [{"wio": 1, "leaves": [leaf]}]}
     assert parse(dump(things)) == things
 
@@ -170,7 +170,7 @@ def test_what_differs_is_said_before_it_is_done(db: None) -> None:
         ("box", "cs-1"): "changed",
     }
     [change] = [one for one in found.changes if one.name == "ax-1"]
-    assert change.differences == [("memory", 512 << 30, 1 << 40)]
+    assert change.differences == [("memory", "512G", "1T")]
     assert current() == parse(FLEET)
     versions = dict(Node.objects.values_list("name", "version"))
     apply(SYSTEM, changed)
