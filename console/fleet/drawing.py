@@ -44,6 +44,12 @@ class Link:
     leaf: str
     spine: str
     gbits: int
+    streams: int = 0  # that cross the spine by its leaf
+
+    @property
+    def title(self) -> str:
+        crossing = f"; {self.streams} streams cross the spine by this leaf" if self.streams else ""
+        return f"{self.name}: {self.leaf} to {self.spine}, {self.gbits} Gbit/s{crossing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Line:
     path: str
-    kind: Literal["nic", "port", "spine"]
+    kind: Literal["nic", "port", "spine", "crossed"]
     title: str
 
 
@@ -163,8 +169,8 @@ def _of_spine(spines: Sequence[Place], leaves: Sequence[Place], links: Sequence[
     return [
         Line(
             _curve(leaf_of[link.leaf], spine_of[link.spine]),
-            "spine",
-            f"{link.name}: {link.leaf} to {link.spine}, {link.gbits} Gbit/s",
+            "crossed" if link.streams else "spine",
+            link.title,
         )
         for link in links
     ]

@@ -11,7 +11,7 @@ from typing import Final
 from django.utils import timezone
 
 from console.accounts.principal import Principal
-from console.fleet import services
+from console.fleet import running, services
 from console.fleet.drawing import Drawing, Link, Look, Spot, counted, draw
 from console.fleet.filters import NOT_JOINED
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
@@ -50,6 +50,7 @@ class StampView:
     links: list[Link] = field(default_factory=list)
     leaves: list[str] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
+    streams: list[tuple[str, str, int]] = field(default_factory=list)  # by the kind of their path
     picture: Drawing | None = None
 
     @property
@@ -107,18 +108,26 @@ def overview(principal: Principal, only: str = "") -> Overview:
         ).order_by("name")
     )
     stamps = {stamp.pk: StampView(stamp.name) for stamp in Stamp.objects.all()}
-    for leaf in Leaf.objects.all():
-        stamps[leaf.stamp_id].leaves.append(leaf.name)
+    for row in Leaf.objects.all():
+        stamps[row.stamp_id].leaves.append(row.name)
+    taken, shards = running.paths(), running.shards_by_node()
     for link in SpineLink.objects.select_related("leaf"):
-        stamps[link.leaf.stamp_id].links.append(Link(link.name, link.leaf.name, link.spine, link.gbits))
+        leaf = link.leaf.name
+        stamps[link.leaf.stamp_id].links.append(
+            Link(link.name, leaf, link.spine, link.gbits, taken.over_spine.get(leaf, 0))
+        )
     leaves = _sets(Nic.objects.values_list("node__name", "leaf__name").distinct())
     for node in nodes:
         look, said = look_of(node.state, has_joined=node.joined_at is not None)
-        memory = byte_size(node.memory_bytes) if node.memory_bytes else ""
-        spot = Spot("node", node.name, leaves[node.name], look, said, memory)
+        detail = byte_size(node.memory_bytes) if node.memory_bytes else ""
+        if count := shards.get(node.name):
+            detail = f"{detail}, {count} shard{'s' if count > 1 else ''}"
+        spot = Spot("node", node.name, leaves[node.name], look, said, detail)
         stamps[node.stamp_id].spots.append(spot)
     _add_boxes(stamps)
     shown = [view for view in stamps.values() if not only or view.name == only]
+    for view in shown:
+        view.streams = taken.of(view.leaves)
     for view in shown[:PICTURES_MAX] if only or len(shown) <= PICTURES_MAX else ():
         view.picture = draw(view.leaves, view.links, view.spots)
     joined = [node for node in nodes if node.joined_at]
