@@ -48,7 +48,7 @@ class Link:
 
     @property
     def title(self) -> str:
-        crossing = f"; {self.streams} streams cross the spine by this leaf" if self.streams else ""
+        crossing = f"; streams that cross the spine by this leaf: {self.streams}" if self.streams else ""
         return f"{self.name}: {self.leaf} to {self.spine}, {self.gbits} Gbit/s{crossing}"
 
 

@@ -6,15 +6,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
+from console.control.models import Target
 from console.fleet import importing
 from console.fleet.description import dump
-from console.fleet.models import JoinToken, Node
+from console.fleet.models import Driver, JoinToken, Node
+from console.placement.topology import Tier
+from console.sessions.models import Job, Session, Shard
 from tests.conftest import People
 from tests.console.fleet.test_description import many
 from tests.console.fleet.worlds import World, refreshed
@@ -161,3 +165,60 @@ def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
             page = viewer.get(path)
         assert page.status_code == 200
         assert len(page.content) < 200_000
+
+
+@pytest.fixture
+def shards(world: World) -> list[Shard]:
+    """Two streams: one on a rail of ax-1, one that crosses the spine from a leaf of another stamp."""
+    session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
+    job = Job.objects.create(
+        session=session, name="chat", driver=Driver.objects.create(name="job-7"), running=True
+    )
+    common = {
+        "job": job,
+        "group": "full",
+        "box": world.box,
+        "wio": 8,
+        "slot_bytes": 1 << 20,
+        "slots": 1024,
+        "node": world.here,
+        "nic_leaf": "leaf-1",
+    }
+    return [
+        Shard.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
+        Shard.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
+    ]
+
+
+def test_what_runs_on_a_node_is_shown_with_its_path(
+    world: World, shards: list[Shard], people: People, browser_of: Browser
+) -> None:
+    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    assert "job-7.full.0" in page
+    assert 'status--ok">rail' in page
+    assert 'status--bad">spine</span> <span class="quiet">leaf-2 → leaf-1' in page
+    assert "<dt>Of it granted</dt><dd>2 GiB</dd>" in page
+
+
+def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
+    world: World, shards: list[Shard], people: People, browser_of: Browser
+) -> None:
+    page = said(browser_of(people.platform_viewer).get("/fleet/"))
+    assert "line--crossed" in page
+    assert "1 streams cross by this leaf" not in page
+    assert "1 stream crosses by this leaf" in page
+    assert "ready · 1 TiB, 2 shards" in page
+    assert '1 <span class="status status--bad">spine</span>' in page
+
+
+def test_how_far_a_node_follows_is_shown(world: World, people: People, browser_of: Browser) -> None:
+    viewer = browser_of(people.platform_viewer)
+    assert "<dt>Is told to be</dt><dd>nothing yet" in said(viewer.get("/fleet/nodes/ax-1/"))
+    target = Target.objects.create(kind="node", name="ax-1", generation=3, observed_generation=2)
+    target.problem = "It has no memory left."
+    target.save()
+    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "generation 2 of 3" in page
+    assert "It has no memory left." in page
+    Target.objects.update(observed_generation=3, problem="")
+    assert 'status--ok">as told' in said(viewer.get("/fleet/nodes/ax-1/"))
