@@ -38,7 +38,11 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.operations",
     "console.fleet",
+    "console.control",
+    "console.sessions",
+    "console.policies",
     "console.api",
     "console.live",
     "console.charts",
@@ -203,6 +207,7 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
+    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

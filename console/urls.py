@@ -7,6 +7,7 @@ from console.accounts.converters import UserNameConverter
 from console.api.v1 import api
 from console.audit import views as audit
 from console.metrics import views as metrics
+from console.operations import views as operations
 from console.orgs import views as orgs
 from console.shell import views as shell
 
@@ -39,6 +40,10 @@ urlpatterns = [
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
+    path("operations/", operations.list_operations, name="operations"),
+    path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
+    path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),
+    path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -56,8 +56,7 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
     if not transaction.get_connection().in_atomic_block:
         kind = happenings[0].kind
         raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK)
+    in_order_of_commits()
     now = timezone.now()
     made = [
         Event(
@@ -72,6 +71,15 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
     for kind in dict.fromkeys(one.kind for one in made):
         hint({topic for one in made if one.kind == kind for topic in one.topics}, kind)
     return Event.objects.bulk_create(made)
+
+
+def in_order_of_commits() -> None:
+    """What is numbered from here on in this transaction is visible before any higher number is.
+
+    There is one order for all that is numbered so: two would wait for one another.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
 
 
 def events_of(

@@ -4,6 +4,7 @@
     org:acme                              of one org, summed up over drivers
     session:chat                          of one session: what its streams move, by path
     fleet                                 of all processes together
+    operations                            no numbers; what begins and ends
 
 These are what pages show, what live viewers subscribe to, and what somebody may or may not see. So it is
 by topic that numbers are stored: a page, or a chart, reads the rows of its topic and no others.
@@ -20,6 +21,7 @@ from telemetry.shapes import Series
 Labels = tuple[tuple[str, str], ...]
 
 FLEET: Final = "fleet"
+OPERATIONS: Final = "operations"
 ORG: Final = "org"
 SESSION: Final = "session"
 NODE: Final = "node"

@@ -23,7 +23,9 @@ from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
 from console.live.api import router as live
 from console.metrics.api import router as metrics
+from console.operations.api import router as operations
 from console.orgs.api import router as orgs
+from console.policies.api import router as policies
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -65,10 +67,12 @@ api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", policies)
+api.add_router("", operations)
+api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)
 api.add_router("", description)
-api.add_router("", live)
 
 
 @api.exception_handler(ApiError)

@@ -13,6 +13,7 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from telemetry.topics import of_org
 
@@ -62,6 +63,7 @@ def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") 
     org.full_clean()
     org.save()
     _record(principal, "org.create", org, after=org.snapshot(), reason=reason)
+    changed([ALL_DRIVERS], f"org {org.slug} is new")
     return org
 
 
@@ -89,7 +91,10 @@ def update_org(
 
 @transaction.atomic
 def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
-    """Delete an org that came from `for_change`, with its memberships and tokens."""
+    """Delete an org that came from `for_change`, with its memberships and tokens.
+
+    Drivers that hear of it purge what they keep of it.
+    """
     principal.check_platform(Role.PLATFORM_ADMIN)
     before = {
         **org.snapshot(),
@@ -100,6 +105,7 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
     }
     _record(principal, "org.delete", org, before=before, reason=reason)
     org.delete()
+    changed([ALL_DRIVERS], f"org {org.slug} is gone")
 
 
 @transaction.atomic

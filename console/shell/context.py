@@ -27,6 +27,7 @@ THEMES = ("auto", "light", "dark")
 
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
+OPERATIONS = NavigationItem("Operations", "operations", "p")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
@@ -38,7 +39,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     theme = chosen if chosen in THEMES else "auto"
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
-    navigation = [HOME, ORGS, AUDIT, TOKENS]
+    navigation = [HOME, ORGS, OPERATIONS, AUDIT, TOKENS]
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

@@ -25,6 +25,7 @@ PAGES = {
     "new org": "/new-org/",
     "org": "/orgs/acme/",
     "edit org": "/orgs/acme/edit/",
+    "operations": "/operations/",
     "audit": "/audit/",
     "audit, nothing found": "/audit/?q=nothing-like-this",
     "audit, nonsense": "/audit/?org=nonsense",

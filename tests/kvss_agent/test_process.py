@@ -18,6 +18,7 @@ import pytest
 from console.environment import PROJECT
 from kvss_agent.client import Header, Lost, Miss, Recalled, ShardClient, TierAnswer, Wanted
 from kvss_agent.metrics import METRICS
+from kvss_agent.pulling import SOURCE_SECONDS
 from tests.kvss_agent.plane import PAYLOAD, READER, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -288,7 +289,7 @@ def test_a_pull_that_waits_can_be_cancelled(tmp_path: Path) -> None:
         assert new.http.delete(path).status_code == 202
         began = time.monotonic()
         wait_until("it is over", lambda: new.http.get(path).json()["state"] == "cancelled")
-        assert time.monotonic() - began < 3  # not as long as the source would wait
+        assert time.monotonic() - began < SOURCE_SECONDS
         assert new.stop() == 0
 
 
@@ -313,7 +314,7 @@ def test_a_large_grant_does_not_keep_it_from_stopping(running: AgentProcess) -> 
     wait_until("it is at it", lambda: running.observed()["shards"][0]["progress"]["done_bytes"] > 0)
     began = time.monotonic()
     assert running.stop() == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(

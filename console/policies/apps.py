@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from importlib import import_module
+
+from django.apps import AppConfig
+
+
+class PoliciesConfig(AppConfig):
+    name = "console.policies"
+
+    def ready(self) -> None:
+        """What drivers are told of orgs is registered there."""
+        import_module("console.policies.drivers")
