@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "console.api",
     "console.live",
     "console.charts",
+    "console.demo",
     "telemetry",
     "channels",
     "django_htmx",
@@ -128,6 +129,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
 OTLP_URL = ENVIRONMENT.otlp_url
+STATE_DIR = ENVIRONMENT.state_dir
+DEMO = ENVIRONMENT.demo
 VERSION = tidegate_version()
 LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
