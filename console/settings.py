@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.alerts",
     "console.operations",
     "console.fleet",
     "console.control",
@@ -95,6 +96,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.templatetags.static",
                 "django.contrib.humanize.templatetags.humanize",
                 "console.shell.templatetags.console",
+                "console.policies.templatetags.policies",
             ],
         },
     }
@@ -132,6 +134,11 @@ OTLP_URL = ENVIRONMENT.otlp_url
 STATE_DIR = ENVIRONMENT.state_dir
 DEMO = ENVIRONMENT.demo
 VERSION = tidegate_version()
+PUBLIC_URL = (
+    ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")
+).rstrip("/")
+SMTP_URL = ENVIRONMENT.smtp_url or ""
+MAIL_FROM = ENVIRONMENT.mail_from or ""
 LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
@@ -178,6 +185,11 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 STATIC_URL = "/static/"
 STATIC_ROOT = ENVIRONMENT.static_dir
 STATICFILES_DIRS = [PROJECT / "console" / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "console.charts.finder.PlotlyFinder",
+]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

@@ -46,6 +46,17 @@ WORTH = _gauge(
     "tier",
 )
 ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+EXPIRED = _counter(
+    "swdriver_expired_columns_total",
+    "Columns that were over, by the tier that they lay in.",
+    "org",
+    "tier",
+)
+ORG_OVERSTAY = _gauge(
+    "swdriver_org_overstay_seconds_max",
+    "How long a column of an org lay in memory beyond its time, at most; never served.",
+    "org",
+)
 REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
 REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
 HIT = _counter(
@@ -185,6 +196,15 @@ def _tiers(driver: Decider, into: Sink) -> None:
 def _orgs(driver: Decider, into: Sink) -> None:
     orgs = [({"org": org.org}, org) for org in driver.orgs()]
     into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
+    into.put(
+        EXPIRED,
+        [
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in (("dram", org.expired.dram), ("tier2", org.expired.tier2))
+        ],
+    )
+    into.put(ORG_OVERSTAY, [(labels, org.expired.overstay_seconds_max) for labels, org in orgs])
     into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
     into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
     into.put(

@@ -21,6 +21,7 @@ from telemetry.shapes import Series
 Labels = tuple[tuple[str, str], ...]
 
 FLEET: Final = "fleet"
+ALERTS: Final = "alerts"  # of events only
 OPERATIONS: Final = "operations"
 ORG: Final = "org"
 SESSION: Final = "session"

@@ -30,7 +30,7 @@ class DescriptionIn(Input):
     reason: Reason = ""
 
 
-class ChangeOut(Schema):
+class FleetChangeOut(Schema):
     kind: str
     name: str
     what: Literal["added", "changed", "removed"]
@@ -41,12 +41,12 @@ class ChangeOut(Schema):
 
 class DifferenceOut(Schema):
     applied: bool
-    changes: list[ChangeOut]
+    changes: list[FleetChangeOut]
 
 
-def show_change(change: Change) -> ChangeOut:
+def show_change(change: Change) -> FleetChangeOut:
     what: Any = change.what
-    return ChangeOut(
+    return FleetChangeOut(
         kind=change.kind,
         name=change.name,
         what=what,

@@ -270,7 +270,7 @@ def _things(said: dict[str, Any] | None) -> Things:
     return found
 
 
-def lost_when_removed(found: Difference) -> list[str]:
+def alive_but_removed(found: Difference) -> list[str]:
     """Nodes that would go although their agents are alive: worth a second look."""
     names = [one.name for one in found.changes if one.kind == NODE and one.after is None]
     alive = Node.objects.filter(name__in=names).exclude(state=State.LOST.value)

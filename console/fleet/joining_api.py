@@ -111,14 +111,14 @@ class HeardOut(Schema):
     heartbeat_seconds: float = Field(description="When to say so again.")
 
 
-class TokenIn(Input):
+class JoinTokenIn(Input):
     kind: Kind = Field(description="What may join with it.")
     note: Annotated[str, StringConstraints(max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     uses: Annotated[int, Field(ge=1, le=tokens.USES_MAX)] = 1
     hours: Annotated[int, Field(ge=1, le=tokens.LIFETIME_HOURS_MAX)] = 24
 
 
-class TokenOut(Schema):
+class JoinTokenOut(Schema):
     public_id: str
     prefix: str
     kind: Kind
@@ -132,7 +132,7 @@ class TokenOut(Schema):
     last_used_at: datetime | None
 
 
-class TokenMade(TokenOut):
+class JoinTokenMade(JoinTokenOut):
     token: str = Field(description="The token itself, now and never again.")
 
 
@@ -181,19 +181,21 @@ def token_facts(token: JoinToken) -> dict[str, object]:
     }
 
 
-def show_token(token: JoinToken) -> TokenOut:
-    return TokenOut.model_validate(token_facts(token))
+def show_token(token: JoinToken) -> JoinTokenOut:
+    return JoinTokenOut.model_validate(token_facts(token))
 
 
-@router.get("/join-tokens", response={200: Page[TokenOut], **documented(404)}, summary="Join tokens")
+@router.get("/join-tokens", response={200: Page[JoinTokenOut], **documented(404)}, summary="Join tokens")
 def list_join_tokens(
     request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
     return paginate(tokens.visible_tokens(requester(request)), "-pk", cursor, limit, show_token)
 
 
-@router.post("/join-tokens", response={201: TokenMade, **documented(404)}, summary="Make a join token")
-def create_join_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
+@router.post(
+    "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Make a join token"
+)
+def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinTokenMade]:
     token, text = tokens.issue(
         requester(request),
         kind=payload.kind,
@@ -201,7 +203,7 @@ def create_join_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMad
         uses=payload.uses,
         expires_at=timezone.now() + timedelta(hours=payload.hours),
     )
-    return Status(201, TokenMade.model_validate({**token_facts(token), "token": text}))
+    return Status(201, JoinTokenMade.model_validate({**token_facts(token), "token": text}))
 
 
 @router.delete(

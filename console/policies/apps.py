@@ -9,5 +9,6 @@ class PoliciesConfig(AppConfig):
     name = "console.policies"
 
     def ready(self) -> None:
-        """What drivers are told of orgs is registered there."""
+        """What drivers are told of orgs, and how a purge goes on, is registered there."""
         import_module("console.policies.drivers")
+        import_module("console.policies.purges")

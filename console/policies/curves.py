@@ -11,10 +11,10 @@ from console.policies import quantities, words
 from swdriver_shim.reuse.preview import Point
 
 WIDTH: Final = 420
-HEIGHT: Final = 170
+HEIGHT: Final = 184
 LEFT: Final = 40
 RIGHT: Final = 12
-TOP: Final = 22
+TOP: Final = 36
 BOTTOM: Final = 26
 
 

@@ -166,3 +166,44 @@ class ScheduledPolicy(models.Model):
 
     def __str__(self) -> str:
         return f"policy of {self.org.slug} from {self.starts_at:%Y-%m-%d %H:%M}"
+
+
+class PurgeReceipt(models.Model):
+    """What a purge has removed, by driver and agent. It outlives the org, and is never changed."""
+
+    org_slug = models.CharField(max_length=48)
+    model = models.CharField(max_length=200, blank=True)  # nothing: all of them
+    operation_id = models.UUIDField(unique=True)
+    asked_by = models.CharField(max_length=160)
+    reason = models.CharField(max_length=REASON_MAX)
+    asked_at = models.DateTimeField()
+    at = models.DateTimeField(default=timezone.now)
+    columns = models.BigIntegerField()
+    bytes = models.BigIntegerField()
+    files = models.BigIntegerField()
+    file_bytes = models.BigIntegerField()
+    places = models.JSONField(default=dict)  # by driver and node: what each has confirmed
+
+    class Meta:
+        ordering = ("-at",)
+        indexes = [models.Index(fields=["org_slug", "-at"], name="purge_receipt_of_org")]
+
+    def __str__(self) -> str:
+        return f"purge of {self.org_slug}, {self.at:%Y-%m-%d %H:%M}"
+
+    def statement(self) -> dict[str, Any]:
+        """In plain values, as it is signed."""
+        return {
+            "org": self.org_slug,
+            "model": self.model or None,
+            "operation": str(self.operation_id),
+            "asked_by": self.asked_by,
+            "asked_at": self.asked_at.isoformat(),
+            "done_at": self.at.isoformat(),
+            "reason": self.reason,
+            "columns": self.columns,
+            "bytes": self.bytes,
+            "tier2_files": self.files,
+            "tier2_bytes": self.file_bytes,
+            "places": self.places,
+        }

@@ -21,14 +21,14 @@ from console.accounts.roles import Role
 from console.control.services import applied
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import curves, documents, previews, schedule, services, words
+from console.policies import curves, documents, history, previews, schedule, services, words
 from console.policies.forms import EditorForm, ModelForm
 from console.policies.previews import Foretold
 from console.policies.services import InForce
 from console.policies.templates import TEMPLATES
 from swdriver_shim.policy import OrgPolicies, Policy
 
-VERSIONS_PER_PAGE = 20
+VERSIONS_PER_PAGE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def edit(request: SignedInRequest, slug: str) -> HttpResponse:
     """The one page of an org's policy: what holds, who has it, and for admins the form."""
     org = get_org(request.principal, slug)
     held = services.in_force(org)
-    model = _model_of(request, held)
+    model = _model_of(request)
     if request.method == "POST":
         return _save(request, org)
     form = EditorForm(initial=_initial(request, held, model), limits=held.cluster.policies.limits)
@@ -56,7 +56,7 @@ def _save(request: SignedInRequest, org: Org) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, org.slug)
         held = services.in_force(org)
-        model = _model_of(request, held)
+        model = _model_of(request)
         form = EditorForm(request.POST, limits=held.cluster.policies.limits)
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
             if form.cleaned_data["version"] != held.number:
@@ -71,6 +71,9 @@ def _saved(
 ) -> bool:
     """Whether it went through; else the form says why not."""
     values = form.cleaned_data
+    if values["lasts"] and not values["starts_at"]:
+        form.add_error("starts_at", "Say from when.")
+        return False
     try:
         if values["starts_at"]:
             lasts = timedelta(seconds=values["lasts"]) if values["lasts"] else None
@@ -84,8 +87,6 @@ def _saved(
             )
             messages.success(request, "It is waiting, and begins by itself.")
             return True
-        if values["lasts"]:
-            raise ValidationError({"lasts": ["Say from when."]})
         after = services.set_policy(request.principal, held.org, wanted, reason=values["reason"])
     except ValidationError as error:
         _add_errors(form, error)
@@ -115,9 +116,6 @@ def _moved_on(held: InForce) -> str:
 def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm) -> HttpResponse:
     role = request.principal.role_in(held.org.pk)
     may_change = role is not None and role >= Role.ORG_ADMIN
-    if form.is_bound:  # it is saved on top of what is shown now
-        form.data = form.data.copy()
-        form.data["version"] = str(held.number)
     context = {
         "org": held.org,
         "held": held,
@@ -129,6 +127,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
         "form": form,
         "model_form": ModelForm(),
         "may_change": may_change,
+        "may_prove": role is not None and role >= Role.ON_CALL,
         "templates": TEMPLATES,
         "waiting": schedule.open_of(held.org),
         "reach": _reach(held),
@@ -142,7 +141,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
 def preview(request: SignedInRequest, slug: str) -> HttpResponse:
     """What the form would do, as a part of its page. Changes nothing."""
     held = services.in_force(get_org(request.principal, slug, Role.ORG_ADMIN))
-    model = _model_of(request, held)
+    model = _model_of(request)
     form = EditorForm(request.POST, limits=held.cluster.policies.limits)
     return render(request, "policies/preview.html", _preview_context(request, held, model, form))
 
@@ -245,7 +244,7 @@ def _short(policy: Policy) -> dict[str, Any]:
 # Which policy is edited
 
 
-def _model_of(request: HttpRequest, held: InForce) -> str:
+def _model_of(request: HttpRequest) -> str:
     """A model that has a policy of its own or is going to; nothing for all others."""
     model = str(request.POST.get("model", "") or request.GET.get("model", "")).strip()
     if len(model) > 200 or "\x00" in model:
@@ -306,7 +305,7 @@ def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, slug)
         held = services.in_force(org)
-        model = _model_of(request, held)
+        model = _model_of(request)
         if model not in held.said.models:
             raise Http404("That model has no policy of its own.")
         models = {name: policy for name, policy in held.said.models.items() if name != model}
@@ -341,7 +340,7 @@ def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse
 
 @require_safe
 @signed_in
-def history(request: SignedInRequest, slug: str) -> HttpResponse:
+def show_history(request: SignedInRequest, slug: str) -> HttpResponse:
     """Every version, with what it changed and who wanted it."""
     org = get_org(request.principal, slug)
     page = Paginator(services.versions_of(org), VERSIONS_PER_PAGE).get_page(request.GET.get("page"))
@@ -349,7 +348,7 @@ def history(request: SignedInRequest, slug: str) -> HttpResponse:
         "org": org,
         "held": services.in_force(org),
         "page": page,
-        "versions": services.told_versions(org, page.object_list),
+        "versions": history.told(org, list(page.object_list)),
         "may_change": _may_change(request.principal, org),
     }
     return render(request, "policies/history.html", context)

@@ -20,7 +20,10 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Driver
 from console.operations.services import start
+from console.sessions.models import Session
+from console.sessions.sizing import new_session
 from tests.conftest import People
+from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.fleet.worlds import make_world, new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 
@@ -68,6 +71,15 @@ NODE = {
 DRIVER = {"control_url": "http://10.0.0.9:8420", "software_version": "0.1.0"}
 OWN: dict[str, object] = {"control_token": "t" * 20}
 QUESTION = "name=swdriver_refill_seconds&fold=p99"
+API_SESSION = (401, 404, 200, 200, 200, 200)
+API_SESSION_CHANGE = (401, 404, 403, 403, 202, 202)
+RULES = {
+    "path": "prefer_rail",
+    "refuse_spine": False,
+    "wait_for_rail_seconds": 0,
+    "boxes_min": 1,
+    "boxes_increment": 1,
+}
 
 PAGES = {
     "home": Case("GET", "/", known(200)),
@@ -98,10 +110,55 @@ PAGES = {
         "POST", "/operations/{operation}/cancel/", (LOGIN, 404, 403, 302, 302, 302)
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
+    "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "fleet": Case("GET", "/fleet/", FLEET),
+    "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
+    "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),
+    "fleet-node-state": Case(
+        "POST",
+        "/fleet/nodes/ax-1/state/",
+        (LOGIN, 404, 404, 404, 404, 302),
+        {"state": "cordoned", "reason": ""},
+    ),
+    "fleet-node-labels": Case(
+        "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
+    ),
+    "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
+    "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
+    "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
+    "fleet-join": Case("GET", "/fleet/join/", FLEET),
+    "fleet-join-token-revoke": Case(
+        "POST", "/fleet/join/{join_token}/revoke/", (LOGIN, 404, 404, 404, 404, 302)
+    ),
+    "fleet-description": Case("GET", "/fleet/description/", FLEET),
+    "fleet-export": Case("GET", "/fleet/description/fleet.yaml", FLEET),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
     "audit-undo": Case("POST", "/audit/{entry}/undo/", (LOGIN, 404, 404, 403, 302, 302)),
+    "policy": Case("GET", "/orgs/acme/policy/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-preview": Case("POST", "/orgs/acme/policy/preview/", (LOGIN, 404, 403, 403, 200, 200)),
+    "policy-reach": Case("GET", "/orgs/acme/policy/reach/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-model": Case(
+        "POST", "/orgs/acme/policy/model/", (LOGIN, 404, 403, 403, 302, 302), {"model": "llama"}
+    ),
+    "policy-model-drop": Case(
+        "POST", "/orgs/acme/policy/model/drop/", (LOGIN, 404, 403, 403, 404, 404), {"model": "llama"}
+    ),
+    "policy-default": Case("POST", "/orgs/acme/policy/default/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-history": Case("GET", "/orgs/acme/policy/history/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-restore": Case("POST", "/orgs/acme/policy/0/restore/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-unschedule": Case(
+        "POST", "/orgs/acme/policy/scheduled/1/take-back/", (LOGIN, 404, 403, 403, 404, 404)
+    ),
+    "retention": Case("GET", "/orgs/acme/retention/", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
+    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policies": Case("GET", "/policies/", known(200)),
+    "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
+    "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -129,7 +186,12 @@ API = {
         "PATCH", "/api/v1/orgs/acme", (401, 404, 403, 403, 200, 200), {"name": "Acme Inc"}, ANY
     ),
     ("DELETE", "orgs/<slug>"): Case(
-        "DELETE", "/api/v1/orgs/acme", (401, 404, 403, 403, 403, 204), None, {**ANY, **IDEMPOTENT}
+        # It has a session.
+        "DELETE",
+        "/api/v1/orgs/acme",
+        (401, 404, 403, 403, 403, 409),
+        None,
+        {**ANY, **IDEMPOTENT},
     ),
     ("GET", "orgs/<slug>/members"): Case(
         "GET", "/api/v1/orgs/acme/members", (401, 404, 200, 200, 200, 200)
@@ -199,6 +261,68 @@ API = {
     ("DELETE", "join-tokens/<public_id>"): Case(
         "DELETE", "/api/v1/join-tokens/{join_token}", (401, 404, 404, 404, 404, 204)
     ),
+    ("GET", "sessions"): Case("GET", "/api/v1/sessions", api_known(200)),
+    ("POST", "sessions"): Case(
+        "POST",
+        "/api/v1/sessions",
+        (401, 404, 403, 403, 202, 202),
+        {"name": "new", "org": "acme", "boxes": 1},
+        IDEMPOTENT,
+    ),
+    ("GET", "sessions/<name>"): Case("GET", "/api/v1/sessions/chat", API_SESSION),
+    ("DELETE", "sessions/<name>"): Case(
+        "DELETE", "/api/v1/sessions/chat", API_SESSION_CHANGE, None, {**ANY, **IDEMPOTENT}
+    ),
+    ("POST", "sessions/<name>/resize"): Case(
+        "POST",
+        "/api/v1/sessions/chat/resize",
+        API_SESSION_CHANGE,
+        {"boxes": 1},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/jobs"): Case("GET", "/api/v1/sessions/chat/jobs", API_SESSION),
+    # There is no such driver, job, stream, or nothing to bring back.
+    ("POST", "sessions/<name>/jobs"): Case(
+        "POST",
+        "/api/v1/sessions/chat/jobs",
+        (401, 404, 403, 403, 404, 404),
+        {"name": "serve", "driver": "nobody"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "sessions/<name>/jobs/<job>"): Case(
+        "DELETE",
+        "/api/v1/sessions/chat/jobs/serve",
+        (401, 404, 403, 403, 404, 404),
+        None,
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("POST", "sessions/<name>/move"): Case(
+        "POST",
+        "/api/v1/sessions/chat/move",
+        (401, 404, 403, 404, 404, 404),
+        {"shard": "job7.full.0", "node": "ax-1"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "sessions/<name>/bring-back"): Case(
+        "POST",
+        "/api/v1/sessions/chat/bring-back",
+        (401, 404, 403, 409, 409, 409),
+        {},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "nodes/<name>/drain"): Case(
+        "POST", "/api/v1/nodes/ax-1/drain", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("POST", "nodes/<name>/upgrade"): Case(
+        "POST", "/api/v1/nodes/ax-1/upgrade", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("GET", "session-rules"): Case("GET", "/api/v1/session-rules", API_FLEET),
+    ("PUT", "session-rules"): Case("PUT", "/api/v1/session-rules", API_FLEET, RULES, ANY),
+    ("GET", "orgs/<slug>/session-rules"): Case("GET", "/api/v1/orgs/acme/session-rules", API_SESSION),
+    ("PUT", "orgs/<slug>/session-rules"): Case(
+        "PUT", "/api/v1/orgs/acme/session-rules", (401, 404, 403, 403, 200, 200), RULES, ANY
+    ),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
     ("POST", "audit/<entry_id>/undo"): Case(
@@ -241,6 +365,36 @@ API = {
         {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
         {**ANY, **IDEMPOTENT},
     ),
+    ("GET", "orgs/<slug>/policy/scheduled"): Case(
+        "GET", "/api/v1/orgs/acme/policy/scheduled", (401, 404, 200, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/policy/scheduled"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy/scheduled",
+        (401, 404, 403, 403, 422, 422),  # it is over
+        {"policy": {}, "starts_at": "2020-01-01T00:00:00Z", "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("DELETE", "orgs/<slug>/policy/scheduled/<number>"): Case(
+        "DELETE", "/api/v1/orgs/acme/policy/scheduled/1", (401, 404, 403, 403, 404, 404)
+    ),
+    ("POST", "policies/bulk"): Case(
+        "POST",
+        "/api/v1/policies/bulk",
+        (401, 404, 403, 403, 200, 200),
+        {"orgs": ["acme"], "changes": {"share": 7}, "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("GET", "orgs/<slug>/retention"): Case(
+        "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/purges"): Case(
+        "GET", "/api/v1/orgs/acme/purges", (401, 404, 403, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/purge"): Case(
+        "POST", "/api/v1/orgs/acme/purge", (401, 404, 403, 403, 202, 202), {"reason": "x"}, IDEMPOTENT
+    ),
+    ("GET", "signing-keys"): Case("GET", "/api/v1/signing-keys", everyone(200)),
     ("GET", "orgs/<slug>/callers"): Case(
         "GET", "/api/v1/orgs/acme/callers", (401, 404, 403, 403, 200, 200)
     ),
@@ -251,6 +405,100 @@ API = {
         "DELETE", "/api/v1/orgs/acme/callers/0123456789ab", (401, 404, 403, 403, 404, 404)
     ),
 }
+
+# Of acme: alert 7, silence 7, channel 7. Nobody listens where the channel leads.
+PAGES |= {
+    "alerts": Case("GET", "/alerts/", known(200)),
+    "alert": Case("GET", "/alerts/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-acknowledge": Case(
+        "POST", "/alerts/7/acknowledge/", (LOGIN, 404, 403, 302, 302, 302), {"reason": "on it"}
+    ),
+    "alert-unacknowledge": Case("POST", "/alerts/7/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-comment": Case(
+        "POST", "/alerts/7/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
+    ),
+    "alert-assign": Case(
+        "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
+    ),
+    "alert-silences": Case("GET", "/alerts/silences/", known(200)),
+    "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-rules": Case("GET", "/alerts/rules/", known(200)),
+    "alert-rule": Case("GET", "/alerts/rules/evict-slow/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channels": Case("GET", "/alerts/channels/", known(200)),
+    "alert-channel-new": Case("GET", "/alerts/new-channel/", (LOGIN, 403, 403, 403, 403, 200)),
+    "alert-channel": Case("GET", "/alerts/channels/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channel-test": Case("POST", "/alerts/channels/7/test/", (LOGIN, 404, 403, 403, 403, 302)),
+    "alert-channel-delete": Case("POST", "/alerts/channels/7/delete/", (LOGIN, 404, 403, 403, 403, 302)),
+}
+API |= {
+    ("GET", "alerts"): Case("GET", "/api/v1/alerts", api_known(200)),
+    ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7", (401, 404, 200, 200, 200, 200)),
+    ("POST", "alerts/<alert_id>/acknowledge"): Case(
+        "POST", "/api/v1/alerts/7/acknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/unacknowledge"): Case(
+        "POST", "/api/v1/alerts/7/unacknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/comments"): Case(
+        "POST", "/api/v1/alerts/7/comments", (401, 404, 403, 201, 201, 201), {"text": "hm"}
+    ),
+    ("PUT", "alerts/<alert_id>/assignee"): Case(
+        "PUT", "/api/v1/alerts/7/assignee", (401, 404, 403, 200, 200, 200), {"username": "carl"}
+    ),
+    ("GET", "silences"): Case("GET", "/api/v1/silences", api_known(200)),
+    ("POST", "silences"): Case(
+        "POST",
+        "/api/v1/silences",
+        (401, 404, 403, 201, 201, 201),
+        {
+            "org": "acme",
+            "matchers": ["rule=evict-slow"],
+            "starts_at": "2099-01-01T00:00:00Z",
+            "ends_at": "2099-01-02T00:00:00Z",
+            "reason": "planned",
+        },
+        IDEMPOTENT,
+    ),
+    ("GET", "silences/<silence_id>"): Case("GET", "/api/v1/silences/7", (401, 404, 200, 200, 200, 200)),
+    ("DELETE", "silences/<silence_id>"): Case(
+        "DELETE", "/api/v1/silences/7", (401, 404, 403, 200, 200, 200), None, ANY
+    ),
+    ("GET", "alert-rules"): Case("GET", "/api/v1/alert-rules", api_known(200)),
+    ("GET", "alert-rules/<rule_slug>"): Case(
+        "GET", "/api/v1/alert-rules/evict-slow?org=acme", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-rules/<rule_slug>/thresholds"): Case(
+        "PUT",
+        "/api/v1/alert-rules/evict-slow/thresholds?org=acme",
+        (401, 404, 403, 403, 200, 200),
+        {"values": {"objective_seconds": 0.5}},
+        ANY,
+    ),
+    ("GET", "alert-channels"): Case("GET", "/api/v1/alert-channels", api_known(200)),
+    ("POST", "alert-channels"): Case(
+        "POST",
+        "/api/v1/alert-channels",
+        (401, 403, 403, 403, 403, 201),
+        {"name": "hook", "kind": "webhook", "address": "http://127.0.0.1:9/x"},
+        IDEMPOTENT,
+    ),
+    ("GET", "alert-channels/<channel_id>"): Case(
+        "GET", "/api/v1/alert-channels/7", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-channels/<channel_id>"): Case(
+        "PUT", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 200), {"name": "new name"}, ANY
+    ),
+    ("DELETE", "alert-channels/<channel_id>"): Case(
+        "DELETE", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 204), None, ANY
+    ),
+    ("POST", "alert-channels/<channel_id>/test"): Case(
+        "POST", "/api/v1/alert-channels/7/test", (401, 404, 403, 403, 403, 200)
+    ),
+    ("GET", "alert-channels/<channel_id>/notifications"): Case(
+        "GET", "/api/v1/alert-channels/7/notifications", (401, 404, 200, 200, 200, 200)
+    ),
+}
+
 # A question that is too long for an address.
 ASKS = {("POST", "orgs/<slug>/policy:preview")}
 # What people change; agents and drivers come with something else than tokens of users.
@@ -259,6 +507,16 @@ CHANGES = [
     for method, path in API
     if method != "GET" and not path.endswith(("/join", "/heartbeat")) and (method, path) not in ASKS
 ]
+
+
+@pytest.fixture(autouse=True)
+def alerts_of_acme(request: pytest.FixtureRequest) -> None:
+    """For whatever test has people."""
+    if "people" in request.fixturenames:
+        acme = request.getfixturevalue("people").acme
+        make_alert("evict-slow", "org:acme", acme, pk=7)
+        make_silence(["rule=evict-slow"], acme, pk=7)
+        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7)
 
 
 def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
@@ -306,7 +564,7 @@ def entry(people: People) -> int:
 def operation(people: People) -> str:
     """One of acme's, which goes on."""
     with transaction.atomic():
-        begun = start(SYSTEM, "tests.waits", "session:chat", "Wait", plan={}, org_id=people.acme.pk)
+        begun = start(SYSTEM, "tests.waits", "session:other", "Wait", plan={}, org_id=people.acme.pk)
     return str(begun.pk)
 
 
@@ -319,7 +577,15 @@ def join_token(people: People) -> str:
 
 
 @pytest.fixture
-def names(entry: int, operation: str, join_token: str) -> dict[str, object]:
+def session(join_token: str, people: People) -> Session:
+    """One of acme's, which has no box of that fleet yet."""
+    made = new_session("chat", people.acme, 1)
+    made.save()
+    return made
+
+
+@pytest.fixture
+def names(entry: int, operation: str, join_token: str, session: Session) -> dict[str, object]:
     """What stands in the paths of the tables."""
     return {"entry": entry, "operation": operation, "join_token": join_token}
 

@@ -9,9 +9,18 @@ BEGIN
         USING ERRCODE = 'insufficient_privilege';
 END $$;
 
+CREATE FUNCTION purge_receipt_stays() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'a receipt is never changed' USING ERRCODE = 'insufficient_privilege';
+END $$;
+
 CREATE TRIGGER policy_version_no_update
     BEFORE UPDATE ON policies_policyversion
     FOR EACH ROW EXECUTE FUNCTION policy_version_stays();
+
+CREATE TRIGGER purge_receipt_no_update
+    BEFORE UPDATE OR DELETE ON policies_purgereceipt
+    FOR EACH ROW EXECUTE FUNCTION purge_receipt_stays();
 
 ALTER TABLE policies_policyversion ADD CONSTRAINT policy_version_document
     CHECK (jsonb_typeof(document::jsonb) IN ('object', 'null') AND length(document) <= 65536);
@@ -68,6 +77,8 @@ LEAVE = """
 DROP TRIGGER policy_in_force_allowed ON policies_policyinforce;
 DROP FUNCTION policy_in_force_is_allowed();
 ALTER TABLE policies_policyversion DROP CONSTRAINT policy_version_document;
+DROP TRIGGER purge_receipt_no_update ON policies_purgereceipt;
+DROP FUNCTION purge_receipt_stays();
 DROP TRIGGER policy_version_no_update ON policies_policyversion;
 DROP FUNCTION policy_version_stays();
 """

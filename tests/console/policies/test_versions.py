@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, connection, transaction
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.accounts.principal import SYSTEM, Refused
@@ -82,6 +82,7 @@ policies = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=40)
 @given(before=policies, after=policies)
 def test_promise_9_undo_restores_the_policy_byte_for_byte(
     before: OrgPolicies, after: OrgPolicies

@@ -18,23 +18,31 @@ from swdriver_shim.reuse.preview import Point
     [
         (
             Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200),
-            "Prompts are kept in memory only, never on disk, for 10 minutes after their last use, and "
-            "at most 2 hours in all.",
+            (
+                "Prompts are kept in memory only, never on disk, for 10 minutes after their last use, "
+                "and at most 2 hours in all."
+            ),
         ),
         (
             Policy(ttl_last_use_seconds=None, ttl_first_use_seconds=90, scrub=True),
-            "Prompts are kept in memory only, never on disk, for 1 minute and 30 seconds after they "
-            "were first stored, however often they are used. What goes is overwritten.",
+            (
+                "Prompts are kept in memory only, never on disk, for 1 minute and 30 seconds after they "
+                "were first stored, however often they are used. What goes is overwritten."
+            ),
         ),
         (
             Policy(ttl_last_use_seconds=None, tiers=Tiers.TIER2, dram_bytes_max=64 << 30),
-            "Prompts are kept in memory and in tier 2 for as long as there is room. They take at most "
-            "64 GiB of memory on each driver.",
+            (
+                "Prompts are kept in memory and in tier 2 for as long as there is room. They take at "
+                "most 64 GiB of memory on each driver."
+            ),
         ),
         (
             Policy(tiers=Tiers.TIER2, encrypt_tier2=True, tier2_bytes_max=3 << 29),
-            "Prompts are kept in memory and in encrypted tier 2 for 1 hour after their last use. They "
-            "take at most 1.5 GiB of tier 2.",
+            (
+                "Prompts are kept in memory and in encrypted tier 2 for 1 hour after their last use. "
+                "They take at most 1.5 GiB of tier 2."
+            ),
         ),
         (Policy(tiers=Tiers.NONE), "Prompts are not kept at all: every one is computed anew."),
     ],

@@ -38,9 +38,7 @@ def create(
     **more: Any,
 ) -> Operation:
     with transaction.atomic():
-        session = sizing.new_session(
-            name, org or people.acme, boxes, bytes_per_token=bytes_per_token
-        )
+        session = sizing.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
         return sizing.create(people.principal("platform_admin"), session, **more)
 
 
