@@ -347,6 +347,14 @@ class Environment:
         default=400,
     )
 
+    demo: bool = setting(
+        "TIDEGATE_DEMO",
+        FLAG,
+        "A small fleet with traffic of three orgs, made where there is no fleet yet. `make up` sets it "
+        "unless told otherwise. Refused in production mode.",
+        default=False,
+    )
+
     otlp_url: str | None = setting(
         "TIDEGATE_OTLP_URL",
         url("http", "https"),
@@ -390,6 +398,8 @@ class Environment:
         problems = []
         if self.mode is Mode.PRODUCTION and self.debug:
             problems.append("TIDEGATE_DEBUG is true, but production mode never shows debug pages.")
+        if self.mode is Mode.PRODUCTION and self.demo:
+            problems.append("TIDEGATE_DEMO is true, but production mode has no demo.")
         if self.mode is Mode.PRODUCTION and not self.allowed_hosts:
             problems.append(
                 "TIDEGATE_ALLOWED_HOSTS is required in production mode: "
