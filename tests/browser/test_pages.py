@@ -31,6 +31,7 @@ PAGES = {
     "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
     "policies of an org": "/orgs/acme/policy/history/",
     "retention": "/orgs/acme/retention/",
+    "engines": "/orgs/acme/callers/",
     "policies": "/policies/",
     "many policies": "/policies/bulk/?org=acme",
     "default and limits": "/policies/default/",

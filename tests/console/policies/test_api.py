@@ -181,6 +181,20 @@ def test_a_callers_token_is_shown_once(olga: Client) -> None:
     assert all(token not in str(entry.after) for entry in AuditEntry.objects.all())
 
 
+def test_a_caller_is_made_and_removed_in_a_browser(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    olga, path = browser_of(people.org_admin), "/orgs/acme/callers/"
+    made = olga.post(path, {"name": "vllm"})
+    token = made.context["token"]
+    assert token.encode() in made.content
+    assert token.encode() not in olga.get(path).content
+    assert b"already exists" in olga.post(path, {"name": "vllm"}).content
+    public_id = token.split("_")[1]
+    assert olga.post(f"{path}{public_id}/remove/").status_code == 302
+    assert b"Nobody yet" in olga.get(path).content
+
+
 def test_a_list_of_policies_takes_as_many_statements_for_many_orgs_as_for_few(
     people: People, browser_of: Callable[..., Client]
 ) -> None:
