@@ -41,6 +41,11 @@ app.conf.beat_schedule = {
         "schedule": crontab(minute="*/10"),
         "options": {"expires": 600},
     },
+    "alerts": {
+        "task": "console.alerts.tasks.tick",
+        "schedule": 10.0,
+        "options": {"expires": 10},
+    },
     "begin-and-end-scheduled-policies": {
         "task": "console.policies.tasks.run_due",
         "schedule": 5.0,

@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.alerts",
     "console.operations",
     "console.fleet",
     "console.control",
@@ -128,7 +129,13 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+OTLP_URL = ENVIRONMENT.otlp_url
 VERSION = tidegate_version()
+PUBLIC_URL = (
+    ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")
+).rstrip("/")
+SMTP_URL = ENVIRONMENT.smtp_url or ""
+MAIL_FROM = ENVIRONMENT.mail_from or ""
 LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m

@@ -44,7 +44,12 @@ async def _serve(settings: Settings) -> int:
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
     telling = daemon.telling(
-        settings.telemetry, "agent", settings.name, partial(metrics.collect, agent), agent.limits
+        settings.telemetry,
+        settings.otlp,
+        "agent",
+        settings.name,
+        partial(metrics.collect, agent),
+        agent.limits,
     )
     identity = _identity(agent, daemon.url_of(listener), memory_bytes)
     membership = member(settings.console, identity, agent.standing)

@@ -17,9 +17,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from telemetry.deltas import Collect
-from telemetry.emitter import Emitter
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
+from telemetry.telling import Telling
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
@@ -84,18 +84,20 @@ async def _beat() -> None:
 
 @contextlib.asynccontextmanager
 async def telling(
-    redis_url: str | None, kind: str, name: str, collect: Collect, limits: LabelLimits
+    redis_url: str | None,
+    otlp_url: str | None,
+    kind: str,
+    name: str,
+    collect: Collect,
+    limits: LabelLimits,
 ) -> AsyncIterator[None]:
-    """Tell our numbers to the stream for as long as this lasts, and at the end what is left of them.
-    Without an address nobody is told."""
-    if redis_url is None:
-        yield
-        return
-    emitter = Emitter(redis_url, kind, software(), name=name, collect=collect, limits=limits).start()
+    """Tell our numbers for as long as this lasts, and at the end what is left of them. Without an
+    address nobody is told."""
+    made = Telling(redis_url, otlp_url, kind, software(), name=name, collect=collect, limits=limits)
     try:
         yield
     finally:
-        await asyncio.to_thread(emitter.stop)
+        await asyncio.to_thread(made.stop)
 
 
 def listen(place: tuple[str, int]) -> socket.socket:

@@ -14,10 +14,14 @@ from typing import Final
 from kvss_agent.client.line import Address
 from kvss_agent.joining import Console
 from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size, web_url
+from telemetry.extras import NO_OTLP, has_otlp
 
 PREFIX: Final = "KVSS_AGENT_"
 REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
 WEB_URL: Final = "a URL that begins with http:// or https://"
+OTLP_HELP: Final = (
+    "http://… of a collector that numbers are told to, without /v1/metrics (default: none)"
+)
 YES_OR_NO: Final = {"yes": True, "no": False}
 LOG_FORMATS: Final = {"text": "text", "json": "json"}
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -38,6 +42,7 @@ class Settings:
     memory_bytes: int | None = None
     drain_seconds: float = 10.0
     telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
+    otlp: str | None = None
     log_format: str = "text"
     console: Console | None = None
     control_url: str | None = None
@@ -87,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memory", help="at most so much for shards, such as 24G (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
     add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
+    add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)
     add("--data-address", help="where drivers reach us: tcp:HOST:PORT (default: by --tcp or --unix)")
@@ -130,6 +136,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         memory_bytes=take("memory", None, size, "a number of bytes, such as 24G"),
         drain_seconds=take("drain_seconds", 10.0, seconds, "0 to 3600"),
         telemetry=take("telemetry", None, redis_url, REDIS_URL, secret=True),
+        otlp=take_otlp(given),
         log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
         console=take_console(given),
         control_url=take("control_url", None, web_url, WEB_URL),
@@ -157,6 +164,13 @@ def take_console(given: Options) -> Console | None:
             "--plain-console yes where nobody else listens."
         )
     return console if url else None
+
+
+def take_otlp(given: Options) -> str | None:
+    url = given.take("otlp", None, web_url, WEB_URL)
+    if url and not has_otlp():
+        given.problems.append(f"--otlp {NO_OTLP}.")
+    return url
 
 
 def _join_token(text: str) -> str:

@@ -57,7 +57,12 @@ async def _serve(settings: Settings) -> int:
     fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
     telling = daemon.telling(
-        settings.telemetry, "driver", settings.name, partial(metrics.collect, shim), shim.limits
+        settings.telemetry,
+        settings.otlp,
+        "driver",
+        settings.name,
+        partial(metrics.collect, shim),
+        shim.limits,
     )
     membership = member(settings.console, _identity(settings, daemon.url_of(listener)), shim.standing)
     async with telling, daemon.serving(application, listener), membership, daemon.watched():

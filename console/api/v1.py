@@ -12,6 +12,8 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
+from console.alerts.api import router as alerts
+from console.alerts.api_settings import router as alert_settings
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
@@ -29,6 +31,7 @@ from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
+from console.policies.later_api import router as policies_later
 from console.policies.proof_api import router as proof
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
@@ -74,9 +77,12 @@ api = Api(
 )
 api.add_router("", accounts)
 api.add_router("", orgs)
+api.add_router("", alerts)
+api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", policies_later)
 api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)

@@ -23,6 +23,7 @@ from console.operations.services import start
 from console.sessions.models import Session
 from console.sessions.sizing import new_session
 from tests.conftest import People
+from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.fleet.worlds import make_world, new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 
@@ -124,6 +125,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
     "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
     "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),
@@ -168,6 +170,9 @@ PAGES = {
     "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
     "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
     "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policies": Case("GET", "/policies/", known(200)),
+    "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
+    "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -374,6 +379,26 @@ API = {
         {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
         {**ANY, **IDEMPOTENT},
     ),
+    ("GET", "orgs/<slug>/policy/scheduled"): Case(
+        "GET", "/api/v1/orgs/acme/policy/scheduled", (401, 404, 200, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/policy/scheduled"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy/scheduled",
+        (401, 404, 403, 403, 422, 422),  # it is over
+        {"policy": {}, "starts_at": "2020-01-01T00:00:00Z", "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("DELETE", "orgs/<slug>/policy/scheduled/<number>"): Case(
+        "DELETE", "/api/v1/orgs/acme/policy/scheduled/1", (401, 404, 403, 403, 404, 404)
+    ),
+    ("POST", "policies/bulk"): Case(
+        "POST",
+        "/api/v1/policies/bulk",
+        (401, 404, 403, 403, 200, 200),
+        {"orgs": ["acme"], "changes": {"share": 7}, "reason": "x"},
+        IDEMPOTENT,
+    ),
     ("GET", "orgs/<slug>/retention"): Case(
         "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)
     ),
@@ -394,6 +419,100 @@ API = {
         "DELETE", "/api/v1/orgs/acme/callers/0123456789ab", (401, 404, 403, 403, 404, 404)
     ),
 }
+
+# Of acme: alert 7, silence 7, channel 7. Nobody listens where the channel leads.
+PAGES |= {
+    "alerts": Case("GET", "/alerts/", known(200)),
+    "alert": Case("GET", "/alerts/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-acknowledge": Case(
+        "POST", "/alerts/7/acknowledge/", (LOGIN, 404, 403, 302, 302, 302), {"reason": "on it"}
+    ),
+    "alert-unacknowledge": Case("POST", "/alerts/7/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-comment": Case(
+        "POST", "/alerts/7/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
+    ),
+    "alert-assign": Case(
+        "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
+    ),
+    "alert-silences": Case("GET", "/alerts/silences/", known(200)),
+    "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-rules": Case("GET", "/alerts/rules/", known(200)),
+    "alert-rule": Case("GET", "/alerts/rules/evict-slow/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channels": Case("GET", "/alerts/channels/", known(200)),
+    "alert-channel-new": Case("GET", "/alerts/new-channel/", (LOGIN, 403, 403, 403, 403, 200)),
+    "alert-channel": Case("GET", "/alerts/channels/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channel-test": Case("POST", "/alerts/channels/7/test/", (LOGIN, 404, 403, 403, 403, 302)),
+    "alert-channel-delete": Case("POST", "/alerts/channels/7/delete/", (LOGIN, 404, 403, 403, 403, 302)),
+}
+API |= {
+    ("GET", "alerts"): Case("GET", "/api/v1/alerts", api_known(200)),
+    ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7", (401, 404, 200, 200, 200, 200)),
+    ("POST", "alerts/<alert_id>/acknowledge"): Case(
+        "POST", "/api/v1/alerts/7/acknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/unacknowledge"): Case(
+        "POST", "/api/v1/alerts/7/unacknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/comments"): Case(
+        "POST", "/api/v1/alerts/7/comments", (401, 404, 403, 201, 201, 201), {"text": "hm"}
+    ),
+    ("PUT", "alerts/<alert_id>/assignee"): Case(
+        "PUT", "/api/v1/alerts/7/assignee", (401, 404, 403, 200, 200, 200), {"username": "carl"}
+    ),
+    ("GET", "silences"): Case("GET", "/api/v1/silences", api_known(200)),
+    ("POST", "silences"): Case(
+        "POST",
+        "/api/v1/silences",
+        (401, 404, 403, 201, 201, 201),
+        {
+            "org": "acme",
+            "matchers": ["rule=evict-slow"],
+            "starts_at": "2099-01-01T00:00:00Z",
+            "ends_at": "2099-01-02T00:00:00Z",
+            "reason": "planned",
+        },
+        IDEMPOTENT,
+    ),
+    ("GET", "silences/<silence_id>"): Case("GET", "/api/v1/silences/7", (401, 404, 200, 200, 200, 200)),
+    ("DELETE", "silences/<silence_id>"): Case(
+        "DELETE", "/api/v1/silences/7", (401, 404, 403, 200, 200, 200), None, ANY
+    ),
+    ("GET", "alert-rules"): Case("GET", "/api/v1/alert-rules", api_known(200)),
+    ("GET", "alert-rules/<rule_slug>"): Case(
+        "GET", "/api/v1/alert-rules/evict-slow?org=acme", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-rules/<rule_slug>/thresholds"): Case(
+        "PUT",
+        "/api/v1/alert-rules/evict-slow/thresholds?org=acme",
+        (401, 404, 403, 403, 200, 200),
+        {"values": {"objective_seconds": 0.5}},
+        ANY,
+    ),
+    ("GET", "alert-channels"): Case("GET", "/api/v1/alert-channels", api_known(200)),
+    ("POST", "alert-channels"): Case(
+        "POST",
+        "/api/v1/alert-channels",
+        (401, 403, 403, 403, 403, 201),
+        {"name": "hook", "kind": "webhook", "address": "http://127.0.0.1:9/x"},
+        IDEMPOTENT,
+    ),
+    ("GET", "alert-channels/<channel_id>"): Case(
+        "GET", "/api/v1/alert-channels/7", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-channels/<channel_id>"): Case(
+        "PUT", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 200), {"name": "new name"}, ANY
+    ),
+    ("DELETE", "alert-channels/<channel_id>"): Case(
+        "DELETE", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 204), None, ANY
+    ),
+    ("POST", "alert-channels/<channel_id>/test"): Case(
+        "POST", "/api/v1/alert-channels/7/test", (401, 404, 403, 403, 403, 200)
+    ),
+    ("GET", "alert-channels/<channel_id>/notifications"): Case(
+        "GET", "/api/v1/alert-channels/7/notifications", (401, 404, 200, 200, 200, 200)
+    ),
+}
+
 # A question that is too long for an address.
 ASKS = {("POST", "orgs/<slug>/policy:preview")}
 # What people change; agents and drivers come with something else than tokens of users.
@@ -402,6 +521,16 @@ CHANGES = [
     for method, path in API
     if method != "GET" and not path.endswith(("/join", "/heartbeat")) and (method, path) not in ASKS
 ]
+
+
+@pytest.fixture(autouse=True)
+def alerts_of_acme(request: pytest.FixtureRequest) -> None:
+    """For whatever test has people."""
+    if "people" in request.fixturenames:
+        acme = request.getfixturevalue("people").acme
+        make_alert("evict-slow", "org:acme", acme, pk=7)
+        make_silence(["rule=evict-slow"], acme, pk=7)
+        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7)
 
 
 def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
