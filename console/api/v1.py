@@ -26,8 +26,15 @@ from console.fleet.nodes import Impossible
 from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.operations.api import router as operations
+from console.operations.services import Busy
 from console.orgs.api import router as orgs
+from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
+from console.sessions.api import router as sessions
+from console.sessions.changing import StalePlan
+from console.sessions.planning import CannotPlan
+from console.sessions.rules_api import router as session_rules
+from console.sessions.sizing import JobsRun
 from console.policies.proof_api import router as proof
 
 DESCRIPTION = """
@@ -75,6 +82,8 @@ api.add_router("", metrics)
 api.add_router("", policies)
 api.add_router("", proof)
 api.add_router("", operations)
+api.add_router("", sessions)
+api.add_router("", session_rules)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)
@@ -112,6 +121,33 @@ def _impossible(_request: HttpRequest, error: Impossible) -> HttpResponse:
 @api.exception_handler(CannotUndo)
 def _cannot_undo(_request: HttpRequest, error: CannotUndo) -> HttpResponse:
     return problems.response(problems.problem("CannotUndo", str(error)))
+
+
+@api.exception_handler(CannotPlan)
+def _cannot_plan(_request: HttpRequest, error: CannotPlan) -> HttpResponse:
+    return problems.response(problems.problem(error.cause.value, error.sentence))
+
+
+@api.exception_handler(Misconfigured)
+def _misconfigured(_request: HttpRequest, error: Misconfigured) -> HttpResponse:
+    return problems.response(problems.problem("Misconfigured", str(error)))
+
+
+@api.exception_handler(StalePlan)
+def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
+    return problems.response(problems.problem("StalePlan", str(error)))
+
+
+@api.exception_handler(JobsRun)
+def _jobs_run(_request: HttpRequest, error: JobsRun) -> HttpResponse:
+    return problems.response(problems.problem("Conflict", str(error)))
+
+
+@api.exception_handler(Busy)
+def _busy(_request: HttpRequest, error: Busy) -> HttpResponse:
+    """With a link to the one that is in the way."""
+    link = f'</api/v1/operations/{error.operation.pk}>; rel="related"'
+    return problems.response(problems.problem("OperationRunning", str(error)), {"Link": link})
 
 
 @api.exception_handler(HttpError)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Count, QuerySet
+from django.db.models import Count, ProtectedError, QuerySet
 from django.http import Http404
 
 from console.accounts.models import User
@@ -16,6 +16,13 @@ from console.audit.services import CannotUndo, record, undoable
 from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from telemetry.topics import of_org
+
+
+NAMED_MAX: Final = 5
+
+
+class StillUsed(Exception):
+    """Something of the org has to go before it can."""
 
 
 class NoSuchUser(Exception):
@@ -104,7 +111,11 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
         },
     }
     _record(principal, "org.delete", org, before=before, reason=reason)
-    org.delete()
+    try:
+        org.delete()
+    except ProtectedError as error:
+        named = ", ".join(sorted(str(one) for one in error.protected_objects)[:NAMED_MAX])
+        raise StillUsed(f"{org.name} still has {named}: delete that first.") from None
     changed([ALL_DRIVERS], f"org {org.slug} is gone")
 
 

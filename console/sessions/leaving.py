@@ -5,11 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
+from django.db import transaction
 from django.db.models import Q
 
-from console.accounts.principal import SYSTEM
+from console.accounts.principal import SYSTEM, Principal
+from console.accounts.roles import Role
+from console.audit.services import record
 from console.fleet.models import Node
 from console.fleet.nodes import Impossible, set_state, wanted
+from console.fleet.services import for_change, visible_nodes
+from console.operations import services as operations
 from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
@@ -21,10 +26,69 @@ from console.sessions.moving import Place, send_to
 from console.sessions.planning import away_from
 from console.sessions.rules import in_force
 from console.sessions.world import World, hold
+from telemetry.topics import of_source
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 LEAVING: Final = timedelta(hours=6)
 BY_A_PERSON: Final = timedelta(days=1)
+
+
+@transaction.atomic
+def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
+    """Move all that runs on a node to others, while jobs go on. It takes nothing new from then on.
+
+    Raises operations' Busy.
+    """
+    node = _for_change(principal, name)
+    return _begin(principal, "node.drain", node, f"Drain {name}", {}, reason)
+
+
+@transaction.atomic
+def upgrade(principal: Principal, name: str, *, version: str = "", reason: str = "") -> Operation:
+    """Drain a node, wait until its agent is of this version, or of another one, and use it again.
+
+    Raises operations' Busy.
+    """
+    node = _for_change(principal, name)
+    to = f" to {version}" if version else ""
+    plan = {"version": version}
+    return _begin(principal, "node.upgrade", node, f"Upgrade {name}{to}", plan, reason)
+
+
+def _for_change(principal: Principal, name: str) -> Node:
+    return for_change(principal, visible_nodes(principal), name, Role.ON_CALL)
+
+
+def _begin(
+    principal: Principal, kind: str, node: Node, sentence: str, plan: dict[str, Any], reason: str
+) -> Operation:
+    topic = of_source("agent", node.name)
+    state, held_reason = wanted(node)
+    before = {
+        "state": state.value,
+        "reason": held_reason,
+        "software_version": node.software_version,
+    }
+    operation = operations.start(
+        principal,
+        kind,
+        topic,
+        sentence,
+        plan={"node": node.name, **plan},
+        before=before,
+    )
+    record(
+        principal,
+        kind,
+        object_type="node",
+        object_id=node.name,
+        object_name=node.name,
+        before=before,
+        after=plan,
+        reason=reason,
+        topics=[topic],
+    )
+    return operation
 
 
 def _node(operation: Operation) -> Node:
@@ -138,13 +202,3 @@ class Upgrade(Machine):
     def response(operation: Operation) -> dict[str, Any]:
         node = Node.objects.get(name=operation.plan["node"])
         return {"node": node.name, "software_version": node.software_version}
-
-
-def state_before(node: Node) -> dict[str, str]:
-    """What an operation has to know to put the node back."""
-    state, reason = wanted(node)
-    return {
-        "state": state.value,
-        "reason": reason,
-        "software_version": node.software_version,
-    }

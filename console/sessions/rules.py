@@ -102,7 +102,7 @@ def set_rules(
     if after["boxes_quota"] != before["boxes_quota"]:
         principal.check_platform(Role.PLATFORM_ADMIN)
     rules.full_clean(validate_constraints=False)
-    rules.version += 0 if rules.pk is None else 1
+    rules.version += 1
     _check(rules)
     rules.save()
     _tell_sessions(rules)

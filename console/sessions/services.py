@@ -6,16 +6,32 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import Count, Prefetch, QuerySet
+from django.db.models import (
+    Aggregate,
+    BigIntegerField,
+    Count,
+    F,
+    OuterRef,
+    Prefetch,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
+from django.db.models.functions import Coalesce, Concat
 from django.http import Http404
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.fleet.nodes import tells_streams
+from console.fleet.nodes import Kind, tells_streams
+from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.placement.topology import Tier
+from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from console.sessions.world import hold
+from telemetry.topics import of_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +57,36 @@ def visible_sessions(principal: Principal) -> QuerySet[Session]:
     """Those of the orgs that they may see, for people of the platform all; with org and boxes."""
     boxes = Prefetch("boxes", SessionBox.objects.select_related("box"))
     found = Session.objects.select_related("org").prefetch_related(boxes)
-    found = found.annotate(job_count=Count("jobs"))
+    topic = Concat(Value(of_session("")), OuterRef("name"))
+    running = Operation.objects.filter(target=topic, done=False).values("pk")
+    found = found.annotate(
+        job_count=Count("jobs"),
+        memory_bytes=_of_shards(Sum(F("slots") * F("slot_bytes"))),
+        spine_count=_of_shards(Count("pk", filter=Q(tier=Tier.SPINE))),
+        operation_id=Subquery(running),
+    )
     if principal.on_platform(Role.VIEWER):
         return found
     confined = principal.token.org_id if principal.token else None
     if confined is not None:
         return found.filter(org=confined) if principal.role_in(confined) else found.none()
     return found.filter(org__in=principal.orgs_where(Role.VIEWER))
+
+
+def _of_shards(aggregate: Aggregate) -> Coalesce:
+    """Of all shards of each session; nothing is 0."""
+    shards = Shard.objects.filter(job__session=OuterRef("pk")).order_by().values("job__session")
+    found = shards.annotate(found=aggregate).values("found")
+    return Coalesce(Subquery(found, output_field=BigIntegerField()), 0)
+
+
+def filtered(
+    sessions: QuerySet[Session], *, org: str = "", waiting: bool | None = None
+) -> QuerySet[Session]:
+    """The same for the page and the API."""
+    if org:
+        sessions = sessions.filter(org__slug=org)
+    return sessions if waiting is None else sessions.filter(waiting_since__isnull=not waiting)
 
 
 def role_on(principal: Principal, session: Session) -> Role | None:
@@ -92,6 +131,18 @@ def get_job(session: Session, name: str) -> Job:
     return job
 
 
+def jobs_of(session: Session) -> QuerySet[Job]:
+    boxes = Prefetch("boxes", JobBox.objects.select_related("session_box__box"))
+    return session.jobs.select_related("driver").prefetch_related(boxes).order_by("name")
+
+
+def get_shard(session: Session, name: str) -> Shard:
+    found = next((shard for shard in shards_of(session) if shard.name == name), None)
+    if found is None:
+        raise Http404(f"{session.name} has no stream {name}.")
+    return found
+
+
 def shards_of(session: Session) -> QuerySet[Shard]:
     related = ("job__driver", "job__session", "box", "node", "next_node", "operation")
     found = Shard.objects.filter(job__session=session).select_related(*related)
@@ -99,9 +150,10 @@ def shards_of(session: Session) -> QuerySet[Shard]:
 
 
 @tells_streams
-def streams_on(nodes: Collection[str]) -> dict[str, int]:
-    """How many shards each of these nodes has, or is about to have."""
+def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
+    """How many streams begin at each of these boxes; or end on these nodes, or are about to."""
+    fields = ("box__name",) if kind == "box" else ("node__name", "next_node__name")
     found: Counter[str] = Counter()
-    for field in ("node__name", "next_node__name"):
-        found.update(Shard.objects.filter(**{f"{field}__in": nodes}).values_list(field, flat=True))
+    for field in fields:
+        found.update(Shard.objects.filter(**{f"{field}__in": names}).values_list(field, flat=True))
     return dict(found)

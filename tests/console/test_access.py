@@ -20,6 +20,8 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Driver
 from console.operations.services import start
+from console.sessions.models import Session
+from console.sessions.sizing import new_session
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.fleet.worlds import make_world, new_token
@@ -69,6 +71,15 @@ NODE = {
 DRIVER = {"control_url": "http://10.0.0.9:8420", "software_version": "0.1.0"}
 OWN: dict[str, object] = {"control_token": "t" * 20}
 QUESTION = "name=swdriver_refill_seconds&fold=p99"
+API_SESSION = (401, 404, 200, 200, 200, 200)
+API_SESSION_CHANGE = (401, 404, 403, 403, 202, 202)
+RULES = {
+    "path": "prefer_rail",
+    "refuse_spine": False,
+    "wait_for_rail_seconds": 0,
+    "boxes_min": 1,
+    "boxes_increment": 1,
+}
 
 PAGES = {
     "home": Case("GET", "/", known(200)),
@@ -171,7 +182,12 @@ API = {
         "PATCH", "/api/v1/orgs/acme", (401, 404, 403, 403, 200, 200), {"name": "Acme Inc"}, ANY
     ),
     ("DELETE", "orgs/<slug>"): Case(
-        "DELETE", "/api/v1/orgs/acme", (401, 404, 403, 403, 403, 204), None, {**ANY, **IDEMPOTENT}
+        # It has a session.
+        "DELETE",
+        "/api/v1/orgs/acme",
+        (401, 404, 403, 403, 403, 409),
+        None,
+        {**ANY, **IDEMPOTENT},
     ),
     ("GET", "orgs/<slug>/members"): Case(
         "GET", "/api/v1/orgs/acme/members", (401, 404, 200, 200, 200, 200)
@@ -240,6 +256,68 @@ API = {
     ),
     ("DELETE", "join-tokens/<public_id>"): Case(
         "DELETE", "/api/v1/join-tokens/{join_token}", (401, 404, 404, 404, 404, 204)
+    ),
+    ("GET", "sessions"): Case("GET", "/api/v1/sessions", api_known(200)),
+    ("POST", "sessions"): Case(
+        "POST",
+        "/api/v1/sessions",
+        (401, 404, 403, 403, 202, 202),
+        {"name": "new", "org": "acme", "boxes": 1},
+        IDEMPOTENT,
+    ),
+    ("GET", "sessions/<name>"): Case("GET", "/api/v1/sessions/chat", API_SESSION),
+    ("DELETE", "sessions/<name>"): Case(
+        "DELETE", "/api/v1/sessions/chat", API_SESSION_CHANGE, None, {**ANY, **IDEMPOTENT}
+    ),
+    ("POST", "sessions/<name>/resize"): Case(
+        "POST",
+        "/api/v1/sessions/chat/resize",
+        API_SESSION_CHANGE,
+        {"boxes": 1},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/jobs"): Case("GET", "/api/v1/sessions/chat/jobs", API_SESSION),
+    # There is no such driver, job, stream, or nothing to bring back.
+    ("POST", "sessions/<name>/jobs"): Case(
+        "POST",
+        "/api/v1/sessions/chat/jobs",
+        (401, 404, 403, 403, 404, 404),
+        {"name": "serve", "driver": "nobody"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "sessions/<name>/jobs/<job>"): Case(
+        "DELETE",
+        "/api/v1/sessions/chat/jobs/serve",
+        (401, 404, 403, 403, 404, 404),
+        None,
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("POST", "sessions/<name>/move"): Case(
+        "POST",
+        "/api/v1/sessions/chat/move",
+        (401, 404, 403, 404, 404, 404),
+        {"shard": "job7.full.0", "node": "ax-1"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "sessions/<name>/bring-back"): Case(
+        "POST",
+        "/api/v1/sessions/chat/bring-back",
+        (401, 404, 403, 409, 409, 409),
+        {},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "nodes/<name>/drain"): Case(
+        "POST", "/api/v1/nodes/ax-1/drain", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("POST", "nodes/<name>/upgrade"): Case(
+        "POST", "/api/v1/nodes/ax-1/upgrade", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("GET", "session-rules"): Case("GET", "/api/v1/session-rules", API_FLEET),
+    ("PUT", "session-rules"): Case("PUT", "/api/v1/session-rules", API_FLEET, RULES, ANY),
+    ("GET", "orgs/<slug>/session-rules"): Case("GET", "/api/v1/orgs/acme/session-rules", API_SESSION),
+    ("PUT", "orgs/<slug>/session-rules"): Case(
+        "PUT", "/api/v1/orgs/acme/session-rules", (401, 404, 403, 403, 200, 200), RULES, ANY
     ),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
@@ -462,7 +540,7 @@ def entry(people: People) -> int:
 def operation(people: People) -> str:
     """One of acme's, which goes on."""
     with transaction.atomic():
-        begun = start(SYSTEM, "tests.waits", "session:chat", "Wait", plan={}, org_id=people.acme.pk)
+        begun = start(SYSTEM, "tests.waits", "session:other", "Wait", plan={}, org_id=people.acme.pk)
     return str(begun.pk)
 
 
@@ -475,7 +553,15 @@ def join_token(people: People) -> str:
 
 
 @pytest.fixture
-def names(entry: int, operation: str, join_token: str) -> dict[str, object]:
+def session(join_token: str, people: People) -> Session:
+    """One of acme's, which has no box of that fleet yet."""
+    made = new_session("chat", people.acme, 1)
+    made.save()
+    return made
+
+
+@pytest.fixture
+def names(entry: int, operation: str, join_token: str, session: Session) -> dict[str, object]:
     """What stands in the paths of the tables."""
     return {"entry": entry, "operation": operation, "join_token": join_token}
 

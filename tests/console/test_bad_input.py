@@ -37,6 +37,8 @@ PATHS = [
     "/api/v1/alerts?q={0}&state={0}&rule={0}&org={0}&topic={0}&cursor={0}",
     "/api/v1/alert-rules/{0}?org={0}",
     "/operations/?target={0}&kind={0}&done={0}&page={0}",
+    "/api/v1/sessions?org={0}&waiting={0}&cursor={0}",
+    "/api/v1/sessions/{}",
     "/operations/{}/",
     "/api/v1/operations?target={0}&kind={0}&done={0}&cursor={0}",
     "/api/v1/operations/{}",
