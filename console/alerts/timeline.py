@@ -1,14 +1,13 @@
-"""What the page of an alert tells beside its state: its history, what to ask, and what would end it."""
+"""What the page of an alert tells beside its state: its history, and what to ask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from console.accounts.principal import Principal
 from console.alerts.models import Alert, Notification
+from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
 
@@ -50,9 +49,17 @@ def questions(alert: Alert) -> list[tuple[str, str]]:
     if rule is None:
         return []
     found = {
-        reading.address(alert.topic, alert.labels): reading.metric for reading in rule.readings.values()
+        reading.address(_asked_of(alert, reading.topic), alert.labels): reading.metric
+        for reading in rule.readings.values()
     }
     return [(metric, address) for address, metric in found.items()]
+
+
+def _asked_of(alert: Alert, read: str) -> str:
+    """The topic that has the numbers: the alert's, unless the rule read those of one of its labels."""
+    kind = kind_of(read)
+    named = alert.labels.get(kind)
+    return f"{kind}:{named}" if named and kind != kind_of(alert.topic) else alert.topic
 
 
 def matchers_of(alert: Alert) -> list[str]:
@@ -64,35 +71,3 @@ def matchers_of(alert: Alert) -> list[str]:
         *about,
         *(f"{label}={text}" for label, text in sorted(alert.labels.items())),
     ]
-
-
-# What would end it
-
-
-@dataclass(frozen=True)
-class Fix:
-    """Something to do, and the page where it is done, if there is one."""
-
-    text: str
-    address: str = ""
-
-
-Find = Callable[[Principal, Alert], list[Fix]]
-_FINDERS: dict[str, Find] = {}
-
-
-def fix_of(rule: str) -> Callable[[Find], Find]:
-    """Register who knows what would end alerts of a rule, in the case at hand."""
-
-    def register(find: Find) -> Find:
-        _FINDERS[rule] = find
-        return find
-
-    return register
-
-
-def fixes(principal: Principal, alert: Alert) -> list[Fix]:
-    """What the rule says in general, after what is known of this case."""
-    rule, find = alert.definition, _FINDERS.get(alert.rule)
-    of_this_case = find(principal, alert) if find else []
-    return [*of_this_case, *([Fix(rule.remedy)] if rule else [])]

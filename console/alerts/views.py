@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts import channels, limits, runbooks, services, silences, timeline
+from console.alerts import channels, fixes, limits, runbooks, services, silences, timeline
 from console.alerts.catalogue import RULES
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.forms import (
@@ -31,8 +31,10 @@ from console.alerts.forms import (
 from console.alerts.models import Channel, Evaluation
 from console.alerts.services import Filters
 from console.audit.services import visible_entries
+from console.operations.services import Busy
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser, visible_orgs
+from console.sessions.planning import CannotPlan
 
 PER_PAGE = 50
 LOG_ROWS = 50
@@ -89,7 +91,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "questions": timeline.questions(alert),
         "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
-        "fixes": timeline.fixes(request.principal, alert),
+        "fixes": fixes.of(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,
@@ -149,6 +151,18 @@ def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
         else:
             _complain(request, form)
     return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
+    try:
+        operation = fixes.do(request.principal, alert)
+    except (Busy, CannotPlan) as error:
+        messages.error(request, str(error))
+        return redirect("alert", alert_id)
+    return redirect("operation", operation.pk)
 
 
 def _complain(request: SignedInRequest, form: Form) -> None:

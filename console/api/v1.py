@@ -30,12 +30,12 @@ from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
+from console.policies.proof_api import router as proof
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
 from console.sessions.planning import CannotPlan
 from console.sessions.rules_api import router as session_rules
 from console.sessions.sizing import JobsRun
-from console.policies.proof_api import router as proof
 
 DESCRIPTION = """
 Everything the console does, for automation.

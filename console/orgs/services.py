@@ -17,7 +17,6 @@ from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from telemetry.topics import of_org
 
-
 NAMED_MAX: Final = 5
 
 
