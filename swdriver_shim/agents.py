@@ -53,6 +53,6 @@ class Control:
                 if pull["state"] != "done":
                     log.warning("A pull of %s is %s: %s", shard, pull["state"], pull["reason"])
                 return Pulled(pull["state"] == "done", moved)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             log.warning("A pull of %s by %s has failed: %s", shard, self.url, error)
             return Pulled(False, moved)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final
 
+import httpx
 import msgspec
 from msgspec import Meta, field
 
@@ -154,5 +155,6 @@ def _problems(desired: Desired) -> Iterator[str]:
     for home in desired.homes:
         try:
             Address.parse(home.address)
-        except ValueError as error:
+            httpx.URL(home.control.url if home.control else "")
+        except (ValueError, httpx.InvalidURL) as error:
             yield f"The home of shard {home.index} of {home.group}: {error}."

@@ -72,6 +72,7 @@ class Open(Struct, frozen=True, tag=True):
     shard: str
     driver: str
     secret: bytes
+    slot_bytes: int
     notes: str | None
     path: PathSpec | None
 
@@ -120,6 +121,7 @@ class Move(Struct, frozen=True, tag=True):
     shard: str
     driver: str
     secret: bytes
+    slot_bytes: int
     control: tuple[str, str] | None
     source: str
     source_shard: str
@@ -321,7 +323,7 @@ class MovingHalf:
     def _opened(self, name: str, what: Open) -> bool:
         with self._lock:
             credentials = Credentials(what.driver, what.secret)
-            self._homes[name] = Home(what.address, what.shard, lambda: credentials)
+            self._homes[name] = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
             shard = self.shards.get(name)
             if shard is None:
                 notes = Path(what.notes) if what.notes else None
@@ -337,7 +339,7 @@ class MovingHalf:
 
     def _moved(self, name: str, shard: Shard, what: Move) -> bool:
         credentials = Credentials(what.driver, what.secret)
-        home = Home(what.address, what.shard, lambda: credentials)
+        home = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
         control = Control(*what.control) if what.control else None
         pulling = Pulling(control, what.shard, what.source, what.source_shard, what.driver)
         is_there = shard.move(home, pulling, what.path)
@@ -505,7 +507,15 @@ class FarShard:
         home = self._home
         credentials = home.credentials()
         secret = credentials.secret or b""
-        what = Open(home.address, home.shard, credentials.driver, secret, self._notes, self._path)
+        what = Open(
+            home.address,
+            home.shard,
+            credentials.driver,
+            secret,
+            home.slot_bytes,
+            self._notes,
+            self._path,
+        )
         return self._ask(what, bool, False)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
@@ -545,6 +555,7 @@ class FarShard:
             connect.shard,
             credentials.driver,
             credentials.secret or b"",
+            connect.slot_bytes,
             control,
             pull.source,
             pull.source_shard,

@@ -32,6 +32,7 @@ from kvss_agent.client import (
     Wanted,
 )
 from kvss_agent.core import BATCH_MAX
+from swdriver_shim.agents import Pulled
 from swdriver_shim.paths import Carried, PathSpec, Tally, between
 from swdriver_shim.resuming import ShardNote, take, write
 
@@ -39,12 +40,13 @@ log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS: Final = 1.0  # between attempts
 PULL_SLOTS: Final = 64  # that move at once: evicts to them wait meanwhile
+PULL_TRIES: Final = 5  # before what is left is given up
+PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
 
 Connect = Callable[[], ShardClient]
-# Fetch these slots, all written once so many evicts are applied there. Returns when that is done, or is
-# not going to be: how many bytes came.
-Pull = Callable[[Sequence[int], int], int]
+# Fetch these slots, all written once so many evicts are applied there. What is not done is tried again.
+Pull = Callable[[Sequence[int], int], Pulled]
 
 
 def _nobody() -> None:
@@ -186,6 +188,7 @@ class Shard:
         self._pulling: frozenset[int] = frozenset()
         self._readers: Counter[ShardClient] = Counter()  # refills that are under way
         self._changed = threading.Condition(self._lock)
+        self._is_closed = threading.Event()
 
     @property
     def slots(self) -> int | None:
@@ -276,10 +279,14 @@ class Shard:
             if self._client is client:
                 log.warning("Shard %s is lost: %s", self.name, error)
                 self._client, self.lost_because = None, str(error)
+            elif self._old is client:
+                log.warning("The home that shard %s is leaving is lost: %s", self.name, error)
+                self._old = None
         client.close()
         self.on_line()
 
     def close(self) -> None:
+        self._is_closed.set()
         if self._note:
             self._leave(self._note)
         with self._lock:
@@ -290,7 +297,7 @@ class Shard:
 
     def _leave(self, note: Path) -> None:
         with self._writing, self._lock:
-            client, is_whole = self._client, self._old is None
+            client, is_whole = self._client, not self._still_there
             if client is None or not is_whole:
                 return
             try:
@@ -500,6 +507,9 @@ class Shard:
             self._wait_for_pull(column.slot for column in columns)
             self._reach(max(column.slot for column in columns))
             client = self._client
+            for one in columns:  # what lay there is nobody's any more: it is not pulled, either
+                self._still_there.discard(one.slot)
+                self._written[one.slot] = 0
         if client is None:
             return [Miss.LOST] * len(columns)
         try:
@@ -513,8 +523,8 @@ class Shard:
             if self._client is not client:  # lost or moved meanwhile: what came is not where we are now
                 return [Miss.LOST] * len(columns)
             for one, answer in zip(columns, found, strict=True):
-                self._still_there.discard(one.slot)
-                self._written[one.slot] = 0 if isinstance(answer, Miss) else answer.number + 1
+                if not isinstance(answer, Miss):
+                    self._written[one.slot] = answer.number + 1
                 answers.append(answer if isinstance(answer, Miss) else answer.note)
         return answers
 
@@ -592,42 +602,67 @@ class Shard:
             log.warning("Shard %s can't move: %s", self.name, error)
             return False
         with self._writing, self._lock:
-            self._old, self._connect = self._client, connect
+            old = self._old = self._client
+            self._connect = connect
             self._old_path, self._tally.path = self._tally.path, path
             self.moves += 1
-            slots = [slot for slot, number in enumerate(self._written) if number]
-            self._still_there = set(slots)
-            if self._old:
+            slots: list[int] = []  # without an old home they are lost; tier 2 may have them
+            if old:
+                slots = [slot for slot, number in enumerate(self._written) if number]
                 self._incarnation = client.incarnation  # its bytes are on their way
-            else:
-                self._still_there, slots = set(), []  # they are lost; tier 2 may have them
+            self._still_there = set(slots)
             self._settle(client)
         self.on_line()
-        for at in range(0, len(slots), PULL_SLOTS):
-            self._pull(slots[at : at + PULL_SLOTS], pull)
+        try:
+            for at in range(0, len(slots), PULL_SLOTS):
+                if not self._pull(slots[at : at + PULL_SLOTS], pull):
+                    break
+        finally:
+            self._leave_for_good(old)
+        return True
+
+    def _pull(self, slots: Sequence[int], pull: Pull) -> bool:
+        """Have what is still there of these fetched; whether that is done."""
+        for _ in range(PULL_TRIES):
+            with self._writing, self._lock:
+                batch = [slot for slot in slots if slot in self._still_there]
+                if not batch:
+                    return True
+                if self._old is None or self._is_closed.is_set():
+                    return False
+                self._pulling = frozenset(batch)
+                after = max(self._written[slot] for slot in batch) - 1
+            is_done = False
+            try:
+                is_done, size = pull(batch, after)
+                self._tally.add(between(self._old_path, self._tally.path), "pull", size)
+            finally:
+                with self._lock:
+                    if is_done:
+                        self._still_there.difference_update(batch)
+                    self._pulling = frozenset()
+                    self._changed.notify_all()
+            if is_done:
+                return True
+            self._is_closed.wait(PULL_AGAIN_SECONDS)
+        return False
+
+    def _leave_for_good(self, old: ShardClient | None) -> None:
+        """What has not come is not going to."""
         with self._lock:
-            old, self._old = self._old, None
+            if self._still_there:
+                log.warning("%d slots of %s could not be fetched", len(self._still_there), self.name)
+                for slot in self._still_there:
+                    self._written[slot] = 0
+                self._still_there.clear()
+                self.lives += not any(self._written)
+            self._old = None
             while old and self._readers[old]:
                 self._changed.wait()
             self._readers = +self._readers
         if old:
             old.close()
-        return True
-
-    def _pull(self, slots: Sequence[int], pull: Pull) -> None:
-        with self._writing, self._lock:
-            batch = [slot for slot in slots if slot in self._still_there]
-            self._pulling = frozenset(batch)
-            after = max((self._written[slot] for slot in batch), default=1) - 1
-        try:
-            if batch:
-                size = pull(batch, after)
-                self._tally.add(between(self._old_path, self._tally.path), "pull", size)
-        finally:
-            with self._lock:
-                self._still_there.difference_update(batch)
-                self._pulling = frozenset()
-                self._changed.notify_all()
+        self.on_line()
 
     def _wait_for_pull(self, slots: Iterable[int]) -> None:
         """Under the lock. Nobody writes to slots while another agent fetches them."""

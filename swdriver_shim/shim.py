@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from kvss_agent.client import Credentials
 from kvss_agent.http_api import Invalid
@@ -67,6 +68,7 @@ class Shim:
         self.observed_generation = 0
         self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
+        self._followed = self._notes / "followed" if self._notes else None
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
@@ -74,7 +76,7 @@ class Shim:
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
-        self._keys: dict[tuple[str, Namespace], Keys] = {}
+        self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
         self.limits = LabelLimits()  # of its metrics
@@ -122,6 +124,35 @@ class Shim:
         return told
 
     def _follow(self, told: Desired) -> None:
+        """First of all what an earlier life has: so what has changed since reaches what it has left."""
+        if self._driver is None and (earlier := self._followed_earlier(told)):
+            self._be(earlier)
+        self._be(told)
+        self._remember(told)
+
+    def _followed_earlier(self, told: Desired) -> Desired | None:
+        """As far as the same driver may have followed it, with the agents that there are now."""
+        if self._followed is None or not self._followed.exists():
+            return None
+        try:
+            earlier = documents.parse(self._followed.read_bytes())
+        except (Invalid, OSError) as error:
+            log.warning("What was followed earlier can't be read from %s: %s", self._followed, error)
+            return None
+        if (earlier.model, earlier.driver) != (told.model, told.driver):
+            return None
+        return structs.replace(earlier, secret=told.secret, homes=told.homes)
+
+    def _remember(self, told: Desired) -> None:
+        if self._followed is None:
+            return
+        try:
+            self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep(self._followed, msgspec.json.encode(told))
+        except OSError as error:
+            log.warning("What is followed can't be written down: %s", error)
+
+    def _be(self, told: Desired) -> None:
         before, self.desired = self.desired, told
         homes = {(home.group, home.index): home for home in told.homes}
         if self._driver is None:
@@ -176,19 +207,23 @@ class Shim:
         return self.keys(found, namespace.adapter)
 
     def _home(self, home: HomeSpec) -> Home:
-        return Home(home.address, home.shard, self._credentials)
+        groups = {group.name: group for group in self._told.model.shape().groups}
+        slot_bytes = groups[home.group].slot_bytes[home.index]
+        return Home(home.address, home.shard, self._credentials, slot_bytes)
 
     def _credentials(self) -> Credentials:
-        told = self.desired
-        if told is None:
+        return Credentials(self._told.driver, self._told.secret, software=self.software)
+
+    @property
+    def _told(self) -> Desired:
+        if self.desired is None:
             raise RuntimeError("nothing is connected before there is a document")
-        return Credentials(told.driver, told.secret, software=self.software)
+        return self.desired
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
         control = Control(new.control.url, new.control.token) if new.control else None
-        driver = self.desired.driver if self.desired else ""
-
+        driver = self._told.driver
         earlier = self._moving.get(at)
 
         def run() -> None:
@@ -220,12 +255,13 @@ class Shim:
         if self.desired is None:
             raise Conflict("The driver has not been told what to be yet.")
         namespace = self.desired.model.namespace(adapter)
-        found = self._keys.get((org.name, namespace))
+        found = self._keys.get((org.name, org.secret, namespace))
         if found is None:
             if len(self._keys) >= KEYS_MAX:
                 self._keys.clear()
             unit = self.desired.model.unit_tokens
-            found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace, unit)
+            found = Keys(org.name, org.secret, namespace, unit)
+            self._keys[org.name, org.secret, namespace] = found
         return found
 
     def objects(self, org: OrgSpec) -> Objects:

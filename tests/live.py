@@ -23,14 +23,23 @@ from console.environment import PROJECT
 START_SECONDS_MAX = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class LiveConsole:
     address: str
     username: str
     password: str
     environment: dict[str, str]
+    serve: Callable[[], subprocess.Popen[bytes]]
     process: subprocess.Popen[bytes]
-    listener: socket.socket
+
+    def restart(self) -> None:
+        """Another server process, on the same socket, in which connections wait meanwhile."""
+        self.stop()
+        self.process = self.serve()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
 
     def token(self, *, read_only: bool = False) -> str:
         """A token of the admin's, made as a person makes it: log in, then post the form."""
@@ -73,46 +82,31 @@ def live_console(
         )
         facts = [json.loads(line) for line in prepared.stdout.splitlines()]
         admin = next(fact["admin"] for fact in facts if "admin" in fact)
-        with listening() as listener:
+        with listening() as listener, (directory / "server.log").open("wb") as log:
+
+            def serve() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())],
+                    cwd=PROJECT,
+                    env=environment,
+                    pass_fds=(listener.fileno(),),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with serving(listener, environment, directory / "server.log") as process:
+            console = LiveConsole(
+                address, admin["username"], admin["password"], environment, serve, serve()
+            )
+            try:
                 # The socket listens already, so this waits in it until the server is there.
                 health = httpx.get(
                     f"{address}/-/health", timeout=START_SECONDS_MAX, headers=health_headers
                 )
                 health.raise_for_status()
-                yield LiveConsole(
-                    address, admin["username"], admin["password"], environment, process, listener
-                )
-
-
-@contextlib.contextmanager
-def serving(
-    listener: socket.socket, environment: dict[str, str], log_file: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A web process on this socket."""
-    with log_file.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())],
-            cwd=PROJECT,
-            env=environment,
-            pass_fds=(listener.fileno(),),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-@contextlib.contextmanager
-def served(console: LiveConsole, log_file: Path) -> Iterator[None]:
-    """The console again, after its process has ended."""
-    with serving(console.listener, console.environment, log_file):
-        httpx.get(f"{console.address}/-/health", timeout=START_SECONDS_MAX).raise_for_status()
-        yield
+                yield console
+            finally:
+                console.stop()
 
 
 @contextlib.contextmanager

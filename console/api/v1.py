@@ -30,6 +30,7 @@ from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
+from console.policies.later_api import router as policies_later
 from console.policies.proof_api import router as proof
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
@@ -80,6 +81,7 @@ api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
+api.add_router("", policies_later)
 api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)

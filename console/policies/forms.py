@@ -144,6 +144,98 @@ class ModelForm(forms.Form):
     )
 
 
+UNCHANGED = ("", "unchanged")
+YES_OR_NO = [UNCHANGED, ("yes", "yes"), ("no", "no")]
+NONE = "none"
+
+
+class ChangedQuantityField(QuantityField):
+    """Nothing written: unchanged. `none`: no limit."""
+
+    def __init__(self, read: Callable[[str], int], show: Callable[[int], str], **more: Any) -> None:
+        super().__init__(read, show, UNCHANGED[1], **more)
+
+    def clean(self, value: Any) -> Any:
+        return NONE if str(value or "").strip().lower() == NONE else super().clean(value)
+
+
+def _changed_time(name: str) -> ChangedQuantityField:
+    return ChangedQuantityField(quantities.seconds_of, quantities.as_time, label=words.LABELS[name])
+
+
+def _changed_size(name: str) -> ChangedQuantityField:
+    return ChangedQuantityField(quantities.bytes_of, quantities.as_size, label=words.LABELS[name])
+
+
+class BulkForm(forms.Form):
+    """Only what is written changes, for all of the chosen orgs."""
+
+    ttl_last_use_seconds = _changed_time("ttl_last_use_seconds")
+    ttl_first_use_seconds = _changed_time("ttl_first_use_seconds")
+    tiers = forms.ChoiceField(
+        required=False,
+        label=words.LABELS["tiers"],
+        choices=[UNCHANGED, *((tier.value, words.TIERS[tier]) for tier in Tiers)],
+    )
+    dram_bytes_max = _changed_size("dram_bytes_max")
+    tier2_bytes_max = _changed_size("tier2_bytes_max")
+    share = forms.IntegerField(
+        required=False, min_value=1, max_value=1_000_000, label=words.LABELS["share"]
+    )
+    priority = forms.IntegerField(
+        required=False, min_value=0, max_value=PRIORITY_MAX, label=words.LABELS["priority"]
+    )
+    eviction = forms.ChoiceField(
+        required=False, label=words.LABELS["eviction"], choices=[UNCHANGED, *EVICTIONS]
+    )
+    encrypt_tier2 = forms.ChoiceField(
+        required=False, label=words.LABELS["encrypt_tier2"], choices=YES_OR_NO
+    )
+    scrub = forms.ChoiceField(required=False, label=words.LABELS["scrub"], choices=YES_OR_NO)
+    reason = forms.CharField(
+        max_length=REASON_MAX,
+        required=False,
+        label="Why",
+        help_text="Stands in the history of each of them, beside your name.",
+    )
+    token = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
+
+    def changes(self) -> dict[str, Any]:
+        """Of a valid form: the fields that are to have another value."""
+        read = {"yes": True, "no": False, NONE: None}
+        told = {name: self.cleaned_data[name] for name in documents.FIELDS}
+        return {
+            name: read.get(value, value) if isinstance(value, str) else value
+            for name, value in told.items()
+            if value not in (None, "")
+        }
+
+
+class ClusterForm(forms.Form):
+    """The limits, beside the fields of the default."""
+
+    ttl_last_use_seconds_max = time_field("Gone after last use, at most", "Empty: no limit.")
+    ttl_first_use_seconds_max = time_field("Gone after stored, at most", "Empty: no limit.")
+    tiers_max = forms.ChoiceField(
+        label="No further than", choices=[(tier.value, words.TIERS[tier]) for tier in Tiers]
+    )
+    dram_bytes_max = size_field("Memory of an org, at most", "On each driver.")
+    tier2_bytes_max = size_field("Tier 2 of an org, at most", "At each agent.")
+    share_max = forms.IntegerField(min_value=1, max_value=1_000_000, label="Share, at most")
+    priority_max = forms.IntegerField(min_value=0, max_value=PRIORITY_MAX, label="Priority, at most")
+
+    def limits(self) -> Limits:
+        """Of a valid form."""
+        return documents.read_struct(dict(self.cleaned_data), Limits)
+
+
+class ClusterReasonForm(forms.Form):
+    reason = forms.CharField(
+        max_length=REASON_MAX, label="Why", help_text="Stands in the audit trail, beside your name."
+    )
+    version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
+
+
 class PurgeForm(forms.Form):
     model = forms.CharField(
         max_length=200, required=False, label="Of one model", help_text="Empty: of all models."

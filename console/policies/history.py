@@ -12,6 +12,7 @@ from django.utils import timezone
 from console.orgs.models import Org
 from console.policies import documents, services, words
 from console.policies.models import PolicyVersion
+from console.policies.words import Difference
 from swdriver_shim.metrics import HIT, REQUESTED
 from swdriver_shim.policy import OrgPolicies
 from telemetry.queries import Fold, Question, ask
@@ -19,8 +20,6 @@ from telemetry.topics import of_org
 
 AROUND: Final = timedelta(hours=1)
 _STEP: Final = 60
-
-Difference = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from typing import Any, Final
 from console.policies.documents import changed_fields
 from swdriver_shim.policy import Policy, Tiers, TtlMode
 
+Difference = tuple[str, str, str]  # what, before, after
+
 LABELS: Final = {
     "ttl_first_use_seconds": "Gone after it was stored",
     "ttl_last_use_seconds": "Gone after its last use",
@@ -101,7 +103,7 @@ def value(field: str, told: Any) -> str:
     return size(told) if field.endswith("bytes_max") else str(told)
 
 
-def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:
+def differences(before: Policy, after: Policy) -> list[Difference]:
     """(label, before, after) of what differs; what reads alike is shown as the plain number."""
     told = []
     for field in changed_fields(before, after):

@@ -23,6 +23,8 @@ PAGES = {
     "overview": "/",
     "orgs": "/orgs/",
     "new org": "/new-org/",
+    "latency": "/latency/?topic=org:acme",
+    "latency, nonsense": "/latency/?range=nonsense",
     "org": "/orgs/acme/",
     "edit org": "/orgs/acme/edit/",
     "operations": "/operations/",

@@ -111,6 +111,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
     "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
     "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),
@@ -155,6 +156,9 @@ PAGES = {
     "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
     "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
     "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policies": Case("GET", "/policies/", known(200)),
+    "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
+    "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -360,6 +364,26 @@ API = {
         (401, 403, 403, 403, 403, 200),
         {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
         {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "orgs/<slug>/policy/scheduled"): Case(
+        "GET", "/api/v1/orgs/acme/policy/scheduled", (401, 404, 200, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/policy/scheduled"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy/scheduled",
+        (401, 404, 403, 403, 422, 422),  # it is over
+        {"policy": {}, "starts_at": "2020-01-01T00:00:00Z", "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("DELETE", "orgs/<slug>/policy/scheduled/<number>"): Case(
+        "DELETE", "/api/v1/orgs/acme/policy/scheduled/1", (401, 404, 403, 403, 404, 404)
+    ),
+    ("POST", "policies/bulk"): Case(
+        "POST",
+        "/api/v1/policies/bulk",
+        (401, 404, 403, 403, 200, 200),
+        {"orgs": ["acme"], "changes": {"share": 7}, "reason": "x"},
+        IDEMPOTENT,
     ),
     ("GET", "orgs/<slug>/retention"): Case(
         "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)

@@ -25,6 +25,8 @@ PATHS = [
     "/orgs/acme/policy/history/?page={}",
     "/orgs/acme/retention/?days={}",
     "/orgs/acme/retention/report.csv?days={}",
+    "/policies/?q={0}&page={0}",
+    "/policies/bulk/?org={0}",
     "/audit/{}/",
     "/audit/?q={0}&actor={0}&action={0}&org={0}&request_id={0}&since={0}&until={0}&page={0}",
     "/audit/export.csv?q={0}&org={0}&since={0}",
@@ -45,6 +47,7 @@ PATHS = [
     "/tokens/?x={}",
     "/latency/?topic={0}&range={0}&from={0}&until={0}",
     "/latency/?topic=fleet&range={0}",
+    "/latency/events/?topic={0}",
     "/latency/?topic=fleet&from={0}&until={0}",
     "/api/v1/live?topic={0}&since={0}",
     "/fleet/?stamp={}",
@@ -89,6 +92,8 @@ FORMS = {
     "/orgs/acme/policy/model/drop/": "model={0}",
     "/orgs/acme/policy/0/restore/": "reason={0}",
     "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
+    "/policies/bulk/": "org=acme&ttl_last_use_seconds={0}&tiers={0}&reason={0}&token={0}&save=",
+    "/policies/default/": "default-tiers={0}&limits-share_max={0}&reason={0}&version={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }
 

@@ -57,7 +57,10 @@ export class Wire {
     this.watch(OPENING_MS);
     socket.onopen = () => {
       this.askedAt.clear();
-      for (const topic of this.feeds.keys()) this.subscribe(topic);
+      for (const [topic, feed] of this.feeds) {
+        feed.seq = null; // sequences are of one connection
+        this.subscribe(topic);
+      }
     };
     socket.onmessage = (message) => {
       this.failures = 0;

@@ -15,7 +15,7 @@ import pytest
 
 from console.environment import PROJECT
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.live import LiveConsole, live_console, served, wait_until
+from tests.live import LiveConsole, live_console, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -130,9 +130,9 @@ def test_agents_and_drivers_beat_on_after_the_console_was_away(tmp_path: Path) -
             assert running.observed()["ready"]
             # The address still listens: who calls now waits, and gives up by itself.
             wait_until("it notices", lambda: state_of(running)[0] == "away")
-            with served(console, tmp_path / "server.log"):
-                wait_until("it is heard again", lambda: state_of(running)[0] == "joined")
-                assert api.one("/nodes/ax-1")["state"] == "ready"
+            console.restart()
+            wait_until("it is heard again", lambda: state_of(running)[0] == "joined")
+            assert api.one("/nodes/ax-1")["state"] == "ready"
             assert running.stop() == 0
 
 

@@ -19,6 +19,7 @@ from django.db import connection, transaction
 from console.accounts import tokens
 from console.accounts.models import ApiToken, User
 from console.live import consumer, services
+from console.live.outbox import WAITING_MAX
 from console.live.routing import PATH, websockets
 from console.orgs import services as orgs
 from telemetry.models import Event
@@ -356,6 +357,46 @@ async def test_another_password_ends_other_sessions(
 
 
 # What is out of bounds
+
+
+async def test_a_viewer_that_does_not_read_holds_up_nobody_and_is_closed(
+    people: People,
+    connect: Connect,
+    token_of: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = await in_database(partial(token_of, people.viewer))
+    stalled, reads = Viewer((b"authorization", f"Bearer {text}".encode())), asyncio.Event()
+    deliver = stalled.wire.output_queue.put
+
+    async def put(message: dict[str, Any]) -> None:
+        if message["type"] == "websocket.send":
+            await reads.wait()
+        await deliver(message)
+
+    stalled.wire.output_queue.put = put
+    await stalled.connect()
+    other, skipped = await connect("viewer"), consumer.COUNTS.skipped
+    for viewer in (stalled, other):
+        await viewer.say(type="subscribe", topic="org:acme")
+    await other.hear()
+    for number in range(2 * WAITING_MAX):
+        await in_database(partial(rename, people, f"Acme {number}"))
+        assert (await other.hear_change("org.update"))["topic"] == "org:acme"
+    reads.set()
+    seqs = []
+    while True:
+        said = json.loads((await stalled.wire.receive_output(SECONDS))["text"])
+        seqs.append(said["seq"])
+        if any(one["sentence"].endswith("Acme 15") for one in said["data"].get("events", ())):
+            break
+    assert len(seqs) <= WAITING_MAX + 1
+    assert seqs[1] > seqs[0] + 1, "it sees that it missed some"
+    assert consumer.COUNTS.skipped > skipped
+    monkeypatch.setattr(consumer, "STALL_SECONDS", 0.05)
+    reads.clear()
+    assert await stalled.closed() == 4408
+    await stalled.disconnect()
 
 
 async def test_nonsense_is_refused_with_a_sentence_and_ends_nothing(
