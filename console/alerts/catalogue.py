@@ -42,7 +42,7 @@ def _latency(verb: str) -> Rule:
             Limit(
                 "burn_factor",
                 1,
-                "1 pages for a budget of 30 days that would be gone in two; more is more patient.",
+                "1: for a budget of 30 days that would be gone in two. More is more patient.",
                 low=0.1,
                 high=100,
             ),

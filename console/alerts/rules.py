@@ -172,6 +172,10 @@ class Rule:
         return {limit.name: limit.default for limit in self.limits}
 
     @property
+    def metrics(self) -> list[str]:
+        return sorted({reading.metric for reading in self.readings.values()})
+
+    @property
     def per_org(self) -> bool:
         return self.scope is Scope.ORG
 

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from django.http import Http404
+
+from console.accounts.principal import Principal
 from console.alerts.models import Alert, Notification
+from console.metrics.services import check_topic
+from telemetry.queries import Fold
 from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
+# What is judged by counts in buckets, or by sums, is seen better so.
+_FOLDS: Final = {Fold.HEATMAP: "p50 p99", Fold.SUM: "rate"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,46 @@ def questions(alert: Alert) -> list[tuple[str, str]]:
         for reading in rule.readings.values()
     }
     return [(metric, address) for address, metric in found.items()]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a chart of an alert's numbers shows."""
+
+    topic: str
+    title: str
+    metric: str
+    fold: str
+    by: str
+    over: str
+    where: str
+
+
+def charts(principal: Principal, alert: Alert) -> list[Drawn]:
+    """Of the first metric that its rule reads, if they may see the numbers of its topic."""
+    rule = alert.definition
+    reading = next(iter(rule.readings.values()), None) if rule else None
+    if rule is None or reading is None:
+        return []
+    topic = _asked_of(alert, reading.topic)
+    try:
+        check_topic(principal, topic)
+    except Http404:
+        return []
+    its = {name: alert.labels[name] for name in reading.by if name in alert.labels}
+    where = {**reading.where, **its}
+    return [
+        Drawn(
+            topic,
+            rule.title,
+            reading.metric,
+            _FOLDS.get(reading.fold, reading.fold),
+            " ".join(name for name in reading.by if name not in its and len(reading.by) == 1),
+            reading.over or "",
+            # Of what is parted by blanks none can have one; empty labels tell nothing.
+            " ".join(f"{name}:{text}" for name, text in where.items() if text and " " not in text),
+        )
+    ]
 
 
 def _asked_of(alert: Alert, read: str) -> str:

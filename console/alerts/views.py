@@ -73,6 +73,7 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
         "filtered": any(query.values()),
         "evaluator": services.Evaluator.now(),
         "hidden": services.visible_alerts(request.principal).exclude(hidden_by=None).count(),
+        "live_topic": services.live_topic(request.principal),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(request, "alerts/list_live.html" if fragment else "alerts/list.html", context)
@@ -82,13 +83,20 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
 @signed_in
 def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id)
+    facts = {
+        "alert": alert,
+        "questions": timeline.questions(alert),
+        "live_topic": services.live_topic(request.principal, alert),
+    }
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "alerts/facts.html", facts)
     role = services.role_over(request.principal, alert.org_id)
     rule = alert.definition
     context = {
-        "alert": alert,
+        **facts,
         "rule": rule,
         "runbook": runbooks.rendered(rule.runbook) if rule else "",
-        "questions": timeline.questions(alert),
+        "charts": timeline.charts(request.principal, alert),
         "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
         "fixes": fixes.of(request.principal, alert),
