@@ -20,8 +20,9 @@ from servestatic import ServeStaticASGI
 
 from console.live.consumer import COUNTS
 from console.live.routing import websockets
-from telemetry.emitter import Emitter
+from console.metrics import prometheus
 from telemetry.notify import notify
+from telemetry.telling import Telling
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -34,7 +35,14 @@ WATCHDOG_SECONDS = 1.0
 async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the supervisor when we are ready, and that the event loop still turns."""
     await receive()
-    emitter = Emitter(settings.REDIS_URL, "web", settings.VERSION, collect=COUNTS.collect).start()
+    telling = Telling(
+        settings.REDIS_URL,
+        settings.OTLP_URL,
+        "web",
+        settings.VERSION,
+        collect=COUNTS.collect,
+        also=prometheus.collect,
+    )
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
     await receive()
@@ -43,7 +51,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watchdog
-    await asyncio.to_thread(emitter.stop)
+    await asyncio.to_thread(telling.stop)
     await send({"type": "lifespan.shutdown.complete"})
 
 

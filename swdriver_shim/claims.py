@@ -112,7 +112,7 @@ class Judge:
             now = self._clock()
             if found is not Refusal.NONE and now >= self._logged_at + LOG_SECONDS:
                 self._logged_at = now
-                log.warning("A claim is not valid: %s. Its request is not cached for anybody.", found)
+                log.warning("A claim is not valid and is not followed: %s", found)
         return found
 
     def _judged(self, token: object) -> Claim | Refusal:
@@ -136,11 +136,12 @@ class Judge:
             return Refusal.EXPIRED
         except jwt.InvalidAudienceError:
             return Refusal.AUDIENCE
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, UnicodeEncodeError):  # JSON may carry what is no text
             return Refusal.MALFORMED
-        if not told["sub"]:
+        issued, until = told["iat"], told["exp"]
+        if not told["sub"] or isinstance(issued, str) or isinstance(until, str):
             return Refusal.MALFORMED
-        if told["exp"] - told["iat"] > SECONDS_MAX:
+        if until - issued > SECONDS_MAX:
             return Refusal.TOO_LONG
         try:
             return Claim(told["sub"], msgspec.convert(told.get("rules", {}), Rules))

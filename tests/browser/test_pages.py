@@ -27,6 +27,7 @@ PAGES = {
     "latency, nonsense": "/latency/?range=nonsense",
     "org": "/orgs/acme/",
     "edit org": "/orgs/acme/edit/",
+    "operations": "/operations/",
     "audit": "/audit/",
     "audit, nothing found": "/audit/?q=nothing-like-this",
     "audit, nonsense": "/audit/?org=nonsense",
