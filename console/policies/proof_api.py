@@ -15,8 +15,7 @@ from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.operations import services as operations
-from console.operations.api import OperationOut, busy, show_operation
+from console.operations.api import OperationOut, show_operation
 from console.orgs.api import Slug, ValidateOnly
 from console.orgs.services import for_change, get_org
 from console.policies import proof, purges, signing
@@ -99,10 +98,7 @@ def purge_org(
 
     def begin() -> Answer:
         org = for_change(principal, slug)
-        try:
-            operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
-        except operations.Busy as error:
-            raise busy(error) from None
+        operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
         return Answer(202, show_operation(operation), {"Location": f"/api/v1/operations/{operation.pk}"})
 
     return once(request, key, payload, begin, keep=not validate_only)
