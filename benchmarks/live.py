@@ -212,12 +212,12 @@ async def _watch(address: str, token: str, viewers: int, seconds: float) -> None
                 frames += 1
                 if '"bench.event"' in text and '"delta"' in text:
                     now = time.time()
-                    for event in json.loads(text)["data"]["events"]:
-                        latencies.append(now - event["data"]["at"])
+                    events = json.loads(text)["data"].get("events", ())
+                    latencies.extend(now - one["data"]["at"] for one in events if "at" in one["data"])
 
     tasks = [asyncio.create_task(view(number)) for number in range(viewers)]
-    failing = asyncio.gather(*tasks)
-    await asyncio.wait([failing, asyncio.create_task(opened.wait())], return_when="FIRST_COMPLETED")
+    async with asyncio.timeout(60):
+        await opened.wait()
     print(json.dumps({"connected": viewers - waiting}), flush=True)
     frames, began = 0, time.monotonic()
     await asyncio.sleep(seconds)
@@ -225,7 +225,10 @@ async def _watch(address: str, token: str, viewers: int, seconds: float) -> None
         json.dumps({"latencies": latencies, "frames": frames, "seconds": time.monotonic() - began}),
         flush=True,
     )
-    failing.cancel()
+    for task in tasks:
+        if task.done():
+            task.result()  # raises what ended it
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

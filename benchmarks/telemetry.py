@@ -576,7 +576,7 @@ def main() -> None:
         if "history" in only:
             rows += history_rows(*((40, 24) if given.quick else (1000, 24)))
         if "live" in only:
-            rows += live_rows(Path(directory), (100, 500), 8 if given.quick else 40)
+            rows += live_rows(Path(directory), (100, 500), 5 if given.quick else 40)
         from django.db import connections
 
         connections.close_all()
