@@ -51,6 +51,8 @@ class Request(Protocol):
     @property
     def num_computed_tokens(self) -> int: ...
     @property
+    def skip_reading_prefix_cache(self) -> bool | None: ...
+    @property
     def all_token_ids(self) -> Sequence[int]: ...
     @property
     def block_hashes(self) -> Sequence[bytes]: ...
@@ -190,7 +192,7 @@ class Scheduling:
         """How many tokens behind those that vLLM has itself are there; None to be asked again. And
         whether the request has to wait for its load."""
         one = self._of(request)
-        if one is None or one.load is not None:
+        if one is None or one.load is not None or request.skip_reading_prefix_cache:
             return 0, False
         now = self._clock()
         asked = self._look(one, now)
