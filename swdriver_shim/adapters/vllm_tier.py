@@ -169,7 +169,7 @@ class KvssTier(SecondaryTierManager):
         self._jobs[job.job_id] = Job(job, time.perf_counter(), done)
 
     def _store(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
-        if asker is None:
+        if asker is None or asker.rules.no_store:
             return [True] * len(keys)  # as asked for: nothing of it is kept
         return asker.objects.put(self._names(keys), self._at(rows), asker.rules)
 
