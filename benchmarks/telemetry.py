@@ -1,5 +1,5 @@
 """How much one ingest process takes in, what telling costs, how fast it can be asked, and what keeping
-takes: on a PostgreSQL and a Redis of their own, with `manage.py ingest` as a process.
+takes: on a PostgreSQL and a Redis of their own, with `manage.py ingest` and `rollup` as processes.
 """
 
 from __future__ import annotations
@@ -120,16 +120,26 @@ def load(redis_url: str, agents: int, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def ingest(log: Path) -> Iterator[psutil.Process]:
-    with log.open("w") as output:
+def ingest(directory: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """Ingest and rollup."""
+    with contextlib.ExitStack() as running:
+        yield (
+            running.enter_context(_ours("ingest", directory)),
+            running.enter_context(_ours("rollup", directory)),
+        )
+
+
+@contextlib.contextmanager
+def _ours(command: str, directory: Path) -> Iterator[psutil.Process]:
+    with (directory / f"{command}.log").open("a") as output:
         process = subprocess.Popen(
-            [sys.executable, "manage.py", "ingest"], cwd=PROJECT, env=dict(os.environ), stderr=output
+            [sys.executable, "manage.py", command], cwd=PROJECT, env=dict(os.environ), stderr=output
         )
     try:
         yield psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -148,10 +158,10 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         "--seconds",
         str(seconds),
     ]
-    with ingest(directory / "ingest.log") as process:
+    with ingest(directory) as (process, rollup):
         time.sleep(2)
         client = redis.Redis.from_url(servers.redis_url)
-        before, began = cpu_seconds(process), time.monotonic()
+        before, began = [cpu_seconds(one) for one in (process, rollup)], time.monotonic()
         postgres = _postgres_cpu(servers)
         done = json.loads(
             subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
@@ -159,7 +169,8 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         while client.xlen(STREAM):
             time.sleep(0.05)
         took = time.monotonic() - began
-        cpu, memory = cpu_seconds(process) - before, process.memory_info().rss
+        cpu, cpu_of_rollup = cpu_seconds(process) - before[0], cpu_seconds(rollup) - before[1]
+        memory = process.memory_info().rss
         postgres = _postgres_cpu(servers) - postgres
     lags = _own("telemetry_ingest_lag_seconds")
     batches = _own("telemetry_ingest_batch_seconds")
@@ -185,7 +196,13 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
             "1 core",
             took / cpu,
             1.0,
-            {"records": written, "postgres_percent": 100 * postgres / took, "MiB": memory / (1 << 20)},
+            {
+                "records": written,
+                "us_a_record": 1e6 * cpu / written,
+                "rollup_percent": 100 * cpu_of_rollup / took,
+                "postgres_percent": 100 * postgres / took,
+                "MiB": memory / (1 << 20),
+            },
         ),
         Row("ingest.load", done["late_seconds"], "s late"),
     ]
@@ -196,12 +213,12 @@ def soak_row(directory: Path, seconds: float) -> Row:
     loading = ("--load", str(SOAKING_AGENTS), "--seconds", str(seconds))
     command = [sys.executable, "-m", "benchmarks.telemetry", *loading]
     sizes: list[float] = []
-    with ingest(directory / "soak.log") as process, subprocess.Popen(command, cwd=PROJECT) as sending:
+    with ingest(directory) as each, subprocess.Popen(command, cwd=PROJECT) as sending:
         began = time.monotonic()
         while sending.poll() is None:
             time.sleep(1)
             if time.monotonic() > began + 60:
-                sizes.append(process.memory_info().rss / (1 << 20))
+                sizes.append(sum(one.memory_info().rss for one in each) / (1 << 20))
     third = len(sizes) // 3
     early, late = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
     return Row(
@@ -239,7 +256,7 @@ def rate_row(servers: Embedded, directory: Path, batches: int) -> Row:
         for node in nodes:
             pipe.xadd(STREAM, {FIELD: node.record(now + second)})
         pipe.execute()
-    with ingest(directory / "rate.log") as process:
+    with ingest(directory) as (process, _):
         while not client.exists(STREAM) or client.xlen(STREAM) > AGENTS * batches * 0.95:
             time.sleep(0.01)
         left, began, cpu = client.xlen(STREAM), time.monotonic(), cpu_seconds(process)

@@ -447,6 +447,8 @@ class Connection:
     def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
         def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
             if lease is not None:
+                if asked.verb is TierVerb.RECALL and self.left.is_set():
+                    self._shard.empty(slots, asked.after)  # nobody knows that they have come
                 for more in self._shard.done(lease, self):
                     self.post(more)
             self.post(wire.Tiered(asked.request, answers, notes))

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,7 @@ from kvss_agent.core import (
 )
 from kvss_agent.leases import FOREVER
 from kvss_agent.mover import zero
+from kvss_agent.seal import Miss
 
 MEMBERS_MAX: Final = 64
 OTHERS_MAX: Final = 48  # connections of others than the driver, who is never locked out by them
@@ -190,6 +191,16 @@ class HostedShard:
             if self._gone:
                 return []
             return self._carry_out(self.core.done(lease, self._clock()), member)
+
+    def empty(self, slots: Iterable[int | Miss], up_to: int) -> None:
+        """Zeros, in slots that a fill after this evict has written: whoever asked for it has left. What
+        was evicted there meanwhile stays."""
+        with self._lock:
+            if self._gone:
+                return
+            for slot in slots:
+                if isinstance(slot, int) and slot < self.arena.slots:
+                    seal.clear(self.arena.slot(slot), up_to, scrub=True)
 
     def tick(self) -> float:
         """Time has passed; when to come again."""

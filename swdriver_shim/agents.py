@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -15,6 +15,13 @@ log = logging.getLogger(__name__)
 ASK_SECONDS: Final = 10.0
 PULL_SECONDS_MAX: Final = 120.0  # for one batch of slots
 LOOK_SECONDS: Final = 0.02  # between looks at how far a pull is
+
+
+class Pulled(NamedTuple):
+    """So many bytes came; `done` if that was all that there was."""
+
+    done: bool
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +33,14 @@ class Control:
 
     def pull(
         self, shard: str, source: str, source_shard: str, driver: str, after: int, slots: Sequence[int]
-    ) -> bool:
-        """Have these slots fetched from another agent, in this driver's name; whether that was done.
+    ) -> Pulled:
+        """Have these slots fetched from another agent, in this driver's name.
 
         Slots that could not be had are found out by their seals. Raises nothing.
         """
         asked = {"from": source, "shard": source_shard, "as": driver, "after": after, "slots": slots}
         headers = {"authorization": f"Bearer {self.token}"}
+        moved = 0
         try:
             with httpx.Client(base_url=self.url, headers=headers, timeout=ASK_SECONDS) as agent:
                 answer = agent.post(f"/v1/shards/{shard}/pull", json=asked)
@@ -41,9 +49,10 @@ class Control:
                 while pull["state"] == "running" and time.monotonic() < until:
                     time.sleep(LOOK_SECONDS)
                     pull = agent.get(f"/v1/pulls/{pull['id']}").raise_for_status().json()
+                    moved = int(pull["moved_bytes"])
                 if pull["state"] != "done":
                     log.warning("A pull of %s is %s: %s", shard, pull["state"], pull["reason"])
-                return bool(pull["state"] == "done")
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+                return Pulled(pull["state"] == "done", moved)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             log.warning("A pull of %s by %s has failed: %s", shard, self.url, error)
-            return False
+            return Pulled(False, moved)

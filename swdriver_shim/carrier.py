@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
-from kvss_agent.client import TIER_SECONDS, Miss
+from kvss_agent.client import TIER_SECONDS, Miss, Purged
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.ledger import Ledger, Match
@@ -36,6 +36,7 @@ from swdriver_shim.second_tier import (
     Spill,
     Trail,
 )
+from swdriver_shim.slots import Removal
 
 log = logging.getLogger(__name__)
 
@@ -358,40 +359,40 @@ class Carrier:
 
     def _forget(self, forgets: Sequence[Forget]) -> None:
         keys = [(one.key, one.tag) for one in forgets]
-        gone = self._on_each(lambda _, shard: shard.forget(keys), [forgets[0].group])
-        is_done = all(gone[forgets[0].group])
-        with self._lock:
-            if is_done:
-                self._tier2.forgotten(forgets)
-            else:
-                self._tier2.not_forgotten(forgets)
+        is_done = False
+        try:
+            gone = self._on_each(lambda _, shard: shard.forget(keys), [forgets[0].group])
+            is_done = all(gone[forgets[0].group])
+        finally:
+            with self._lock:
+                (self._tier2.forgotten if is_done else self._tier2.not_forgotten)(forgets)
         self._pause(is_done)
 
     def _purge(self, purge: Purge) -> None:
-        files = size = 0
-        is_done = True
-        for tag in purge.tags:
-
-            def empty(_: int, shard: Keeper, tag: bytes = tag) -> tuple[Keeper, int, int] | None:
-                gone = shard.purge(tag)
-                return gone and (shard, gone.files, gone.bytes)
-
-            for parts in self._on_each(empty, range(len(self._shards))).values():
-                for part in parts:
-                    if part is None:
-                        is_done = False
-                        continue
-                    files, size = files + part[1], size + part[2]
-                    with self._lock:
-                        purge.removal.confirmed[part[0].name] = self._clock()
-        with self._lock:
-            purge.removal.files += files
-            purge.removal.file_bytes += size
-            if is_done:
-                self._tier2.purged(purge)
-            else:
-                self._tier2.not_purged(purge)
+        gone: list[Purged | None] = []
+        is_done = False
+        try:
+            for tag in purge.tags:
+                gone += self._purged(tag, purge.removal)
+            is_done = None not in gone
+        finally:
+            with self._lock:
+                purge.removal.files += sum(one.files for one in gone if one)
+                purge.removal.file_bytes += sum(one.bytes for one in gone if one)
+                (self._tier2.purged if is_done else self._tier2.not_purged)(purge)
         self._pause(is_done)
+
+    def _purged(self, tag: bytes, removal: Removal) -> list[Purged | None]:
+        """What each shard had of this tag; None where some may be left."""
+
+        def empty(_: int, shard: Keeper) -> Purged | None:
+            gone = shard.purge(tag)
+            if gone:
+                with self._lock:
+                    removal.confirmed[shard.name] = self._clock()
+            return gone
+
+        return [one for of in self._on_each(empty, range(len(self._shards))).values() for one in of]
 
     def _pause(self, is_done: bool) -> None:  # noqa: FBT001
         """What could not be done is tried again, and not in a hurry."""

@@ -37,6 +37,7 @@ from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
 from swdriver_shim.resuming import LedgerNote
+from swdriver_shim.room import Expired
 from swdriver_shim.slots import Place, Removal
 from telemetry.histogram import Histogram
 
@@ -105,6 +106,7 @@ class OrgState:
     hit_tokens: Mapping[str, int]  # by tier
     missed_tokens: Mapping[str, int]  # by reason
     hit_rate: float | None
+    expired: Expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,9 @@ class Decider:
         self._housekept = threading.Condition()
         count = min(THREADS_MAX, sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
-        self._carrier = Carrier(self.ledger, self._lock, shards, clock=clock, on_change=self._wake.set)
+        self._carrier = Carrier(
+            self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake.set
+        )
         self._paces: dict[str, Pace] = {}  # of refills, by org
         self._moved: dict[str, Moved] = {}  # by org
         for shard in self._all:
@@ -168,9 +172,14 @@ class Decider:
         self._house.start()
 
     def close(self) -> None:
+        """Who asks from here on is told that nothing is there."""
         self._stop.set()
         self._wake.set()
         self._house.join()
+        with self._lock:
+            self.ledger.reachable = False
+        with self._housekept:
+            self._housekept.notify_all()  # nothing more is going to be removed
         if self._notes:
             self._leave(self._notes)
         self._threads.shutdown()
@@ -409,9 +418,9 @@ class Decider:
             removal = begin()
         self._wake.set()
         with self._housekept:
-            self._housekept.wait_for(lambda: removal.done, seconds)
+            self._housekept.wait_for(lambda: removal.done or self._stop.is_set(), seconds)
         left = began + seconds - self._clock()
-        is_done = removal.done and self._is_applied(left)
+        is_done = removal.done and not self._stop.is_set() and self._is_applied(left)
         with self._lock:
             confirmed = {name: at - began for name, at in removal.confirmed.items()}
             return Receipt(
@@ -452,6 +461,7 @@ class Decider:
                     dict(account.tally.hits),
                     {reason.value: count for reason, count in (+account.tally.missed).items()},
                     account.tally.hit_rate,
+                    replace(account.expired),
                 )
                 for org, account in self.ledger.accounts.items()
             ]
@@ -511,14 +521,18 @@ class Decider:
                 is_done = self._keepers[of][index].clear(slots, scrub=scrub)
                 return self._clock() if is_done else None
 
-            moments = self._on_each(clear_there, [group])
-            is_done = None not in moments.values()
-            with self._lock:
-                for removal in {id(one.removal): one.removal for one in clears if one.removal}.values():
-                    for (of, index), at in moments.items():
-                        if at is not None:
-                            removal.confirmed[self._keepers[of][index].name] = at
-                (self.ledger.slots.cleared if is_done else self.ledger.slots.not_cleared)(clears)
+            moments: dict[tuple[int, int], float | None] = {}
+            is_done = False
+            try:
+                moments = self._on_each(clear_there, [group])
+                is_done = None not in moments.values()
+            finally:
+                with self._lock:
+                    for removal in {id(each): each for *_, each in clears if each}.values():
+                        for (of, index), at in moments.items():
+                            if at is not None:
+                                removal.confirmed[self._keepers[of][index].name] = at
+                    (self.ledger.slots.cleared if is_done else self.ledger.slots.not_cleared)(clears)
             more |= is_done
         return more
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final
 
+import httpx
 import msgspec
 from msgspec import Meta, field
 
@@ -22,6 +23,7 @@ from kvss_agent.wire import DATA_KEY_BYTES
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
+from swdriver_shim.paths import PathSpec
 from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000
@@ -69,7 +71,8 @@ class ControlSpec(Document, frozen=True):
 class HomeSpec(Document, frozen=True):
     """Where a shard of a group is: which agent, and what it is called there.
 
-    Without `control` a shard that moves here starts empty.
+    Without `control` a shard that moves here starts empty. `path`: how its bytes get there, where it is
+    known; they are counted by it.
     """
 
     group: Name
@@ -77,6 +80,7 @@ class HomeSpec(Document, frozen=True):
     address: Annotated[str, Meta(max_length=500)]
     shard: Name
     control: ControlSpec | None = None
+    path: PathSpec | None = None
 
 
 class OrgSpec(Document, frozen=True):
@@ -151,5 +155,6 @@ def _problems(desired: Desired) -> Iterator[str]:
     for home in desired.homes:
         try:
             Address.parse(home.address)
-        except ValueError as error:
+            httpx.URL(home.control.url if home.control else "")
+        except (ValueError, httpx.InvalidURL) as error:
             yield f"The home of shard {home.index} of {home.group}: {error}."

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import kvss_agent
-from kvss_agent.client import Credentials, Lost, ShardClient, connect
-from swdriver_shim.agents import Control
+from kvss_agent.client import Credentials
+from swdriver_shim.agents import Control, Pulled
+from swdriver_shim.homes import Home
 from swdriver_shim.layout import Layout
 from swdriver_shim.moving import Shard
 
@@ -98,15 +99,16 @@ class Fleet:
         source, target = self._homes[name], self._agents[to]
         self._tell(to, self._at(to) | {name: shard.count_from})
 
-        def pull(slots: Sequence[int], after: int) -> None:
+        def pull(slots: Sequence[int], after: int) -> Pulled:
             nonlocal pulled
             address = self._agents[source].address
-            if target.control.pull(name, address, name, DRIVER, after, slots):
-                pulled += len(slots)
+            found = target.control.pull(name, address, name, DRIVER, after, slots)
+            pulled += len(slots) * found.done
+            return found
 
         size = next(size for each, _, _, size in _names(self._layout, DRIVER) if each == name)
         began = time.monotonic()
-        if not shard.move(_connector(target.address, name, size, self._credentials), pull):
+        if not shard.move(Home(target.address, name, lambda: self._credentials, size), pull):
             raise NoAgent(f"Shard {name} can't be moved to {target.address}.")
         ended = time.monotonic()
         self._homes[name] = to
@@ -146,26 +148,13 @@ def _names(layout: Layout, driver: str) -> Iterator[tuple[str, int, int, int]]:
 def _connected(layout: Layout, credentials: Credentials, address_of: Callable[[str], str]) -> Shards:
     made: Shards = [[] for _ in layout.groups]
     for name, group, _, slot_bytes in _names(layout, credentials.driver):
-        shard = Shard(name, _connector(address_of(name), name, slot_bytes, credentials))
+        shard = Shard(name, Home(address_of(name), name, lambda: credentials, slot_bytes))
         made[group].append(shard)
         if not shard.open():
             for each in (one for of in made for one in of):
                 each.close()
             raise NoAgent(f"Shard {name} can't be used: {shard.lost_because}")
     return made
-
-
-def _connector(
-    address: str, name: str, slot_bytes: int, credentials: Credentials
-) -> Callable[[], ShardClient]:
-    def connector() -> ShardClient:
-        client = connect(address, name, credentials)
-        if client.slot_bytes != slot_bytes:
-            client.close()
-            raise Lost(f"its slots have {client.slot_bytes} bytes; the layout wants {slot_bytes}")
-        return client
-
-    return connector
 
 
 class Agent:

@@ -43,6 +43,7 @@ from kvss_agent.client import TIER_SECONDS, Credentials, Miss, Purged, ShardClie
 from swdriver_shim.agents import Control
 from swdriver_shim.homes import Home, Pulling
 from swdriver_shim.moving import Back, Connect, Copy, Shard
+from swdriver_shim.paths import Carried, PathSpec
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,9 @@ class Open(Struct, frozen=True, tag=True):
     shard: str
     driver: str
     secret: bytes
+    slot_bytes: int
     notes: str | None
+    path: PathSpec | None
 
 
 class Clear(Struct, frozen=True, tag=True):
@@ -118,12 +121,36 @@ class Move(Struct, frozen=True, tag=True):
     shard: str
     driver: str
     secret: bytes
+    slot_bytes: int
     control: tuple[str, str] | None
     source: str
     source_shard: str
+    path: PathSpec | None
 
 
-What = Open | Clear | Kept | Spill | Recall | Forget | Purge | Applied | CountFrom | LeftToMove | Move
+class Take(Struct, frozen=True, tag=True):
+    path: PathSpec | None
+
+
+class CountCarried(Struct, frozen=True, tag=True):
+    pass
+
+
+What = (
+    Open
+    | Clear
+    | Kept
+    | Spill
+    | Recall
+    | Forget
+    | Purge
+    | Applied
+    | CountFrom
+    | LeftToMove
+    | Move
+    | Take
+    | CountCarried
+)
 
 
 class Request(Struct, frozen=True):
@@ -287,15 +314,20 @@ class MovingHalf:
                 return shard.left_to_move
             case Move():
                 return self._moved(name, shard, what)
+            case Take():
+                shard.take(what.path)
+            case CountCarried():
+                return shard.carried
+        return None
 
     def _opened(self, name: str, what: Open) -> bool:
         with self._lock:
             credentials = Credentials(what.driver, what.secret)
-            self._homes[name] = Home(what.address, what.shard, lambda: credentials)
+            self._homes[name] = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
             shard = self.shards.get(name)
             if shard is None:
                 notes = Path(what.notes) if what.notes else None
-                shard = self.shards[name] = Shard(name, self._connect(name), notes)
+                shard = self.shards[name] = Shard(name, self._connect(name), notes, what.path)
                 shard.on_line = lambda: self._say_changed(name)
         return shard.open()
 
@@ -307,10 +339,10 @@ class MovingHalf:
 
     def _moved(self, name: str, shard: Shard, what: Move) -> bool:
         credentials = Credentials(what.driver, what.secret)
-        home = Home(what.address, what.shard, lambda: credentials)
+        home = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
         control = Control(*what.control) if what.control else None
         pulling = Pulling(control, what.shard, what.source, what.source_shard, what.driver)
-        is_there = shard.move(home, pulling)
+        is_there = shard.move(home, pulling, what.path)
         if is_there:
             self._homes[name] = home
         return is_there
@@ -409,8 +441,17 @@ class Line:
 class FarShard:
     """A shard that a worker holds: does what is asked of a `Shard` and needs no bytes. See there."""
 
-    def __init__(self, name: str, line: Line, home: Home, notes: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        line: Line,
+        home: Home,
+        notes: Path | None = None,
+        path: PathSpec | None = None,
+    ) -> None:
         self.name = name
+        self._path = path
+        self._carried: list[Carried] = []  # as the worker said last
         self._notes = str(notes) if notes else None
         self.on_line: Callable[[], None] = _nobody
         self._line = line
@@ -457,11 +498,24 @@ class FarShard:
     def left_to_move(self) -> int:
         return self._ask(LeftToMove(), int, 0)
 
+    @property
+    def carried(self) -> Sequence[Carried]:
+        self._carried = self._ask(CountCarried(), list[Carried], self._carried)
+        return self._carried
+
     def open(self) -> bool:
         home = self._home
         credentials = home.credentials()
         secret = credentials.secret or b""
-        what = Open(home.address, home.shard, credentials.driver, secret, self._notes)
+        what = Open(
+            home.address,
+            home.shard,
+            credentials.driver,
+            secret,
+            home.slot_bytes,
+            self._notes,
+            self._path,
+        )
         return self._ask(what, bool, False)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
@@ -489,7 +543,11 @@ class FarShard:
     def applied(self, seconds: float) -> bool:
         return self._ask(Applied(seconds), bool, False)
 
-    def move(self, connect: Home, pull: Pulling) -> bool:
+    def take(self, path: PathSpec | None) -> None:
+        self._path = path  # for a worker that opens it later
+        self._ask(Take(path), object, None)
+
+    def move(self, connect: Home, pull: Pulling, path: PathSpec | None = None) -> bool:
         credentials = connect.credentials()
         control = (pull.control.url, pull.control.token) if pull.control else None
         what = Move(
@@ -497,13 +555,15 @@ class FarShard:
             connect.shard,
             credentials.driver,
             credentials.secret or b"",
+            connect.slot_bytes,
             control,
             pull.source,
             pull.source_shard,
+            path,
         )
         is_there = self._ask(what, bool, False, MOVE_SECONDS_MAX)
         if is_there:
-            self._home = connect
+            self._home, self._path = connect, path
         return is_there
 
     def close(self) -> None:

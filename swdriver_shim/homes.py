@@ -7,21 +7,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvss_agent.client import Credentials, ShardClient, connect
-from swdriver_shim.agents import Control
+from kvss_agent.client import Credentials, Lost, ShardClient, connect
+from swdriver_shim.agents import Control, Pulled
 from swdriver_shim.moving import Keeper
+from swdriver_shim.paths import PathSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A shard at an agent. Calling it connects; `credentials` are asked for anew each time."""
+    """A shard at an agent, of at least so large slots. Calling it connects; `credentials` are asked for
+    anew each time."""
 
     address: str
     shard: str
     credentials: Callable[[], Credentials]
+    slot_bytes: int
 
     def __call__(self) -> ShardClient:
-        return connect(self.address, self.shard, self.credentials())
+        client = connect(self.address, self.shard, self.credentials())
+        if client.slot_bytes < self.slot_bytes:
+            client.close()
+            raise Lost(f"its slots have {client.slot_bytes} bytes; the layout wants {self.slot_bytes}")
+        return client
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,14 @@ class Pulling:
     source_shard: str
     driver: str
 
-    def __call__(self, slots: Sequence[int], after: int) -> None:
-        if self.control:
-            self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
+    def __call__(self, slots: Sequence[int], after: int) -> Pulled:
+        if self.control is None:
+            return Pulled(done=True, bytes=0)
+        return self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
 
 
 class Movable(Keeper, Protocol):
     """A shard that can be told to go on at another agent."""
 
-    def move(self, connect: Home, pull: Pulling, /) -> bool: ...
+    def take(self, path: PathSpec | None) -> None: ...
+    def move(self, connect: Home, pull: Pulling, path: PathSpec | None, /) -> bool: ...

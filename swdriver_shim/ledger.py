@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Final, Protocol
@@ -41,6 +41,7 @@ from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
 DRAM: Final = "dram"
 TIER2: Final = "tier2"
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
+LOOK_AHEAD_SECONDS: Final = 3600  # what expires later is looked at before: no longer a list of seconds
 NAMESPACES_MAX: Final = 64  # of one org
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 _ON_THEIR_WAY: Final = {State.WRITING: Reason.WRITING, State.COMING: Reason.TIER2_LATE}
@@ -148,8 +149,9 @@ class Ledger:
         self.tier2 = SecondTier(self)
         self.watch: Watch | None = None
         self._policies: Mapping[str, OrgPolicies] = {}
-        self._due: dict[int, list[Column]] = {}  # by the second in which they are to be looked at
+        self._due: dict[int, dict[Column, None]] = {}  # by the second in which they are to be looked at
         self._seconds: list[int] = []  # a heap of those
+        self._swept_at = 0.0
         self._rescans: deque[list[Column]] = deque()
         self._purged: deque[tuple[PrefixMap, Removal]] = deque()
         self._lost: deque[tuple[deque[Column], frozenset[int]]] = deque()
@@ -360,10 +362,7 @@ class Ledger:
         self, account: Account, paths: list[Path], prompt: Prompt, whole: int, now: float
     ) -> list[Column]:
         """The longest tail right behind the whole columns that all groups have: one column of each."""
-        left = prompt.tokens - whole * COLUMN_TOKENS
-        for tail in paths[0].map.tails(_before(prompt, whole)):
-            if tail.tokens > left or prompt.tail(whole, tail.tokens) != tail.key:
-                continue
+        for tail in _tails_of(paths[0].map, prompt, whole, prompt.tokens - whole * COLUMN_TOKENS):
             tails = _present(path.map.columns.get(tail.key) for path in paths)
             if len(tails) == self._fresh(account, tails, now) == len(paths) and self._covers(
                 paths, whole, whole * COLUMN_TOKENS + tail.tokens
@@ -591,9 +590,8 @@ class Ledger:
 
     def _take_over(self, home: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
         """The slot of a shorter tail that this column goes on from, if nobody is reading it."""
-        for tail in home.tails(_before(prompt, depth)):
-            is_idle = tail.state is State.READY and not tail.holds
-            if is_idle and tail.tokens < tokens and prompt.tail(depth, tail.tokens) == tail.key:
+        for tail in _tails_of(home, prompt, depth, tokens - 1):
+            if tail.state is State.READY and not tail.holds:
                 slot = self._empty(tail)
                 parent = tail.parent
                 if parent:
@@ -606,7 +604,8 @@ class Ledger:
 
     def _make_room(self, home: PrefixMap, payers: Payers, now: float) -> int | None:
         account, group, pool = home.account, home.group, self.slots.pools[home.group]
-        limit = account.policy.dram_bytes_max
+        limit, coming_free = account.policy.dram_bytes_max, self.slots.coming_free
+        coming = coming_free[group]
         if limit is not None and account.bytes > limit + SLICE * home.column_bytes:
             return None  # it was lowered by much: the sweeper is at it
         while limit is not None and account.bytes + home.column_bytes > limit:
@@ -615,6 +614,8 @@ class Ledger:
                 return None
             self.evict(victim, Reason.QUOTA)
         while (slot := pool.take()) is None:
+            if coming_free[group] > coming:
+                return None  # a slot is scrubbed first: it is for whoever stores next
             victim = payers.victim(now)
             if victim is None:
                 return None
@@ -740,6 +741,7 @@ class Ledger:
     def sweep(self, now: float, columns: int = SLICE) -> bool:
         """Remove what has expired and end what is taken for dead, looking at about so many columns;
         whether there is more to do."""
+        self._swept_at = now
         for use in self.slots.overdue(now):
             self._give_up(use, now)
         while self._rescans and columns > 0:
@@ -756,7 +758,7 @@ class Ledger:
             due = self._due[second]
             while due and columns > 0:
                 columns -= 1
-                self._look_at(due.pop(), second, now)
+                self._look_at(due.popitem()[0], now)
             if not due:
                 heapq.heappop(self._seconds)
                 del self._due[second]
@@ -854,7 +856,7 @@ class Ledger:
             second = seconds.get(age)
             if second is None:
                 second = seconds[age] = self._second(column)
-            self._have_looked_at(column, second)
+            self._look_at_in(column, second)
             if self.watch:
                 self.watch.arrived(column)
 
@@ -868,8 +870,11 @@ class Ledger:
         home = column.home
         removal = removal or home.purged_by
         self.ghosts.add(column.key, reason)
-        if column.kept_at is not None and reason is Reason.EXPIRED:
-            self.tier2.forget(home, [column.key], removal)
+        if reason is Reason.EXPIRED:
+            home.account.expired.dram += 1
+            if column.kept_at is not None:
+                home.account.expired.tier2 += 1
+                self.tier2.forget(home, [column.key], removal)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
@@ -886,6 +891,7 @@ class Ledger:
             column.mark = None
             if self.watch:
                 self.watch.gone(column)
+        self._look_at_in(column, 0)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
         home = column.home
@@ -900,35 +906,42 @@ class Ledger:
 
     def schedule(self, column: Column) -> None:
         """Have the sweeper look at it when it may have expired."""
-        self._have_looked_at(column, self._second(column))
+        self._look_at_in(column, self._second(column))
 
     def _second(self, column: Column) -> int:
-        """The first in which it may have expired; 0 for never."""
+        """The first in which it may have expired, or one before that; 0 for never."""
         expires_at = self.expires_at(column)
-        return 0 if expires_at == NEVER else max(1, math.ceil(expires_at))
+        if expires_at == NEVER:
+            return 0
+        return max(1, math.ceil(min(expires_at, self._swept_at + LOOK_AHEAD_SECONDS)))
 
-    def _have_looked_at(self, column: Column, second: int) -> None:
+    def _look_at_in(self, column: Column, second: int) -> None:
         if column.due == second:
             return
+        if column.due:
+            del self._due[column.due][column]
         column.due = second
         if not second:
             return
         due = self._due.get(second)
         if due is None:
-            due = self._due[second] = []
+            due = self._due[second] = {}
             heapq.heappush(self._seconds, second)
-        due.append(column)
+        due[column] = None
 
-    def _look_at(self, column: Column, second: int, now: float) -> None:
-        if column.state is not State.READY or column.due != second:
-            return  # gone, or to be looked at another time
+    def _look_at(self, column: Column, now: float) -> None:
         column.due = 0
+        if column.state is not State.READY:
+            return  # it is coming back
         expires_at = self.expires_at(column)
         if expires_at > now:
             self.schedule(column)
             return
         self.overstay.columns += 1
         self.overstay.seconds_max = max(self.overstay.seconds_max, now - expires_at)
+        expired = column.home.account.expired
+        expired.overstayed += 1
+        expired.overstay_seconds_max = max(expired.overstay_seconds_max, now - expires_at)
         self.remove(column, Reason.EXPIRED)
 
     def _enforce_quotas(self, most: int, now: float) -> int:
@@ -1025,6 +1038,14 @@ def _before(prompt: Prompt, depth: int) -> bytes:
     return prompt.keys[depth - 1] if depth else b""
 
 
+def _tails_of(home: PrefixMap, prompt: Prompt, depth: int, most: int) -> Iterator[Column]:
+    """Tails behind so many columns of this prompt, of at most so many tokens and all of them its own;
+    the longest first."""
+    for tokens in home.tail_lengths(_before(prompt, depth)):
+        if tokens <= most and (tail := home.columns.get(prompt.tail(depth, tokens))):
+            yield tail
+
+
 def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
     """Of all its columns, the tail included, with the tokens of each."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
@@ -1038,9 +1059,7 @@ def _columns(home: PrefixMap, prompt: Prompt) -> list[Column]:
     """All columns that hold tokens of this prompt and no others, from its start on."""
     found: list[Column] = []
     for depth, key in enumerate([*prompt.keys, b""]):
-        left = min(prompt.tokens - depth * COLUMN_TOKENS, COLUMN_TOKENS - 1)
-        tails = [tail for tail in home.tails(_before(prompt, depth)) if tail.tokens <= left]
-        found += [tail for tail in tails if prompt.tail(depth, tail.tokens) == tail.key]
+        found += _tails_of(home, prompt, depth, prompt.tokens - depth * COLUMN_TOKENS)
         if column := home.columns.get(key):
             found.append(column)
     return found

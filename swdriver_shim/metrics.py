@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from swdriver_shim.driver import Driver
+from swdriver_shim.paths import Carried
 from telemetry.exposition import Page
 from telemetry.metrics import Catalog, Sink
 
@@ -19,6 +20,11 @@ _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
 READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
 GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+CONSOLE = _counter(
+    "swdriver_console_calls_total",
+    "Joining the console's fleet and heartbeats, by how they ended.",
+    "what",
+)
 LEFT_TO_MOVE = _gauge(
     "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
 )
@@ -40,6 +46,17 @@ WORTH = _gauge(
     "tier",
 )
 ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+EXPIRED = _counter(
+    "swdriver_expired_columns_total",
+    "Columns that were over, by the tier that they lay in.",
+    "org",
+    "tier",
+)
+ORG_OVERSTAY = _gauge(
+    "swdriver_org_overstay_seconds_max",
+    "How long a column of an org lay in memory beyond its time, at most; never served.",
+    "org",
+)
 REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
 REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
 HIT = _counter(
@@ -59,6 +76,20 @@ BYTES = _counter(
 )
 FAILED = _counter(
     "swdriver_evict_failed_columns_total", "Columns that could not be sent to all their agents.", "org"
+)
+PATH_BYTES = _counter(
+    "tidegate_driver_path_bytes_total",
+    "Bytes of columns, by the path that they took: out to a node, in from it, or pulled by it from"
+    " another one in a move. `unknown` is the tier of a home whose path nobody has told.",
+    "stream",
+    "session",
+    "node",
+    "tier",
+    "port_leaf",
+    "nic_leaf",
+    "link",
+    "box",
+    "direction",
 )
 TOO_LARGE = _counter(
     "swdriver_objects_too_large_total",
@@ -83,6 +114,7 @@ def collect(shim: Shim, into: Sink) -> None:
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
     into.put(
         GENERATION,
         [
@@ -105,6 +137,7 @@ def collect(shim: Shim, into: Sink) -> None:
             for which in ("slots", "used", "free")
         ],
     )
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in shim.carried()])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)
@@ -118,6 +151,21 @@ def collect(shim: Shim, into: Sink) -> None:
             for what, count in sorted(counts.items())
         ],
     )
+
+
+def _way(stream: str, one: Carried) -> dict[str, str]:
+    path = one.path
+    return {
+        "stream": stream,
+        "session": path.session if path else "",
+        "node": path.node if path else "",
+        "tier": path.tier if path else "unknown",
+        "port_leaf": path.port_leaf if path else "",
+        "nic_leaf": path.nic_leaf if path else "",
+        "link": path.link if path else "",
+        "box": path.box if path else "",
+        "direction": one.direction,
+    }
 
 
 def _tiers(driver: Decider, into: Sink) -> None:
@@ -148,6 +196,15 @@ def _tiers(driver: Decider, into: Sink) -> None:
 def _orgs(driver: Decider, into: Sink) -> None:
     orgs = [({"org": org.org}, org) for org in driver.orgs()]
     into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
+    into.put(
+        EXPIRED,
+        [
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in (("dram", org.expired.dram), ("tier2", org.expired.tier2))
+        ],
+    )
+    into.put(ORG_OVERSTAY, [(labels, org.expired.overstay_seconds_max) for labels, org in orgs])
     into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
     into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
     into.put(

@@ -32,18 +32,21 @@ from kvss_agent.client import (
     Wanted,
 )
 from kvss_agent.core import BATCH_MAX
+from swdriver_shim.agents import Pulled
+from swdriver_shim.paths import Carried, PathSpec, Tally, between
 from swdriver_shim.resuming import ShardNote, take, write
 
 log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS: Final = 1.0  # between attempts
 PULL_SLOTS: Final = 64  # that move at once: evicts to them wait meanwhile
+PULL_TRIES: Final = 5  # before what is left is given up
+PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
 
 Connect = Callable[[], ShardClient]
-# Fetch these slots, all written once so many evicts are applied there. Returns when that is done, or is
-# not going to be.
-Pull = Callable[[Sequence[int], int], object]
+# Fetch these slots, all written once so many evicts are applied there. What is not done is tried again.
+Pull = Callable[[Sequence[int], int], Pulled]
 
 
 def _nobody() -> None:
@@ -117,6 +120,8 @@ class Keeper(Protocol):
     def count_from(self) -> int: ...
     @property
     def left_to_move(self) -> int: ...
+    @property
+    def carried(self) -> Sequence[Carried]: ...
 
     def open(self) -> bool: ...
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool: ...
@@ -152,8 +157,15 @@ class Sight:
 class Shard:
     """All methods may be called from any thread; evicts are taken one after the other."""
 
-    def __init__(self, name: str, connect: Connect, notes: Path | None = None) -> None:
-        """`notes`: a directory where it leaves what its next life goes on with (`resuming`)."""
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        notes: Path | None = None,
+        path: PathSpec | None = None,
+    ) -> None:
+        """`notes`: a directory where it leaves what its next life goes on with (`resuming`). `path`: how
+        bytes get to where it is."""
         self.name = name
         self._note = notes / name if notes else None
         # Told, from any thread, when `slots` may have changed.
@@ -169,11 +181,14 @@ class Shard:
         self._tried_at = -RECONNECT_SECONDS
         self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
         self._number = 0  # of the last evict to where it is now
+        self._tally = Tally(path)
         self._old: ShardClient | None = None  # where it moves away from
+        self._old_path: PathSpec | None = None
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
         self._readers: Counter[ShardClient] = Counter()  # refills that are under way
         self._changed = threading.Condition(self._lock)
+        self._is_closed = threading.Event()
 
     @property
     def slots(self) -> int | None:
@@ -264,10 +279,14 @@ class Shard:
             if self._client is client:
                 log.warning("Shard %s is lost: %s", self.name, error)
                 self._client, self.lost_because = None, str(error)
+            elif self._old is client:
+                log.warning("The home that shard %s is leaving is lost: %s", self.name, error)
+                self._old = None
         client.close()
         self.on_line()
 
     def close(self) -> None:
+        self._is_closed.set()
         if self._note:
             self._leave(self._note)
         with self._lock:
@@ -278,7 +297,7 @@ class Shard:
 
     def _leave(self, note: Path) -> None:
         with self._writing, self._lock:
-            client, is_whole = self._client, self._old is None
+            client, is_whole = self._client, not self._still_there
             if client is None or not is_whole:
                 return
             try:
@@ -289,6 +308,15 @@ class Shard:
 
     # Bytes
 
+    @property
+    def carried(self) -> Sequence[Carried]:
+        """How many, by the paths that they took."""
+        return self._tally.carried()
+
+    def take(self, path: PathSpec | None) -> None:
+        """From now on bytes get there on another path, though it is the same home."""
+        self._tally.path = path
+
     def evict(self, columns: Sequence[Out]) -> bool:
         """Put these into their slots, in this order; False if the agent is lost."""
         with self._writing:
@@ -298,6 +326,7 @@ class Shard:
                 if client is None:
                     return False
                 self._reach(max(column.slot for column in columns))
+                path = self._tally.path
             try:
                 last = client.evict_batch([Evict(*column) for column in columns])
             except Lost as error:
@@ -308,6 +337,7 @@ class Shard:
                 for sequence, column in enumerate(columns, last - len(columns) + 1):
                     self._written[column.slot] = sequence + 1
                     self._still_there.discard(column.slot)
+        self._tally.add(path, "out", sum([len(column.payload) for column in columns]))
         return True
 
     def refill(self, columns: Sequence[In]) -> list[Miss | None]:
@@ -319,30 +349,40 @@ class Shard:
     def fetch(self, columns: Sequence[In]) -> list[Header | Miss]:
         """The same where it is not known how much there is: their seals tell. What does not fit `into`
         is a miss."""
-        with self._reading(columns) as (wanted, missing, by_home):
+        with self._reading(columns) as (wanted, missing, by_home, paths):
             found: list[Header | Miss] = [*missing]
             for client, at in by_home.items():
                 self._refill_from(client, at, wanted, columns, found)
+                came = [one.length for place in at if not isinstance(one := found[place], Miss)]
+                self._tally.add(paths[client], "in", sum(came))
         return found
 
     @contextlib.contextmanager
     def _reading(
         self, columns: Sequence[In] | Sequence[Look]
-    ) -> Iterator[tuple[list[Wanted], list[Miss], dict[ShardClient, list[int]]]]:
-        """What to ask for, why not where nobody can be asked, and which of them to ask whom for. No home
-        is left meanwhile."""
+    ) -> Iterator[
+        tuple[
+            list[Wanted],
+            list[Miss],
+            dict[ShardClient, list[int]],
+            dict[ShardClient | None, PathSpec | None],
+        ]
+    ]:
+        """What to ask for, why not where nobody can be asked, which of them to ask whom for, and on
+        which path they come from there. No home is left meanwhile."""
         with self._lock:
             self._reach(max((column.slot for column in columns), default=0))
             homes = [self._old if one.slot in self._still_there else self._client for one in columns]
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
             clients = {home for home in homes if home}
             self._readers.update(clients)
+            paths = {self._old: self._old_path, self._client: self._tally.path}
         by_home: dict[ShardClient, list[int]] = {}
         for place, (home, one) in enumerate(zip(homes, wanted, strict=True)):
             if home and one.column.sequence >= 0:
                 by_home.setdefault(home, []).append(place)
         try:
-            yield wanted, [Miss.ABSENT if home else Miss.LOST for home in homes], by_home
+            yield wanted, [Miss.ABSENT if home else Miss.LOST for home in homes], by_home, paths
         finally:
             with self._lock:
                 self._readers.subtract(clients)
@@ -374,7 +414,7 @@ class Shard:
     def view(self, columns: Sequence[Look]) -> Sight:
         """The same to read in place, where the transport can."""
         views: list[Views] = []
-        with self._reading(columns) as (wanted, missing, by_home):
+        with self._reading(columns) as (wanted, missing, by_home, paths):
             found: list[memoryview | Miss] = [*missing]
             for client, at in by_home.items():
                 try:
@@ -384,6 +424,8 @@ class Shard:
                     answers: Sequence[memoryview | Miss] = [Miss.LOST] * len(at)
                 else:
                     answers = views[-1].columns
+                    came = [len(one) for one in answers if not isinstance(one, Miss)]
+                    self._tally.add(paths[client], "in", sum(came))
                 for index, answer in zip(at, answers, strict=True):
                     found[index] = answer
         # What is leased stays mapped though the home change from here on: its views hold the memory.
@@ -465,6 +507,9 @@ class Shard:
             self._wait_for_pull(column.slot for column in columns)
             self._reach(max(column.slot for column in columns))
             client = self._client
+            for one in columns:  # what lay there is nobody's any more: it is not pulled, either
+                self._still_there.discard(one.slot)
+                self._written[one.slot] = 0
         if client is None:
             return [Miss.LOST] * len(columns)
         try:
@@ -478,8 +523,8 @@ class Shard:
             if self._client is not client:  # lost or moved meanwhile: what came is not where we are now
                 return [Miss.LOST] * len(columns)
             for one, answer in zip(columns, found, strict=True):
-                self._still_there.discard(one.slot)
-                self._written[one.slot] = 0 if isinstance(answer, Miss) else answer.number + 1
+                if not isinstance(answer, Miss):
+                    self._written[one.slot] = answer.number + 1
                 answers.append(answer if isinstance(answer, Miss) else answer.note)
         return answers
 
@@ -545,7 +590,7 @@ class Shard:
     def left_to_move(self) -> int:
         return len(self._still_there)
 
-    def move(self, connect: Connect, pull: Pull) -> bool:
+    def move(self, connect: Connect, pull: Pull, path: PathSpec | None = None) -> bool:
         """Go on at another agent; False if it can't be reached, and nothing has changed.
 
         The shard has to be there, with a count of `count_from`. Evicts go to the new home from here on.
@@ -557,40 +602,67 @@ class Shard:
             log.warning("Shard %s can't move: %s", self.name, error)
             return False
         with self._writing, self._lock:
-            self._old, self._connect = self._client, connect
+            old = self._old = self._client
+            self._connect = connect
+            self._old_path, self._tally.path = self._tally.path, path
             self.moves += 1
-            slots = [slot for slot, number in enumerate(self._written) if number]
-            self._still_there = set(slots)
-            if self._old:
+            slots: list[int] = []  # without an old home they are lost; tier 2 may have them
+            if old:
+                slots = [slot for slot, number in enumerate(self._written) if number]
                 self._incarnation = client.incarnation  # its bytes are on their way
-            else:
-                self._still_there, slots = set(), []  # they are lost; tier 2 may have them
+            self._still_there = set(slots)
             self._settle(client)
         self.on_line()
-        for at in range(0, len(slots), PULL_SLOTS):
-            self._pull(slots[at : at + PULL_SLOTS], pull)
+        try:
+            for at in range(0, len(slots), PULL_SLOTS):
+                if not self._pull(slots[at : at + PULL_SLOTS], pull):
+                    break
+        finally:
+            self._leave_for_good(old)
+        return True
+
+    def _pull(self, slots: Sequence[int], pull: Pull) -> bool:
+        """Have what is still there of these fetched; whether that is done."""
+        for _ in range(PULL_TRIES):
+            with self._writing, self._lock:
+                batch = [slot for slot in slots if slot in self._still_there]
+                if not batch:
+                    return True
+                if self._old is None or self._is_closed.is_set():
+                    return False
+                self._pulling = frozenset(batch)
+                after = max(self._written[slot] for slot in batch) - 1
+            is_done = False
+            try:
+                is_done, size = pull(batch, after)
+                self._tally.add(between(self._old_path, self._tally.path), "pull", size)
+            finally:
+                with self._lock:
+                    if is_done:
+                        self._still_there.difference_update(batch)
+                    self._pulling = frozenset()
+                    self._changed.notify_all()
+            if is_done:
+                return True
+            self._is_closed.wait(PULL_AGAIN_SECONDS)
+        return False
+
+    def _leave_for_good(self, old: ShardClient | None) -> None:
+        """What has not come is not going to."""
         with self._lock:
-            old, self._old = self._old, None
+            if self._still_there:
+                log.warning("%d slots of %s could not be fetched", len(self._still_there), self.name)
+                for slot in self._still_there:
+                    self._written[slot] = 0
+                self._still_there.clear()
+                self.lives += not any(self._written)
+            self._old = None
             while old and self._readers[old]:
                 self._changed.wait()
             self._readers = +self._readers
         if old:
             old.close()
-        return True
-
-    def _pull(self, slots: Sequence[int], pull: Pull) -> None:
-        with self._writing, self._lock:
-            batch = [slot for slot in slots if slot in self._still_there]
-            self._pulling = frozenset(batch)
-            after = max((self._written[slot] for slot in batch), default=1) - 1
-        try:
-            if batch:
-                pull(batch, after)
-        finally:
-            with self._lock:
-                self._still_there.difference_update(batch)
-                self._pulling = frozenset()
-                self._changed.notify_all()
+        self.on_line()
 
     def _wait_for_pull(self, slots: Iterable[int]) -> None:
         """Under the lock. Nobody writes to slots while another agent fetches them."""

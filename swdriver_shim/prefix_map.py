@@ -113,7 +113,9 @@ class PrefixMap:
         self.linked = linked
         self.purged_by: Removal | None = None  # then it is not found any more, and is taken apart
         self.columns: dict[bytes, Column] = {}
-        self._tails: dict[bytes, list[Tail]] = {}  # by the key of the column before
+        # Of tails, by the key of the column before: how many of each length. There may be any number
+        # behind one column, and a prompt has one key for each length.
+        self._tails: dict[bytes, Counter[int]] = {}
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -138,13 +140,12 @@ class PrefixMap:
         if parent:
             parent.holds += 1
         tail.before = before
-        self._tails.setdefault(before, []).append(tail)
+        self._tails.setdefault(before, Counter())[tokens] += 1
         return tail
 
-    def tails(self, before: bytes) -> Sequence[Tail]:
-        """The tails right behind the column of this key, the longest first."""
-        found = self._tails.get(before)
-        return sorted(found, key=lambda tail: -tail.tokens) if found else ()
+    def tail_lengths(self, before: bytes) -> list[int]:
+        """How many tokens the tails right behind the column of this key have, the longest first."""
+        return sorted(self._tails.get(before, ()), reverse=True)
 
     def prune(self, column: Column) -> Column | None:
         """Take this column out if it is empty and holds nothing, and then those before it likewise.
@@ -161,18 +162,21 @@ class PrefixMap:
         return None if column.holds else column
 
     def _take_out(self, column: Column) -> None:
-        if self.columns.get(column.key) is column:
-            del self.columns[column.key]
+        if self.columns.get(column.key) is not column:
+            return
+        del self.columns[column.key]
         if isinstance(column, Tail):
-            left = [tail for tail in self._tails.get(column.before, ()) if tail is not column]
-            if left:
-                self._tails[column.before] = left
-            else:
-                self._tails.pop(column.before, None)
+            lengths = self._tails[column.before]
+            lengths[column.tokens] -= 1
+            if not lengths[column.tokens]:
+                del lengths[column.tokens]
+            if not lengths:
+                del self._tails[column.before]
 
     def check_integrity(self, pins: Counter[Column]) -> None:
         """Raise RuntimeError if the forest contradicts itself."""
         behind: Counter[Column] = Counter()
+        tails: Counter[tuple[bytes, int]] = Counter()
         for key, column in self.columns.items():
             _must(column.key == key and column.home is self, "columns are found by their keys")
             _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
@@ -181,15 +185,13 @@ class PrefixMap:
                 _must(self.columns.get(column.parent.key) is column.parent, "a parent is here")
                 _must(column.parent.depth == column.depth - 1, "a parent is one column before")
             _must(not self.linked or not column.depth or column.parent is not None, "no gaps")
-            tails = self._tails.get(column.before, ()) if isinstance(column, Tail) else ()
-            _must(not column.tail or column in tails, "tails are found by what is before them")
+            if isinstance(column, Tail):
+                tails[column.before, column.tokens] += 1
         for column in self.columns.values():
             _must(column.holds == behind[column] + pins[column], "holds are children and pins")
             _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
-        _must(
-            sum(map(len, self._tails.values())) == sum(one.tail for one in self.columns.values()),
-            "tails are columns",
-        )
+        noted = {(before, one): many for before, of in self._tails.items() for one, many in of.items()}
+        _must(noted == tails, "tails are found by what is before them")
 
 
 def _must(holds: bool, what: str) -> None:  # noqa: FBT001

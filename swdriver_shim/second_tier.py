@@ -5,7 +5,8 @@ went. Tier 2 itself knows what it has, and is asked. What a column notes of it (
 twice, and no more than that depends on it.
 
 - *Out.* Before room is short, the columns that would go next are copied, and then given up (`reserve`);
-  those that were used again are copied while they stay, so that the loss of an agent costs less.
+  those that were used again are copied while they stay, so that the loss of an agent costs less. Slots
+  that have to be scrubbed are given up ahead of time as well.
 - *Back.* `search` asks for what follows a hit, as far as it leads somewhere; `begin_recall` gives the
   columns slots, as a store does. So what is asked for once more is in memory from then on.
 - *Away.* What expires, is deleted or purged goes from tier 2 as well, once nobody is copying it.
@@ -149,6 +150,7 @@ class SecondTier:
         self.not_worth_it: Collection[str] = ()  # orgs for which computing anew is always faster
         self._orgs: dict[str, Account] = {}  # that have a tier 2
         self._grown: dict[str, Account] = {}  # of those: may be close to their quota
+        self._scrubbed: set[str] = set()  # orgs whose slots are not free at once either
         self._burst = [0.0] * len(ledger.layout.groups)  # slots that a store takes at once, lately
         self._ahead: deque[Column] = deque()
         self._restores: deque[tuple[Place, frozenset[int]]] = deque()
@@ -240,7 +242,7 @@ class SecondTier:
 
     def remember(self, account: Account, continue_id: str, prompt: Trail) -> None:
         """A conversation that is going to go on has come this far."""
-        if not continue_id or account.policy.tiers is not Tiers.TIER2:
+        if not continue_id or not prompt.keys or account.policy.tiers is not Tiers.TIER2:
             return
         name = account.org, continue_id
         self._forget_trail(name)
@@ -385,7 +387,7 @@ class SecondTier:
         """How many slots more should be free, or be so soon."""
         slots = self._ledger.slots
         pool = slots.pools[group]
-        if not self._orgs:
+        if not self._orgs and not self._scrubbed:
             return 0
         reserve = max(pool.line // RESERVE_PART, int(self._burst[group]))
         reserve = min(reserve, pool.line // RESERVE_PART_MAX, RESERVE_MAX)
@@ -536,6 +538,7 @@ class SecondTier:
             self.grown(account)
         else:
             self._orgs.pop(account.org, None)
+        (self._scrubbed.add if now.scrub else self._scrubbed.discard)(account.org)
         if was_there and (not is_there or before.encrypt_tier2 is not now.encrypt_tier2):
             tags = {maker.tag for maker in account.makers.values()} | ({tag} if tag else set())
             if tags:
@@ -600,6 +603,9 @@ class SecondTier:
         }
         if self._orgs.keys() != with_tier2:
             raise RuntimeError("it is known who has a tier 2")
+        scrubbed = {org for org, account in self._ledger.accounts.items() if account.policy.scrub}
+        if self._scrubbed != scrubbed:
+            raise RuntimeError("it is known whose slots are scrubbed")
 
 
 def _encrypted_for(account: Account) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -36,7 +38,7 @@ from kvss_agent.http_api import (
 )
 from swdriver_shim import metrics, octets
 from swdriver_shim.deciding import Receipt
-from swdriver_shim.desired import Desired, OrgSpec
+from swdriver_shim.desired import OrgSpec
 from swdriver_shim.keys import TOKEN_MAX, Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
@@ -52,6 +54,8 @@ PURGE_SECONDS_MAX: Final = 60.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
+VERBS_AT_ONCE: Final = 32
+CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
@@ -130,6 +134,13 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adapter: Annotated[str, Meta(max_length=500)] | None = None
 
 
+class PurgeOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of which org; and how long to wait, at most, until nothing is left."""
+
+    org: Annotated[str, Meta(min_length=1, max_length=200)]
+    seconds: Annotated[float, Meta(ge=0, le=PURGE_SECONDS_MAX)] = PURGE_SECONDS_MAX
+
+
 class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Objects, by the engine's own keys in hex, in the order of a prompt. `namespace`: as for that."""
 
@@ -150,6 +161,8 @@ class PutBody(ObjectsBody, frozen=True, kw_only=True):
     rules: Rules = field(default_factory=Rules)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Verb = Callable[[OrgSpec, Any], Response]  # in a thread: hashing and moving take their time
 
 
@@ -167,6 +180,9 @@ class Service:
     def __init__(self, shim: Shim, token: str) -> None:
         self.shim = shim
         self._token = token
+        # Apart from each other: callers may all be waiting for what the controller is about to mend.
+        self._for_callers = ThreadPoolExecutor(VERBS_AT_ONCE, thread_name_prefix="verb")
+        self._for_controller = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
         self._verbs = (
             _Route(
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
@@ -207,6 +223,7 @@ class Service:
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
+                control("/v1/purge_org", self.purge_org, "POST"),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -225,14 +242,15 @@ class Service:
         return as_json({"live": True, "ready": ready}, 200 if ready else 503)
 
     async def metrics(self, _request: Request) -> Response:
-        return Response(metrics.page(self.shim), media_type=CONTENT_TYPE)
+        page = await _in(self._for_controller, metrics.page, self.shim)
+        return Response(page, media_type=CONTENT_TYPE)
 
     async def set_desired(self, request: Request) -> Response:
-        told: Desired = await asyncio.to_thread(self.shim.set_desired, await body_of(request))
+        told = await _in(self._for_controller, self.shim.set_desired, await body_of(request))
         return as_json({"generation": told.generation}, 202)
 
     async def observed(self, _request: Request) -> Response:
-        return as_json(self.shim.observed())
+        return as_json(await _in(self._for_controller, self.shim.observed))
 
     async def stats(self, _request: Request) -> Response:
         return as_json([asdict(org) for org in self.shim.driver.orgs()])
@@ -247,6 +265,17 @@ class Service:
         if sample is None:
             raise Refused(HTTPStatus.NOT_FOUND, "This driver has never heard of that org.")
         return as_json(sample)
+
+    async def purge_org(self, request: Request) -> Response:
+        """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
+        body = decode(await body_of(request), _PURGE_ORG)
+        told = self.shim.desired
+        org = next((one for one in told.orgs if one.name == body.org), None) if told else None
+        if org is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        tag = isolation_tag(org.name, org.secret)
+        purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
+        return _receipt(await asyncio.to_thread(purge))
 
     # For callers
 
@@ -273,7 +302,7 @@ class Service:
 
     async def store(self, request: Request) -> Response:
         org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await asyncio.to_thread(self._store, org, memoryview(raw))
+        return await _in(self._for_callers, self._store, org, memoryview(raw))
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
@@ -332,7 +361,7 @@ class Service:
 
     async def put_objects(self, request: Request) -> Response:
         org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await asyncio.to_thread(self._put_objects, org, memoryview(raw))
+        return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
 
     def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
         body, values = octets.unpack(raw, _PUT)
@@ -380,7 +409,7 @@ class Service:
 
         async def answer(request: Request) -> Response:
             body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
-            return await asyncio.to_thread(route.verb, self._org(request), body)
+            return await _in(self._for_callers, route.verb, self._org(request), body)
 
         return answer
 
@@ -482,6 +511,11 @@ def _reuse_operation(schema: Mapping[str, Any], problem: Mapping[str, Any]) -> d
     }
 
 
+async def _in(pool: Executor, work: Callable[P, T], *what: P.args, **named: P.kwargs) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *what, **named))
+
+
+_PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from kvss_agent.client import Credentials
 from kvss_agent.http_api import Invalid
+from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
@@ -26,6 +28,7 @@ from swdriver_shim.homes import Home, Movable, Pulling
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
 from swdriver_shim.objects import Here, Objects
+from swdriver_shim.paths import Carried, PathSpec
 from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ class Shim:
         state_dir: Path | None,
         software: str = "",
         *,
-        far: Callable[[str, int, Home], FarShard] | None = None,
+        far: Callable[[str, int, Home, PathSpec | None], FarShard] | None = None,
         notes: Path | None = None,
     ) -> None:
         """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
@@ -63,7 +66,9 @@ class Shim:
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
+        self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
+        self._followed = self._notes / "followed" if self._notes else None
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
@@ -71,7 +76,7 @@ class Shim:
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
-        self._keys: dict[tuple[str, Namespace], Keys] = {}
+        self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
         self.limits = LabelLimits()  # of its metrics
@@ -119,6 +124,35 @@ class Shim:
         return told
 
     def _follow(self, told: Desired) -> None:
+        """First of all what an earlier life has: so what has changed since reaches what it has left."""
+        if self._driver is None and (earlier := self._followed_earlier(told)):
+            self._be(earlier)
+        self._be(told)
+        self._remember(told)
+
+    def _followed_earlier(self, told: Desired) -> Desired | None:
+        """As far as the same driver may have followed it, with the agents that there are now."""
+        if self._followed is None or not self._followed.exists():
+            return None
+        try:
+            earlier = documents.parse(self._followed.read_bytes())
+        except (Invalid, OSError) as error:
+            log.warning("What was followed earlier can't be read from %s: %s", self._followed, error)
+            return None
+        if (earlier.model, earlier.driver) != (told.model, told.driver):
+            return None
+        return structs.replace(earlier, secret=told.secret, homes=told.homes)
+
+    def _remember(self, told: Desired) -> None:
+        if self._followed is None:
+            return
+        try:
+            self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep(self._followed, msgspec.json.encode(told))
+        except OSError as error:
+            log.warning("What is followed can't be written down: %s", error)
+
+    def _be(self, told: Desired) -> None:
         before, self.desired = self.desired, told
         homes = {(home.group, home.index): home for home in told.homes}
         if self._driver is None:
@@ -128,6 +162,8 @@ class Shim:
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
+            elif at in earlier and _place(home) == _place(self._here[at]):
+                self._shards[at].take(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         self._driver.set_policies(
             {org.name: org.policies for org in told.orgs},
@@ -152,11 +188,12 @@ class Shim:
             ]
 
         if self._far:
-            far = {at: self._far(*at, self._home(home)) for at, home in homes.items()}
+            far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
             self._shards = {**far}
             return Decider(shape, name, in_order(far), notes=notes)
         here = {
-            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes) for at, home in homes.items()
+            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path)
+            for at, home in homes.items()
         }
         self._shards = {**here}
         return Driver(shape, name, in_order(here), notes=notes)
@@ -170,19 +207,23 @@ class Shim:
         return self.keys(found, namespace.adapter)
 
     def _home(self, home: HomeSpec) -> Home:
-        return Home(home.address, home.shard, self._credentials)
+        groups = {group.name: group for group in self._told.model.shape().groups}
+        slot_bytes = groups[home.group].slot_bytes[home.index]
+        return Home(home.address, home.shard, self._credentials, slot_bytes)
 
     def _credentials(self) -> Credentials:
-        told = self.desired
-        if told is None:
+        return Credentials(self._told.driver, self._told.secret, software=self.software)
+
+    @property
+    def _told(self) -> Desired:
+        if self.desired is None:
             raise RuntimeError("nothing is connected before there is a document")
-        return Credentials(told.driver, told.secret, software=self.software)
+        return self.desired
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
         control = Control(new.control.url, new.control.token) if new.control else None
-        driver = self.desired.driver if self.desired else ""
-
+        driver = self._told.driver
         earlier = self._moving.get(at)
 
         def run() -> None:
@@ -193,8 +234,10 @@ class Shim:
             pull = Pulling(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
-                if self._shards[at].move(self._home(new), pull):
+                if self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
+                    if _place(told := self._homes[at]) == _place(new):
+                        self._shards[at].take(told.path)  # it may be another one by now
                     return
                 if self._stopped.wait(RETRY_SECONDS):
                     return
@@ -212,12 +255,13 @@ class Shim:
         if self.desired is None:
             raise Conflict("The driver has not been told what to be yet.")
         namespace = self.desired.model.namespace(adapter)
-        found = self._keys.get((org.name, namespace))
+        found = self._keys.get((org.name, org.secret, namespace))
         if found is None:
             if len(self._keys) >= KEYS_MAX:
                 self._keys.clear()
             unit = self.desired.model.unit_tokens
-            found = self._keys[org.name, namespace] = Keys(org.name, org.secret, namespace, unit)
+            found = Keys(org.name, org.secret, namespace, unit)
+            self._keys[org.name, org.secret, namespace] = found
         return found
 
     def objects(self, org: OrgSpec) -> Objects:
@@ -251,6 +295,11 @@ class Shim:
 
     # What it is
 
+    def carried(self) -> list[tuple[str, Carried]]:
+        """What each stream has moved, by path. A stream is named after its group and number."""
+        shards = sorted(self._shards.items())
+        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""
         moving = self._moving.get(at)
@@ -273,6 +322,7 @@ class Shim:
             "software": self.software,
             "started_at": self.started_at,
             "ready": self.is_ready,
+            "console": self.standing.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
             "shards": [

@@ -8,8 +8,10 @@ moment a level has exactly what is before its line, once, and the finer level ha
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -19,6 +21,8 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from telemetry.folding import bucket_of
+from telemetry.histogram import Histogram
+from telemetry.metrics import Catalog, Sink
 from telemetry.shapes import merged
 from telemetry.storage import (
     LEVELS,
@@ -43,14 +47,38 @@ STEPS_MAX: Final = 60  # of one call, so that who calls can do something else, t
 # A finer level, and what is made of it.
 _COARSER: Final = (("10s", "1m"), ("1m", "1h"))
 
+METRICS: Final = Catalog()
+ROWS = METRICS.counter("telemetry_roll_up_rows_total", "Rows of roll-ups written, by level.", "level")
+STEP = METRICS.histogram(
+    "telemetry_roll_up_seconds",
+    "Making ten seconds, a minute or an hour of what is finer, of all topics.",
+)
+
+
+@dataclass
+class Counts:
+    """What this process did since it started."""
+
+    rows: Counter[str] = field(default_factory=Counter)  # by level
+    steps: Histogram = field(default_factory=Histogram)
+
+    def collect(self, into: Sink) -> None:
+        into.put(ROWS, [({"level": level}, count) for level, count in self.rows.copy().items()])
+        into.put(STEP, [({}, self.steps)])
+
+
+def _nobody() -> None:
+    """Nobody asks whether it goes on."""
+
 
 class RollUp:
     """One at a time does it, whoever comes first; the others find nothing to do."""
 
-    def __init__(self, rows: Counter[str] | None = None) -> None:
-        """`rows` that were written are counted there, by level."""
+    def __init__(self, counts: Counts | None = None, alive: Callable[[], None] = _nobody) -> None:
+        """`alive` is called again and again while it works."""
         self.days = days_kept()
-        self.rows: Counter[str] = Counter() if rows is None else rows
+        self.counts = counts or Counts()
+        self._alive = alive
         self._shapes = Shapes()
         self._names = Names()
         self._today = day_of(0)
@@ -70,21 +98,27 @@ class RollUp:
 
     # Lines
 
-    def advance(self, now: float) -> bool:
+    def advance(self, now: float, steps: int = STEPS_MAX) -> bool:
         """Do what is due, oldest first, each step in a transaction of its own. Whether there is more."""
-        return all(self._step(now) for _ in range(STEPS_MAX))
+        return all(self._step(now) for _ in range(steps))
 
     def _step(self, now: float) -> bool:
         """Whether something was done."""
+        began = time.perf_counter()
         over = bucket_of(now - GRACE_SECONDS)
         self._today = day_of(now)
         try:
             with transaction.atomic():
                 lines = _lock_lines()
-                return bool(lines) and (self._from_fresh(lines, over) or self._move_a_line(lines, over))
+                is_done = bool(lines) and (
+                    self._from_fresh(lines, over) or self._move_a_line(lines, over)
+                )
         except BaseException:
             self._names.clear()
             raise
+        if is_done:
+            self.counts.steps.record(time.perf_counter() - began)
+        return is_done
 
     def _from_fresh(self, lines: dict[str, int], over: int) -> bool:
         """The oldest ten seconds that are over and lie in pieces."""
@@ -151,6 +185,7 @@ class RollUp:
         for topic, its in groupby(listed, key=attrgetter("topic")):
             shape, cells = merged([(shapes[row.shape], cells_of(row.cells)) for row in its])
             made.append((topic, shape, encoded(cells)))
+            self._alive()
         self._names.learn_shapes([shape for _, shape, _ in made], self._today)
         return [Stored(topic, self._names.number(shape), bucket, cells) for topic, shape, cells in made]
 
@@ -159,7 +194,7 @@ class RollUp:
         if rows and (day := day_of(rows[0].bucket)) < self._today:
             make_days(level, [day])
         copy_in(level, rows)
-        self.rows[level] += len(rows)
+        self.counts.rows[level] += len(rows)
 
 
 def days_kept() -> dict[str, int]:

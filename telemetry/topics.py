@@ -2,7 +2,9 @@
 
     node:ax-7, driver:job7, ingest:host   of one process, with all labels
     org:acme                              of one org, summed up over drivers
+    session:chat                          of one session: what its streams move, by path
     fleet                                 of all processes together
+    operations                            no numbers; what begins and ends
 
 These are what pages show, what live viewers subscribe to, and what somebody may or may not see. So it is
 by topic that numbers are stored: a page, or a chart, reads the rows of its topic and no others.
@@ -10,16 +12,24 @@ by topic that numbers are stored: a page, or a chart, reads the rows of its topi
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from telemetry.metrics import OTHER
 from telemetry.shapes import Series
 
+Labels = tuple[tuple[str, str], ...]
+
 FLEET: Final = "fleet"
+ALERTS: Final = "alerts"  # of events only
+OPERATIONS: Final = "operations"
 ORG: Final = "org"
+SESSION: Final = "session"
+NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
-_OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index"})
-_KINDS: Final = {"agent": "node"}
+_OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index", "stream"})
+_NOT_OF_THE_FLEET: Final = frozenset({ORG, NODE, "box"})  # what crosses which leaves is what it asks
+_KINDS: Final = {"agent": NODE}
 
 
 def of_source(kind: str, name: str) -> str:
@@ -30,10 +40,29 @@ def of_org(org: str) -> str:
     return f"{ORG}:{org}"
 
 
+def of_session(session: str) -> str:
+    return f"{SESSION}:{session}"
+
+
+def kind_of(topic: str) -> str:
+    """`node` of `node:ax-7`; `fleet` of `fleet`."""
+    return topic.partition(":")[0]
+
+
 def wider(series: Series) -> list[tuple[str, Series]]:
     """Where else a source's series is summed up, and as what."""
-    labels = tuple(pair for pair in series.labels if pair[0] not in _OF_ONE_PLACE)
-    without_org = series._replace(labels=tuple(pair for pair in labels if pair[0] != ORG))
-    found = [(FLEET, without_org)]
-    org = dict(series.labels).get(ORG, OTHER)
-    return found if org in ("", OTHER) else [*found, (of_org(org), without_org)]
+    kind, name, labels = series
+    labels = _without(labels, _OF_ONE_PLACE)
+    found = [(FLEET, Series(kind, name, _without(labels, _NOT_OF_THE_FLEET)))]
+    for label, value in labels:
+        of = _SUMMED.get(label)
+        if of and value not in ("", OTHER):
+            found.append((of(value), Series(kind, name, _without(labels, {label}))))
+    return found
+
+
+def _without(labels: Labels, names: AbstractSet[str]) -> Labels:
+    return tuple([pair for pair in labels if pair[0] not in names])
+
+
+_SUMMED: Final = {ORG: of_org, SESSION: of_session}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from console.live import counts as live
 from console.metrics import own
 from kvss_agent import metrics as agent
 from swdriver_shim import metrics as driver
-from telemetry import emitter, ingest
+from telemetry import emitter, ingest, rollup
 from telemetry.metrics import Metric
 
 # By who has them, as docs/metrics.md says it.
@@ -16,8 +17,10 @@ CATALOGS: Final = {
     "Agents": agent.METRICS,
     "Drivers": driver.METRICS,
     "Ingest": ingest.METRICS,
+    "Roll-up": rollup.METRICS,
     "Whoever tells its numbers": emitter.METRICS,
     "Console": own.METRICS,
+    "Web processes": live.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric for catalog in CATALOGS.values() for metric in catalog

@@ -86,7 +86,11 @@ def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
             messages.error(request, f"Not deleted: you have to type “{slug}” to confirm.")
             return redirect("org-edit", slug)
-        services.delete_org(request.principal, org, form.cleaned_data["reason"])
+        try:
+            services.delete_org(request.principal, org, form.cleaned_data["reason"])
+        except services.StillUsed as error:
+            messages.error(request, str(error))
+            return redirect("org-edit", slug)
     messages.success(request, f"{org.name} is deleted.")
     return redirect("orgs")
 

@@ -12,7 +12,7 @@ from telemetry.models import Source
 SHOWN = timedelta(minutes=10)  # for how long a silent process stays on the page
 STALE = timedelta(seconds=10)
 SHOWN_MAX = 200
-EXPECTED = ("web", "worker", "beat", "ingest")
+EXPECTED = ("web", "worker", "beat", "ingest", "rollup")
 
 
 @dataclass(frozen=True)

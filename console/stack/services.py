@@ -102,4 +102,5 @@ def console_services(servers: tuple[str, ...], state: Path, worker_processes: in
         ),
         ours("beat", *CELERY, "beat", "--schedule", str(state / "beat-schedule"), "--pidfile="),
         ours("ingest", PYTHON, "manage.py", "ingest"),
+        ours("rollup", PYTHON, "manage.py", "rollup"),
     ]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvss_agent import tiering as tierings
-from kvss_agent.client import Miss, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.client.tiered import TieredClient
 from kvss_agent.tier2.address import Scope
-from kvss_agent.tier2.backend import Failed, Fault, Removed
+from kvss_agent.tier2.backend import Failed, Fault, Incoming, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
@@ -37,14 +37,19 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 class Slow(Posix):
-    """A store whose purges take as long as the test wants."""
+    """A store whose reads and purges take as long as the test wants."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.go_on = threading.Event()
         self.go_on.set()
-        self.purges = 0
+        self.purges = self.reads = 0
         self.then: Callable[[], None] = lambda: None
+
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        self.reads += 1
+        assert self.go_on.wait(10)
+        return super().read(files)
 
     def purge(self, scope: Scope) -> Removed:
         self.purges += 1
@@ -146,6 +151,28 @@ def test_a_request_that_is_one_too_many_is_not_done(
         monkeypatch.setattr("kvss_agent.connection.TIERING_MAX", 0)
         assert client.purge(TAG) is None
         assert client.forget([column("a")]) == [Miss.REFUSED]
+
+
+@pytest.mark.parametrize("kind", ["shm", "unix"])
+def test_what_comes_back_for_somebody_who_has_left_stays_nowhere(
+    plane: Plane, slow: Slow, kind: str
+) -> None:
+    """A driver that connects anew empties its slots, and with memory shared it asks nobody."""
+    memory = plane.shards["s"].arena.slot(5)
+    with plane.client(kind) as client, ThreadPoolExecutor(1) as other:
+        keep(client, "a")
+        slow.go_on.clear()
+        recall = other.submit(client.recall, [Wanted(5, column("a"))])
+        wait_until("it is under way", lambda: slow.reads == 1)
+        client.close()
+        with pytest.raises(Lost):
+            recall.result()
+    wait_until("nobody is connected", lambda: plane.shards["s"].state()["connections"] == 0)
+    with plane.client(kind) as client:
+        client.delete([5], wait_seconds=0)
+        slow.go_on.set()
+        wait_until("it has come", lambda: plane.shards["s"].state()["leases"] == 0)
+        assert not any(memory)
 
 
 def is_over(tiering: LoopTiering) -> None:

@@ -30,7 +30,7 @@ from tests.stack.whole import COMMAND, Whole, until, whole_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(300)]
 
-OURS = ("web", "worker", "beat", "ingest")
+OURS = ("web", "worker", "beat", "ingest", "rollup")
 SERVERS = ("postgres", "redis")
 NOBODY = pwd.getpwnam("nobody")
 AS_NOBODY = tuple(

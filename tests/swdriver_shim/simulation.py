@@ -55,7 +55,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tiering import LoopTiering
 from swdriver_shim import carrier, deciding, driver, moving, second_tier
-from swdriver_shim.carrier import Carrier
+from swdriver_shim.agents import Pulled
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
@@ -515,8 +515,6 @@ class Simulation:
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
         enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
-        wall = partial(Carrier, wall_clock=lambda: self.turns.now + 1.7e9 + 0.3)
-        enter(mock.patch.object(deciding, "Carrier", wall))
         enter(mock.patch.object(second_tier, "RESERVE_PART", self.chance.choice((3, 5, 32))))
         enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()
@@ -546,7 +544,13 @@ class Simulation:
             [self._shard((group, index)) for index in range(len(of.bytes_per_token))]
             for group, of in enumerate(LAYOUT.groups)
         ]
-        self.driver = WatchedDriver(LAYOUT, "llama", self.shards, clock=lambda: self.turns.now)
+        self.driver = WatchedDriver(
+            LAYOUT,
+            "llama",
+            self.shards,
+            clock=lambda: self.turns.now,
+            wall_clock=lambda: self.turns.now + 1.7e9 + 0.3,
+        )
         self.driver.judge = self.judge
         self.driver.set_policies(self.policies)
 
@@ -978,10 +982,10 @@ class Simulation:
         target.specs[name] = self._spec(at, shard.count_from)
         target.provide(target.specs[name])
 
-        def pull(slots: Sequence[int], after: int) -> None:
+        def pull(slots: Sequence[int], after: int) -> Pulled:
             hosted = target.shards.get(name) if target.is_up else None
             if hosted is None or self.chance.random() < 0.05:
-                return
+                return Pulled(done=False, bytes=0)
             source = Source(
                 To(host="far", agent=old),
                 name,
@@ -996,8 +1000,9 @@ class Simulation:
             while not task.done and target.is_up and self.turns.now < until:
                 self.turns.wait(task.joining, 1.0)
                 if self.chance.random() < 0.02:  # the controller is not heard from any more
-                    return
+                    return Pulled(done=False, bytes=fetching.moved_bytes)
             self.seen["pulled"] += fetching.moved
+            return Pulled(fetching.state == "done", fetching.moved_bytes)
 
         is_moved = shard.move(self._connect(at, target), pull)
         leaving = old if is_moved else target

@@ -13,12 +13,14 @@ import pytest
 
 from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
-from kvss_agent.client import Credentials, ShardClient, StreamClient, Transport, connect
+from kvss_agent.client import Credentials, Miss, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
+from swdriver_shim import moving
+from swdriver_shim.agents import Pulled
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.moving import Back, In, Out, Pull, Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
@@ -26,6 +28,7 @@ from tests.live import wait_until
 from tests.swdriver_shim.prompts import prompt
 
 C = COLUMN_TOKENS
+PULLED = Pulled(done=True, bytes=0)
 LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
 
 
@@ -258,18 +261,20 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
         wait_until("the driver follows", lambda: ledger.slots.pools[0].line == 20)
 
 
+def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
+    """What the new agent's control does, slot by slot."""
+
+    def pull(slots: Sequence[int], _after: int) -> Pulled:
+        old, target = fleet.plane.shards[name], fleet.plane.shards[new]
+        for slot in slots:
+            if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
+                target.arena.slot(slot)[:] = old.arena.slot(slot)
+        return PULLED
+
+    return pull
+
+
 def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
-    def pull_with(name: str, new: str) -> Callable[[Sequence[int], int], None]:
-        """What the new agent's control does, slot by slot."""
-
-        def pull(slots: Sequence[int], _after: int) -> None:
-            old, target = fleet.plane.shards[name], fleet.plane.shards[new]
-            for slot in slots:
-                if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
-                    target.arena.slot(slot)[:] = old.arena.slot(slot)
-
-        return pull
-
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
         for asked in prompts:
@@ -287,7 +292,7 @@ def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        assert shard.move(fleet.connect("moved", "unix"), pull_with("0.1", "moved"))
+        assert shard.move(fleet.connect("moved", "unix"), pull_with(fleet, "0.1", "moved"))
         enough = len(hits) + 12
         wait_until("some were asked after the move", lambda: len(hits) > enough)
         stop.set()
@@ -308,8 +313,90 @@ def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
         engine.store(prompt(tokens(2), org="globex"))
         fleet.make_one("0.0 again", 64 * C, 20, 0)
         shard = engine.driver._shards[0][0]
-        assert shard.move(fleet.connect("0.0 again", kind), lambda *_: None)
+        assert shard.move(fleet.connect("0.0 again", kind), lambda *_: PULLED)
         assert engine.driver.purge("acme", seconds=10).done
+
+
+def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.0)
+    with driving(fleet, "unix") as engine:
+        prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
+        for asked in prompts:
+            engine.store(asked)
+        shard, pull, failed = engine.driver._shards[0][1], pull_with(fleet, "0.1", "moved"), set[int]()
+
+        def fails_at_first(slots: Sequence[int], after: int) -> Pulled:
+            if slots[0] not in failed:
+                failed.add(slots[0])
+                return Pulled(done=False, bytes=0)
+            return pull(slots, after)
+
+        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        assert shard.move(fleet.connect("moved", "unix"), fails_at_first)
+        assert len(failed) == 6
+        fleet.end_one("0.1")
+        assert [engine.load(asked) for asked in prompts] == [2 * C] * 6
+
+
+def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.0)
+    with driving(fleet, "unix") as engine:
+        prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
+        for asked in prompts:
+            engine.store(asked)
+        shard, pull, pulls = engine.driver._shards[0][1], pull_with(fleet, "0.1", "moved"), list[int]()
+
+        def dies(slots: Sequence[int], after: int) -> Pulled:
+            pulls.append(slots[0])
+            if len(pulls) == 1:
+                return pull(slots, after)
+            if len(pulls) == 2:
+                fleet.end_one("0.1")
+            return Pulled(done=False, bytes=0)
+
+        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        assert shard.move(fleet.connect("moved", "unix"), dies)
+        assert len(set(pulls)) == 2, "the others are not asked for in vain"
+        assert shard.left_to_move == 0
+        assert [engine.load(asked) for asked in prompts] == [2 * C, *[0] * 5]
+        for asked in prompts:
+            engine.store(asked)
+        assert [engine.load(asked) for asked in prompts] == [2 * C] * 6
+
+
+def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "PULL_SLOTS", 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def recall(*_: object, **__: object) -> list[Miss]:
+        begun.set()
+        assert go_on.wait(30)
+        return [Miss.ABSENT]
+
+    monkeypatch.setattr(StreamClient, "recall", recall)
+    with driving(fleet, "unix") as engine:
+        engine.store(prompt(tokens(1, 2)))
+        shard, pulled = engine.driver._shards[0][1], list[int]()
+        back = threading.Thread(target=shard.recall, args=([Back(1, bytes(16), bytes(16))],))
+
+        def pull(slots: Sequence[int], _after: int) -> Pulled:
+            pulled.extend(slots)
+            if slots == [0]:
+                back.start()
+                assert begun.wait(30)
+            return PULLED
+
+        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        assert shard.move(fleet.connect("moved", "unix"), pull)
+        go_on.set()
+        back.join()
+        assert pulled == [0]
 
 
 def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
@@ -317,8 +404,36 @@ def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:
         asked = prompt(tokens(1))
         engine.store(asked)
         shard = engine.driver._shards[0][0]
-        assert not shard.move(fleet.connect("nowhere", "unix"), lambda *_: None)
+        assert not shard.move(fleet.connect("nowhere", "unix"), lambda *_: PULLED)
         assert engine.load(asked) == C
+
+
+def test_who_asks_a_driver_that_is_closed_gets_misses(fleet: Fleet) -> None:
+    with driving(fleet) as engine:
+        asked = prompt(tokens(1, 2))
+        engine.store(asked)
+        engine.driver.close()
+        assert engine.load(asked) == 0
+        assert engine.store(prompt(tokens(3))) == 0
+        assert engine.driver.explain(asked)["full"][0].state == Reason.AGENT_LOST
+        assert not engine.driver.purge("acme").done
+
+
+def test_what_fails_at_an_agent_in_a_way_that_nobody_foresaw_is_tried_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driving(fleet) as engine:
+        engine.store(prompt(tokens(1)))
+        clear, failures = Shard.clear, [ZeroDivisionError()]
+
+        def fails_once(shard: Shard, slots: Sequence[int], *, scrub: bool) -> bool:
+            if failures:
+                raise failures.pop()
+            return clear(shard, slots, scrub=scrub)
+
+        monkeypatch.setattr(Shard, "clear", fails_once)
+        assert engine.driver.purge("acme").done
+        assert not failures
 
 
 def test_an_engine_that_fails_while_it_is_read_leaves_nothing_half_stored(fleet: Fleet) -> None:

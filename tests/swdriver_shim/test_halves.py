@@ -48,7 +48,7 @@ class Halves:
         self.told.append(msgspec.msgpack.decode(raw))
 
     def home(self, name: str) -> Home:
-        return Home(f"unix:{self.fleet.plane.unix}", name, lambda: Credentials(DRIVER, SECRET))
+        return Home(f"unix:{self.fleet.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
 
     def close(self) -> None:
         self.driver.close()

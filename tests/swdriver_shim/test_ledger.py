@@ -8,7 +8,7 @@ import pytest
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import SLICE, Ledger
+from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, SLICE, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import USE_SECONDS_MAX, Removal
@@ -392,6 +392,63 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     made.slots.not_cleared(clears)
     finish(made)
     assert all(receipt.done for receipt in (first, second, third))
+
+
+def test_a_prompt_behind_which_many_have_gone_on_is_hashed_no_more_often_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = ledger(1000)
+    for kind in range(900):
+        store(made, prompt([*conversation(1), kind, *[5] * (kind % 3)]))
+    hashed: list[int] = []
+    tail = Prompt.tail
+
+    def counted(asked: Prompt, columns: int, count: int) -> bytes:
+        hashed.append(count)
+        return tail(asked, columns, count)
+
+    monkeypatch.setattr(Prompt, "tail", counted)
+    assert made.query(prompt([*conversation(1), 899, 5, 5, 7]), 0) == C + 3
+    assert made.query(prompt([*conversation(1), 9999, 7, 7, 7]), 0) == C
+    assert hashed == [3, 3, 2, 1], "once for each length"
+
+
+def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
+    day = 24 * 3600
+    made = ledger(2, acme=Policy(ttl_last_use_seconds=365 * day))
+    asked = [prompt(conversation(kind)) for kind in range(3)]
+    seconds = 3 * LOOK_AHEAD_SECONDS
+    for now in range(seconds):
+        store(made, asked[now % 3], now)
+        made.sweep(now)
+    waiting = [column for due in made._due.values() for column in due]
+    assert len(waiting) == 2, "those that are here"
+    assert len(made._due) <= LOOK_AHEAD_SECONDS + 1
+    last = asked[(seconds - 1) % 3]
+    for now in range(seconds, 365 * day + seconds - 2, LOOK_AHEAD_SECONDS):
+        made.sweep(now)
+    assert made.query(last, 365 * day + seconds - 2) == C
+    made.sweep(365 * day + seconds - 1)
+    assert made.account("acme").bytes == 0
+    assert not made._due
+
+
+def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
+    made = ledger(64, acme=Policy(scrub=True))
+    for kind in range(64):
+        store(made, prompt(conversation(kind + 1)))
+    assert store(made, prompt(conversation(100))) == [], "its slot has to be emptied first"
+    assert made.account("acme").bytes == 63 * COLUMN_BYTES
+    assert made.tier2.begin_spill(1, 64) is None, "nothing is copied anywhere"
+    assert made.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
+    finish(made)
+    for kind in range(200, 202):
+        assert len(store(made, prompt(conversation(kind)))) == 1
+    assert made.account("acme").bytes == 64 * COLUMN_BYTES
+    made.set_policies({}, 2)
+    assert not made.tier2.is_short_of_room
+    assert len(store(made, prompt(conversation(300)))) == 1
+    made.check_integrity()
 
 
 def test_a_delete_stops_where_others_go_on() -> None:

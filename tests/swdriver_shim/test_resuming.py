@@ -4,6 +4,7 @@ it, and nothing that may not be served does."""
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -272,3 +273,21 @@ def test_a_note_that_says_what_is_not_so_costs_misses_and_never_a_byte(
         assert engine.load(mine) == engine.load(theirs) == 0  # every byte that comes is looked at
         engine.store(mine)
         assert engine.load(mine) == 2 * C
+
+
+def test_workers_that_end_at_the_same_time_leave_a_note_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "full.0", tmp_path / "full.1"
+    is_written, written = os.fsync, list[Path]()
+
+    def meanwhile(descriptor: int) -> None:
+        if not written:
+            written.append(second)
+            resuming.write(second, ShardNote(b"second", 2, b""))
+        is_written(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    resuming.write(first, ShardNote(b"first", 1, b""))
+    assert resuming.take(first, ShardNote) == ShardNote(b"first", 1, b"")
+    assert resuming.take(second, ShardNote) == ShardNote(b"second", 2, b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swdriver_shim.carrier import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.ledger import Ledger
-from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import State
 from swdriver_shim.reasons import Reason
 from swdriver_shim.second_tier import Dates
@@ -181,6 +181,15 @@ def test_what_was_left_since_computing_is_faster_stays_so_when_it_is_counted_aga
     tally = made.account("acme").tally
     tally.check_integrity()
     assert +tally.missed == {Reason.NOT_WORTH_IT: 2 * C, Reason.NEVER_STORED: C}
+
+
+def test_a_conversation_of_which_there_is_no_column_takes_no_memory() -> None:
+    made = ledger(8, acme=KEPT)
+    for number in range(100):
+        store(made, prompt([1, 2, 3]), rules=Rules(continue_id=f"chat-{number}"))
+    assert made.tier2.trail("acme", "chat-99") is None
+    store(made, prompt(conversation(1)), rules=Rules(continue_id="chat-99"))
+    assert made.tier2.trail("acme", "chat-99") is not None
 
 
 def test_a_calendar_that_is_put_back_makes_nothing_younger() -> None:

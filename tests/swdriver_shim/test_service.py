@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,7 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(
     daemon: Daemon, agents: list[AgentProcess]
 ) -> None:
     good = told(agents)
+    nobody = {"url": "http://127.0.0.1:port", "token": CONTROL}
     assert daemon.control("desired", good).status_code == 202, "the same again"
     for wrong, part in [
         ({**good, "generation": 0}, "generation"),
@@ -265,6 +267,7 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(
         ({**good, "generation": 2, "orgs": [*good["orgs"], good["orgs"][0]]}, "two entries"),
         ({**good, "generation": 2, "extra": 1}, "extra"),
         ({**good, "generation": 2, "homes": [{**good["homes"][0], "address": "x"}]}, "address"),
+        ({**good, "generation": 2, "homes": [{**good["homes"][0], "control": nobody}]}, "port"),
     ]:
         answer = daemon.control("desired", wrong)
         assert answer.status_code == 422
@@ -305,6 +308,30 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
     assert daemon.shard()["address"].endswith("two/data.sock")
     agents[0].kill()
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
+
+
+def test_a_controller_can_mend_what_all_callers_are_waiting_for(
+    daemon: Daemon, agents: list[AgentProcess]
+) -> None:
+    daemon.store(ACME, [1] * C, kv(C))
+    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
+    agents[0].kill()
+    wait_until("it is noticed", lambda: daemon.shard()["slots"] is None)
+    with ThreadPoolExecutor(40) as callers:
+        purges = [callers.submit(daemon.ask, ACME, "purge") for _ in range(40)]
+        assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+        assert {purge.result().status_code for purge in purges} == {200}, "none was too late"
+
+
+def test_a_shard_of_too_small_slots_is_refused_and_the_right_size_told(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    daemon = Daemon(tmp_path / "driver")
+    model = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [2 * EACH]}]}
+    assert daemon.control("desired", told(agents, model=model)).status_code == 202
+    assert daemon.shard()["reason"] == "its slots have 8192 bytes; the layout wants 12288"
+    assert daemon.store(ACME, [1] * C, kv(2 * C)).json() == {"columns": 0, "bytes": 0, "failed": 0}
+    daemon.stop()
 
 
 def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
@@ -379,3 +406,25 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path)
     )
     assert run.returncode == 78
     assert "--control is 'x': it should be HOST:PORT." in run.stderr
+
+
+def test_the_controller_purges_an_org_and_sees_what_expired(daemon: Daemon) -> None:
+    tokens = list(range(2 * C))
+    daemon.store(ACME, tokens, kv(len(tokens)))
+    daemon.store(GLOBEX, tokens, kv(len(tokens)))
+    headers = {"authorization": f"Bearer {CONTROL}"}
+    receipt = daemon.http.post("/v1/purge_org", json={"org": "acme"}, headers=headers).json()
+    assert (receipt["columns"], receipt["done"]) == (2, True)
+    assert daemon.load(ACME, tokens) == (0, b"")
+    assert daemon.load(GLOBEX, tokens)[0] == len(tokens)
+    nobody = daemon.http.post("/v1/purge_org", json={"org": "initech"}, headers=headers)
+    assert nobody.status_code == 404
+    assert daemon.ask(ACME, "purge_org", org="globex").status_code == 401
+
+    daemon.ask(GLOBEX, "set_ttl", tokens=tokens, seconds=1)
+
+    def expired() -> int:
+        stats = {one["org"]: one for one in daemon.control("stats").json()}
+        return int(stats["globex"]["expired"]["dram"])
+
+    wait_until("they are over, and counted", lambda: expired() == 2)

@@ -21,10 +21,12 @@ from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.ledger import TIER2
 from swdriver_shim.policy import Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
+from swdriver_shim.shim import Shim
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import Engine, Fleet, driving, kv, tokens
+from tests.swdriver_shim.test_driver import PULLED, Engine, Fleet, driving, kv, tokens
+from tests.swdriver_shim.test_shim import document
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -237,6 +239,37 @@ def test_a_policy_without_tier_2_empties_it(fleet: Fleet, files: Path) -> None:
         assert engine.load(prompt(tokens(1, 2))) == 2 * C, "memory is another matter"
 
 
+@contextlib.contextmanager
+def living(state_dir: Path, document: bytes) -> Iterator[Engine]:
+    """A driver in an engine's process, whose document somebody has written."""
+    state_dir.mkdir(exist_ok=True)
+    (state_dir / "desired.json").write_bytes(document)
+    shim = Shim("engine", state_dir)
+    shim.start()
+    try:
+        yield Engine(shim.mover)
+    finally:
+        shim.stop()
+
+
+@pytest.mark.parametrize("later", [Policy(), Policy(tiers=Tiers.TIER2, encrypt_tier2=True), None])
+def test_a_document_that_was_changed_while_nobody_ran_reaches_tier_2(
+    fleet: Fleet, files: Path, tmp_path: Path, later: Policy | None
+) -> None:
+    with living(
+        tmp_path / "engine", document(fleet.plane.unix, {"acme": KEPT, "globex": KEPT})
+    ) as engine:
+        store_and_keep(engine, files, 1, 2)
+        other = prompt(tokens(5), "globex")
+        engine.store(other)
+        engine.load(other)
+        wait_until("globex has files, too", lambda: len(kept(files)) == 3 * SHARDS)
+    orgs = {"globex": KEPT} if later is None else {"acme": later, "globex": KEPT}
+    with living(tmp_path / "engine", document(fleet.plane.unix, orgs)) as engine:
+        wait_until("what may not be there is gone", lambda: len(kept(files)) == SHARDS)
+        assert engine.load(other) == C, "from memory"
+
+
 def test_nothing_is_kept_in_the_clear_that_is_to_be_encrypted(fleet: Fleet, files: Path) -> None:
     with driving(fleet, acme=KEPT, globex=KEPT) as engine:
         store_and_keep(engine, files, 1)
@@ -312,7 +345,7 @@ def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path
         assert engine.load(prompt(tokens(1, 2, 3))) == 0
         assert shard.slots is None
         fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from)
-        assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: None)
+        assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: PULLED)
         wait_until("its part is back", lambda: engine.driver.ledger.tier2.flow.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
 

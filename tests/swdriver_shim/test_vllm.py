@@ -169,7 +169,7 @@ class Engine:
         return Blocks(layers, group.block_tokens, self.unit)
 
     def _shard(self, name: str, line: Line) -> FarShard:
-        home = Home(f"unix:{self.plane.unix}", name, lambda: Credentials(DRIVER, SECRET))
+        home = Home(f"unix:{self.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
         return FarShard(name, line, home)
 
     def _who(self, request: FakeRequest) -> Asker | None:

@@ -1,6 +1,6 @@
 """Whatever is killed or stopped, and whenever: what was counted is in PostgreSQL afterwards, once.
 
-Redis, PostgreSQL and ingest as real processes, and emitters that never pause.
+Redis, PostgreSQL, ingest and rollup as real processes, and emitters that never pause.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class World:
         }
         migrate = [sys.executable, "manage.py", "migrate", "-v", "0"]
         subprocess.run(migrate, cwd=PROJECT, env=self.environment, check=True)
-        self.ingests = [Process(self._ingest) for _ in range(2)]
+        self.ingests = [Process(lambda: self._ours("ingest")) for _ in range(2)]
+        self.rollups = [Process(lambda: self._ours("rollup")) for _ in range(2)]
 
     def _server(
         self, server: Server, name: str
@@ -111,10 +112,10 @@ class World:
         return running(server, self._directory / f"{name}.log")
 
     @contextlib.contextmanager
-    def _ingest(self) -> Iterator[subprocess.Popen[bytes]]:
-        with (self._directory / "ingest.log").open("ab") as log:
+    def _ours(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        with (self._directory / f"{command}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "manage.py", "ingest"],
+                [sys.executable, "manage.py", command],
                 cwd=PROJECT,
                 env=self.environment,
                 stdout=log,
@@ -126,7 +127,7 @@ class World:
             process.wait(30)
 
     def stop(self) -> None:
-        for process in (*self.ingests, self.redis, self.postgres):
+        for process in (*self.ingests, *self.rollups, self.redis, self.postgres):
             process.stop()
 
     def sums(self, *tables: str) -> dict[str, tuple[int, int]]:
@@ -169,7 +170,7 @@ def test_nothing_is_lost_and_nothing_is_doubled(world: World) -> None:
         for n, host in enumerate(hosts)
     ]
     wait_until("numbers arrive", lambda: "fleet" in world.sums("fresh"))
-    for what in (world.redis, world.postgres, *world.ingests):
+    for what in (world.redis, world.postgres, *world.ingests, *world.rollups):
         what.pause(PAUSED_SECONDS)
         what.kill()
         time.sleep(1.5)  # numbers go on being counted meanwhile

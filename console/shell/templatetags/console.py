@@ -59,6 +59,16 @@ def status(kind: str, text: str) -> SafeString:
 
 
 @register.filter
+def byte_size(size: int) -> str:
+    """`1.5 TiB`: three digits are enough to decide by."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            amount = size / (1 << power)
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+    return f"{size} B"
+
+
+@register.filter
 def role_name(role: int | None) -> str:
     return Role(role).label if role else "none"
 
@@ -71,3 +81,29 @@ def as_json(value: Any) -> str:
     if value == "":
         return "(empty)"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+@register.filter
+def figure(value: float | None) -> str:
+    """A number as people read it: not more digits than tell something."""
+    if value is None:
+        return "—"
+    if value and abs(value) < 0.001:
+        return f"{value:.3g}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+@register.filter
+def words(name: str) -> str:
+    """`no_data` → `no data`."""
+    return name.replace("_", " ")
+
+
+@register.filter
+def evidence(value: Any) -> str:
+    """A fact of an alert: a number, a text, or several of them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{words(str(name))} {evidence(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(evidence(one) for one in value) or "none"
+    return figure(value) if isinstance(value, int | float) else str(value)

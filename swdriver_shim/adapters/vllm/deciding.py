@@ -30,6 +30,7 @@ from swdriver_shim.granting import grant, part_name, shard_name
 from swdriver_shim.halves import FarShard, Line, Place
 from swdriver_shim.homes import Home
 from swdriver_shim.keys import isolation_tag
+from swdriver_shim.paths import PathSpec
 from swdriver_shim.service import Service
 from swdriver_shim.shim import Shim
 
@@ -106,8 +107,8 @@ class Deciding:
 
         notes = Path(setting.state_dir) if setting.state_dir else None
 
-        def far(group: str, index: int, home: Home) -> FarShard:
-            return FarShard(f"{group}.{index}", self._lines[index], home, notes)
+        def far(group: str, index: int, home: Home, path: PathSpec | None) -> FarShard:
+            return FarShard(f"{group}.{index}", self._lines[index], home, notes, path)
 
         self.shim = Shim(setting.driver, None, daemon.software(), far=far, notes=notes)
         told = setting.desired(model, homes)

@@ -1,0 +1,44 @@
+"""Work that is done in rounds until somebody says stop: what `ingest` and `rollup` have in common."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import redis
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from telemetry.notify import notify
+
+log = logging.getLogger(__name__)
+
+PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
+# A batch is some hundred thousand objects, without circles, that are gone after it. To look through them
+# as often as Python does would take a third of the reader's time.
+GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
+
+
+def keep(one_round: Callable[[], float]) -> None:
+    """Round after round, with the pause that each asks for, until SIGTERM or SIGINT. Redis and
+    PostgreSQL come back by themselves: what was not finished is done again."""
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    while not stopped.is_set():
+        try:
+            pause = one_round()
+        except (redis.RedisError, DatabaseError) as error:
+            log.warning("waiting for Redis or PostgreSQL: %s", error)
+            close_old_connections()
+            pause = PAUSE_AFTER_FAULT_SECONDS
+        notify("WATCHDOG=1")
+        stopped.wait(pause)
+    notify("STOPPING=1")
+    close_old_connections()
