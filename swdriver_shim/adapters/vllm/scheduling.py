@@ -305,11 +305,11 @@ class Scheduling:
             self._driver.refuse(refused)
             self._driver.end_load(load.asked, first)
             one.stored = 0  # what is there still is found out then
-            self._failed.append(load)
-            if not self.loads_ahead:  # else vLLM has not counted on them yet
+            if not self.loads_ahead:  # else nobody has counted on its blocks yet
+                self._failed.append(load)
                 self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
-            for ended in self._ended:  # of which vLLM takes nothing back
-                ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
+                for ended in self._ended:  # of which vLLM takes nothing back
+                    ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
         else:
             self._driver.note_refill(match, loaded.seconds)
             self._driver.end_load(load.asked)
