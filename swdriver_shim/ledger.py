@@ -871,7 +871,7 @@ class Ledger:
         removal = removal or home.purged_by
         self.ghosts.add(column.key, reason)
         if column.kept_at is not None and reason is Reason.EXPIRED:
-            self.tier2.forget(home, [column.key], removal)
+            self.tier2.forget(home, [column.key], removal, has_expired=True)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
