@@ -97,12 +97,12 @@ FORMS = {
     "/orgs/acme/policy/model/drop/": "model={0}",
     "/orgs/acme/policy/0/restore/": "reason={0}",
     "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
+    "/policies/bulk/": "org=acme&ttl_last_use_seconds={0}&tiers={0}&reason={0}&token={0}&save=",
+    "/policies/default/": "default-tiers={0}&limits-share_max={0}&reason={0}&version={0}",
     "/new-session/": "name={0}&org={0}&boxes={0}&path={0}&kib_per_token={0}&wait_minutes={0}"
     "&plan_token={0}&reason={0}",
     "/session-rules/": "path={0}&boxes_min={0}&boxes_increment={0}&boxes_max={0}&grant_percent={0}"
     "&wait_for_rail_seconds={0}&reason={0}",
-    "/policies/bulk/": "org=acme&ttl_last_use_seconds={0}&tiers={0}&reason={0}&token={0}&save=",
-    "/policies/default/": "default-tiers={0}&limits-share_max={0}&reason={0}&version={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }
 
