@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +60,7 @@ def session_rows(*, quick: bool) -> list[Row]:
 
 def _api_rows(times: int) -> list[Row]:
     from django.test import Client
+    from django.utils import timezone
 
     from console.accounts import tokens
     from console.accounts.models import User
@@ -68,7 +70,7 @@ def _api_rows(times: int) -> list[Row]:
 
     _fill()
     user = User.objects.create(username="bench", platform_role=Role.PLATFORM_ADMIN)
-    expires_at = user.date_joined.replace(year=user.date_joined.year + 1)
+    expires_at = timezone.now() + timedelta(days=1)
     principal = principal_for(user, Means.BROWSER)
     _, text = tokens.issue(principal, name="bench", read_only=False, org=None, expires_at=expires_at)
     client = Client(headers={"authorization": f"Bearer {text}"})
@@ -213,4 +215,4 @@ def _forget() -> None:
     from console.sessions.models import JobBox, Session, SessionBox, Shard
 
     for model in (Shard, JobBox, SessionBox, Session, Operation, Driver, Nic, Node, Port, Box, Leaf):
-        model.objects.all().delete()  # type: ignore[attr-defined]
+        model.objects.all().delete()
