@@ -181,13 +181,14 @@ class Environment:
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
         SECRET,
-        "Signs sessions and cursors. `make up` makes one and keeps it under `.tidegate/`.",
+        "Signs sessions and cursors, and seals stored secrets: those are lost with it. `make up` makes "
+        "one and keeps it under `.tidegate/`.",
         secret=True,
     )
     secret_key_fallbacks: tuple[str, ...] = setting(
         "TIDEGATE_SECRET_KEY_FALLBACKS",
         comma_list(SECRET),
-        "Former secret keys that are still accepted while a new one takes over.",
+        "Former secret keys, which still open what they signed and sealed while a new one takes over.",
         default=(),
         secret=True,
     )
@@ -346,6 +347,14 @@ class Environment:
         default=400,
     )
 
+    demo: bool = setting(
+        "TIDEGATE_DEMO",
+        FLAG,
+        "A small fleet with traffic of three orgs, made where there is no fleet yet. `make up` sets it "
+        "unless told otherwise. Refused in production mode.",
+        default=False,
+    )
+
     otlp_url: str | None = setting(
         "TIDEGATE_OTLP_URL",
         url("http", "https"),
@@ -389,6 +398,8 @@ class Environment:
         problems = []
         if self.mode is Mode.PRODUCTION and self.debug:
             problems.append("TIDEGATE_DEBUG is true, but production mode never shows debug pages.")
+        if self.mode is Mode.PRODUCTION and self.demo:
+            problems.append("TIDEGATE_DEMO is true, but production mode has no demo.")
         if self.mode is Mode.PRODUCTION and not self.allowed_hosts:
             problems.append(
                 "TIDEGATE_ALLOWED_HOSTS is required in production mode: "

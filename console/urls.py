@@ -17,6 +17,8 @@ from console.orgs import views as orgs
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.sessions import moving_views, rules_views
+from console.sessions import views as sessions
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -62,6 +64,7 @@ urlpatterns = [
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
+    path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
@@ -96,6 +99,19 @@ urlpatterns = [
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
+    path("orgs/<slug:slug>/session-rules/", rules_views.org_rules, name="org-session-rules"),
+    path("session-rules/", rules_views.cluster_rules, name="session-rules"),
+    path("sessions/", sessions.list_sessions, name="sessions"),
+    path("new-session/", sessions.new_session, name="session-new"),
+    path("sessions/<slug:name>/", sessions.show_session, name="session"),
+    path("sessions/<slug:name>/resize/", sessions.resize_session, name="session-resize"),
+    path("sessions/<slug:name>/delete/", sessions.delete_session, name="session-delete"),
+    path("sessions/<slug:name>/new-job/", moving_views.start_job, name="session-job-new"),
+    path("sessions/<slug:name>/jobs/<slug:job>/end/", moving_views.end_job, name="session-job-end"),
+    path("sessions/<slug:name>/move/", moving_views.move, name="session-move"),
+    path("sessions/<slug:name>/bring-back/", moving_views.bring_back, name="session-bring-back"),
+    path("fleet/nodes/<thing:name>/drain/", moving_views.drain, name="node-drain"),
+    path("fleet/nodes/<thing:name>/upgrade/", moving_views.upgrade, name="node-upgrade"),
     path("operations/", operations.list_operations, name="operations"),
     path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),

@@ -25,6 +25,7 @@ from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
 from console.live.api import router as live
 from console.metrics.api import router as metrics
+from console.operations.api import busy
 from console.operations.api import router as operations
 from console.operations.services import Busy
 from console.orgs.api import router as orgs
@@ -146,10 +147,8 @@ def _jobs_run(_request: HttpRequest, error: JobsRun) -> HttpResponse:
 
 
 @api.exception_handler(Busy)
-def _busy(_request: HttpRequest, error: Busy) -> HttpResponse:
-    """With a link to the one that is in the way."""
-    link = f'</api/v1/operations/{error.operation.pk}>; rel="related"'
-    return problems.response(problems.problem("OperationRunning", str(error)), {"Link": link})
+def _busy(request: HttpRequest, error: Busy) -> HttpResponse:
+    return _api_error(request, busy(error))
 
 
 @api.exception_handler(HttpError)

@@ -89,6 +89,12 @@ def accepted(operation: Operation, **headers: str) -> Answer:
     return Answer(202, show_operation(operation), {"Location": address_of(operation), **headers})
 
 
+def busy(error: services.Busy) -> ApiError:
+    """409 with a link to the one that is in the way."""
+    link = f'<{address_of(error.operation)}>; rel="related"'
+    return ApiError("OperationRunning", str(error), headers={"Link": link})
+
+
 @router.get(
     "/operations", response={200: Page[OperationOut], **documented()}, summary="Operations you may see"
 )

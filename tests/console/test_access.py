@@ -71,6 +71,7 @@ NODE = {
 DRIVER = {"control_url": "http://10.0.0.9:8420", "software_version": "0.1.0"}
 OWN: dict[str, object] = {"control_token": "t" * 20}
 QUESTION = "name=swdriver_refill_seconds&fold=p99"
+SESSION = (LOGIN, 404, 200, 200, 200, 200)
 API_SESSION = (401, 404, 200, 200, 200, 200)
 API_SESSION_CHANGE = (401, 404, 403, 403, 202, 202)
 RULES = {
@@ -104,6 +105,19 @@ PAGES = {
     "org-member-remove": Case(
         "POST", "/orgs/acme/members/vic/remove/", (LOGIN, 404, 403, 403, 302, 302)
     ),
+    "sessions": Case("GET", "/sessions/", known(200)),
+    "session-new": Case("GET", "/new-session/", (LOGIN, 200, 403, 403, 200, 200)),
+    "session": Case("GET", "/sessions/chat/", SESSION),
+    "session-resize": Case("GET", "/sessions/chat/resize/", (LOGIN, 404, 403, 403, 200, 200)),
+    "session-delete": Case("POST", "/sessions/chat/delete/", (LOGIN, 404, 403, 403, 302, 302)),
+    "session-job-new": Case("GET", "/sessions/chat/new-job/", (LOGIN, 404, 403, 403, 200, 200)),
+    "session-job-end": Case("POST", "/sessions/chat/jobs/serve/end/", (LOGIN, 404, 403, 403, 404, 404)),
+    "session-move": Case("POST", "/sessions/chat/move/", (LOGIN, 404, 403, 302, 302, 302)),
+    "session-bring-back": Case("GET", "/sessions/chat/bring-back/", (LOGIN, 404, 403, 200, 200, 200)),
+    "session-rules": Case("GET", "/session-rules/", FLEET),
+    "org-session-rules": Case("GET", "/orgs/acme/session-rules/", SESSION),
+    "node-drain": Case("POST", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
+    "node-upgrade": Case("POST", "/fleet/nodes/ax-1/upgrade/", (LOGIN, 404, 404, 404, 404, 302)),
     "operations": Case("GET", "/operations/", known(200)),
     "operation": Case("GET", "/operations/{operation}/", (LOGIN, 404, 200, 200, 200, 200)),
     "operation-cancel": Case(
@@ -420,6 +434,7 @@ PAGES |= {
     "alert-assign": Case(
         "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
     ),
+    "alert-fix": Case("POST", "/alerts/7/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
     "alert-silences": Case("GET", "/alerts/silences/", known(200)),
     "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
     "alert-rules": Case("GET", "/alerts/rules/", known(200)),

@@ -41,6 +41,11 @@ PATHS = [
     "/operations/?target={0}&kind={0}&done={0}&page={0}",
     "/api/v1/sessions?org={0}&waiting={0}&cursor={0}",
     "/api/v1/sessions/{}",
+    "/sessions/?page={}",
+    "/sessions/{}/",
+    "/sessions/{}/resize/",
+    "/sessions/{}/bring-back/",
+    "/orgs/{}/session-rules/",
     "/operations/{}/",
     "/api/v1/operations?target={0}&kind={0}&done={0}&cursor={0}",
     "/api/v1/operations/{}",
@@ -94,6 +99,10 @@ FORMS = {
     "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
     "/policies/bulk/": "org=acme&ttl_last_use_seconds={0}&tiers={0}&reason={0}&token={0}&save=",
     "/policies/default/": "default-tiers={0}&limits-share_max={0}&reason={0}&version={0}",
+    "/new-session/": "name={0}&org={0}&boxes={0}&path={0}&kib_per_token={0}&wait_minutes={0}"
+    "&plan_token={0}&reason={0}",
+    "/session-rules/": "path={0}&boxes_min={0}&boxes_increment={0}&boxes_max={0}&grant_percent={0}"
+    "&wait_for_rail_seconds={0}&reason={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }
 
