@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from swdriver_shim import metrics
@@ -16,8 +18,8 @@ from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
 from tests.browser.test_pages import log_in
-from tests.telemetry.test_end_to_end import ingest_of
 from tests.live import LiveConsole, live_console, wait_until
+from tests.telemetry.test_end_to_end import ingest_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -55,13 +57,16 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()  # what others have told is not of this world
     with (
         live_console(tmp_path_factory.mktemp("live")) as console,
         chromium() as browser,
         ingest_of(console, tmp_path_factory.mktemp("ingest") / "log"),
         contextlib.ExitStack() as ending,
     ):
-        emitter = Emitter(console.environment["REDIS_URL"], "driver", "1", name="job7", collect=Traffic())
+        emitter = Emitter(
+            console.environment["REDIS_URL"], "driver", "1", name="job7", collect=Traffic()
+        )
         ending.callback(emitter.start().stop)
         made = World(console, browser)
         ending.callback(made.api.close)
