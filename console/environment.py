@@ -181,13 +181,14 @@ class Environment:
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
         SECRET,
-        "Signs sessions and cursors. `make up` makes one and keeps it under `.tidegate/`.",
+        "Signs sessions and cursors, and seals stored secrets: those are lost with it. `make up` makes "
+        "one and keeps it under `.tidegate/`.",
         secret=True,
     )
     secret_key_fallbacks: tuple[str, ...] = setting(
         "TIDEGATE_SECRET_KEY_FALLBACKS",
         comma_list(SECRET),
-        "Former secret keys that are still accepted while a new one takes over.",
+        "Former secret keys, which still open what they signed and sealed while a new one takes over.",
         default=(),
         secret=True,
     )

@@ -874,7 +874,7 @@ class Ledger:
             home.account.expired.dram += 1
             if column.kept_at is not None:
                 home.account.expired.tier2 += 1
-                self.tier2.forget(home, [column.key], removal)
+                self.tier2.forget(home, [column.key], removal, has_expired=True)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1

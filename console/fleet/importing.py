@@ -20,10 +20,9 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.fleet import description, services, storing
-from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
+from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things, in_units
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
-from console.fleet.storing import DECLARED
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
@@ -111,9 +110,9 @@ def _said_of(node: Node) -> dict[str, Any]:
             for nic in node.nics.all()
         },
     }
-    for what, attribute in DECLARED.items():
-        if attribute in node.declared:
-            said[what] = node.declared[attribute]
+    if "memory_bytes" in node.declared:
+        said["memory"] = in_units(node.declared["memory_bytes"])
+    said |= {what: node.declared[what] for what in ("cpus", "shards_max") if what in node.declared}
     if node.labels:
         said["labels"] = node.labels
     return said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ pytestmark = [
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
+IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
 
 
 class World:
@@ -44,12 +44,13 @@ class World:
         log_in(context.new_page(), console)
         self.cookies = context.cookies()
         context.close()
-        self.names = (f"Acme {number}" for number in itertools.count())
+        self.told: list[str] = []  # of all that happened, in order
 
     def rename(self) -> str:
-        name = next(self.names)
+        name = f"Acme {len(self.told)}"
         self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
-        return f"org.update: {name}"
+        self.told.append(f"org.update: {name}")
+        return self.told[-1]
 
 
 @pytest.fixture(scope="module")
@@ -129,25 +130,21 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     figure = page.locator("[data-live-figure='refill.p99']")
     expect(figure).to_have_text("3.76 ms", timeout=MS)
     expect(page.locator("[data-live-figure='evict.p99']")).to_have_text("no traffic")
-    page.wait_for_function(
-        "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
-    )
-    told = [world.rename()]
-    expect_told(page, told[0])
+    wait_until("the chart is drawn", lambda: page.evaluate(IS_DRAWN))
+    expect_told(page, world.rename())
     world.console.stop()
     expect(page.locator("[data-live-state]")).not_to_have_text("live", timeout=MS)
     world.console.process = world.console.serve()
-    told += [world.rename(), world.rename()]
+    world.rename()
+    world.rename()
     expect_state(page, "live")
-    told.append(world.rename())
-    expect_told(page, told[-1])
-    page.wait_for_function(
-        "(last) => document.querySelector('[data-chart]').data.at(-1).text.includes(last)", arg=told[-1]
-    )
+    last = world.rename()
+    expect_told(page, last)
+    wait_until("the chart has it", lambda: last in markers(page))
     shown = [text for text in markers(page) if text.startswith("org.update")]
-    assert shown == told
+    assert shown == world.told
     events = world.api.get("/events?topic=org:acme&kind=org.update&order=oldest").json()["items"]
-    assert [event["sentence"] for event in events] == told
+    assert [event["sentence"] for event in events] == world.told
 
 
 def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callable[..., Page]) -> None:
