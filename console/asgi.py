@@ -15,12 +15,14 @@ from django.core.asgi import get_asgi_application
 django_application = get_asgi_application()
 
 from channels.routing import ProtocolTypeRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from servestatic import ServeStaticASGI
 
-from telemetry.emitter import Emitter
+from console.live.consumer import COUNTS
+from console.live.routing import websockets
+from console.metrics import prometheus
 from telemetry.notify import notify
+from telemetry.telling import Telling
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,7 +35,14 @@ WATCHDOG_SECONDS = 1.0
 async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the supervisor when we are ready, and that the event loop still turns."""
     await receive()
-    emitter = Emitter(settings.REDIS_URL, "web", settings.VERSION).start()
+    telling = Telling(
+        settings.REDIS_URL,
+        settings.OTLP_URL,
+        "web",
+        settings.VERSION,
+        collect=COUNTS.collect,
+        also=prometheus.collect,
+    )
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
     await receive()
@@ -42,7 +51,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watchdog
-    await asyncio.to_thread(emitter.stop)
+    await asyncio.to_thread(telling.stop)
     await send({"type": "lifespan.shutdown.complete"})
 
 
@@ -52,18 +61,12 @@ async def _watchdog() -> None:
         notify("WATCHDOG=1")
 
 
-async def no_live_topics(_scope: Scope, receive: Receive, send: Send) -> None:
-    """There is no WebSocket yet; say so as the protocol does."""
-    await receive()
-    await send({"type": "websocket.close", "code": 4404})
-
-
 application: Application = ProtocolTypeRouter(
     {
         "lifespan": lifespan,
         "http": ServeStaticASGI(
             django_application, root=settings.STATIC_ROOT, prefix=settings.STATIC_URL
         ),
-        "websocket": AllowedHostsOriginValidator(no_live_topics),
+        "websocket": websockets,
     }
 )

@@ -26,10 +26,35 @@ app = Celery("tidegate")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 app.conf.beat_schedule = {
+    "sweep-operations": {
+        "task": "console.operations.tasks.sweep_operations",
+        "schedule": 1.0,
+        "options": {"expires": 5},
+    },
+    "find-who-is-lost": {
+        "task": "console.fleet.tasks.find_who_is_lost",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
     "forget-what-is-over": {
         "task": "console.shell.tasks.forget_what_is_over",
         "schedule": crontab(minute="*/10"),
         "options": {"expires": 600},
+    },
+    "alerts": {
+        "task": "console.alerts.tasks.tick",
+        "schedule": 10.0,
+        "options": {"expires": 10},
+    },
+    "begin-and-end-scheduled-policies": {
+        "task": "console.policies.tasks.run_due",
+        "schedule": 5.0,
+        "options": {"expires": 5},
+    },
+    "tell-everyone-what-to-be": {
+        "task": "console.control.tasks.reconcile",
+        "schedule": 5.0,
+        "options": {"expires": 5},
     },
 }
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry.extras import NO_OTLP, has_otlp
+
 PROJECT = Path(__file__).resolve().parent.parent
 PREFIX = "TIDEGATE_"
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
@@ -179,13 +181,14 @@ class Environment:
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
         SECRET,
-        "Signs sessions and cursors. `make up` makes one and keeps it under `.tidegate/`.",
+        "Signs sessions and cursors, and seals stored secrets: those are lost with it. `make up` makes "
+        "one and keeps it under `.tidegate/`.",
         secret=True,
     )
     secret_key_fallbacks: tuple[str, ...] = setting(
         "TIDEGATE_SECRET_KEY_FALLBACKS",
         comma_list(SECRET),
-        "Former secret keys that are still accepted while a new one takes over.",
+        "Former secret keys, which still open what they signed and sealed while a new one takes over.",
         default=(),
         secret=True,
     )
@@ -299,6 +302,32 @@ class Environment:
         default=2,
     )
 
+    public_url: str | None = setting(
+        "TIDEGATE_PUBLIC_URL",
+        url("https", "http"),
+        "Where people reach the console: what links in notifications begin with. In embedded mode the "
+        "address that it listens on.",
+        default=None,
+    )
+    smtp_url: str | None = setting(
+        "TIDEGATE_SMTP_URL",
+        url("smtp", "smtp+tls", "smtps"),
+        "Mail server for notifications: `smtp+tls://name:password@mail.example.org` goes over to TLS,"
+        " `smtps://` begins with it, `smtp://` is plain.",
+        default=None,
+        secret=True,
+    )
+    mail_from: str | None = setting(
+        "TIDEGATE_MAIL_FROM", LINE, "The sender of its e-mails. With `TIDEGATE_SMTP_URL`.", default=None
+    )
+    lost_after_seconds: int = setting(
+        "TIDEGATE_LOST_AFTER_SECONDS",
+        integer(5, 3600),
+        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come six times "
+        "as often, and at least every ten seconds.",
+        default=30,
+    )
+
     telemetry_days_10s: int = setting(
         "TIDEGATE_TELEMETRY_DAYS_10S",
         integer(1, 30),
@@ -316,6 +345,22 @@ class Environment:
         integer(1, 1500),
         "For how many days they are kept in steps of an hour.",
         default=400,
+    )
+
+    demo: bool = setting(
+        "TIDEGATE_DEMO",
+        FLAG,
+        "A small fleet with traffic of three orgs, made where there is no fleet yet. `make up` sets it "
+        "unless told otherwise. Refused in production mode.",
+        default=False,
+    )
+
+    otlp_url: str | None = setting(
+        "TIDEGATE_OTLP_URL",
+        url("http", "https"),
+        "A collector of OpenTelemetry that the console tells its own numbers, too, over OTLP: without "
+        "`/v1/metrics`. Needs the extra `otlp`.",
+        default=None,
     )
 
     @classmethod
@@ -353,11 +398,17 @@ class Environment:
         problems = []
         if self.mode is Mode.PRODUCTION and self.debug:
             problems.append("TIDEGATE_DEBUG is true, but production mode never shows debug pages.")
+        if self.mode is Mode.PRODUCTION and self.demo:
+            problems.append("TIDEGATE_DEMO is true, but production mode has no demo.")
         if self.mode is Mode.PRODUCTION and not self.allowed_hosts:
             problems.append(
                 "TIDEGATE_ALLOWED_HOSTS is required in production mode: "
                 f"{self.attributes()['allowed_hosts'].kind.allowed}."
             )
+        if (self.smtp_url is None) != (self.mail_from is None):
+            problems.append("TIDEGATE_SMTP_URL and TIDEGATE_MAIL_FROM are set both or not at all.")
+        if self.otlp_url and not has_otlp():
+            problems.append(f"TIDEGATE_OTLP_URL {NO_OTLP}.")
         jwt = {
             "TIDEGATE_JWT_ALGORITHM": self.jwt_algorithm,
             "TIDEGATE_JWT_KEY": self.jwt_key,

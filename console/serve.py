@@ -11,6 +11,8 @@ import socket
 
 import uvicorn
 
+from console.live.messages import MESSAGE_BYTES_MAX
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m console.serve", description="Serve the console.")
@@ -29,6 +31,8 @@ def main() -> None:
         proxy_headers=False,  # the settings say how many proxies to believe
         timeout_graceful_shutdown=5,
         ws="websockets-sansio",
+        ws_max_size=MESSAGE_BYTES_MAX,
+        ws_per_message_deflate=False,  # each viewer would cost a compressor, for frames of a kilobyte
     )
     sockets = [socket.socket(fileno=options.fd)] if options.fd is not None else None
     uvicorn.Server(config).run(sockets=sockets)

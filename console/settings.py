@@ -38,7 +38,16 @@ INSTALLED_APPS = [
     "console.accounts",
     "console.orgs",
     "console.audit",
+    "console.alerts",
+    "console.operations",
+    "console.fleet",
+    "console.control",
+    "console.sessions",
+    "console.policies",
     "console.api",
+    "console.live",
+    "console.charts",
+    "console.demo",
     "telemetry",
     "channels",
     "django_htmx",
@@ -87,6 +96,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.templatetags.static",
                 "django.contrib.humanize.templatetags.humanize",
                 "console.shell.templatetags.console",
+                "console.policies.templatetags.policies",
             ],
         },
     }
@@ -120,18 +130,19 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+OTLP_URL = ENVIRONMENT.otlp_url
+STATE_DIR = ENVIRONMENT.state_dir
+DEMO = ENVIRONMENT.demo
 VERSION = tidegate_version()
+PUBLIC_URL = (
+    ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")
+).rstrip("/")
+SMTP_URL = ENVIRONMENT.smtp_url or ""
+MAIL_FROM = ENVIRONMENT.mail_from or ""
+LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
-
-CHANNEL_LAYERS = {
-    "default": {
-        # The pub/sub layer: the core layer loses its consumers to redis-py's socket timeout.
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "tidegate"},
-    }
-}
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
@@ -174,6 +185,11 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 STATIC_URL = "/static/"
 STATIC_ROOT = ENVIRONMENT.static_dir
 STATICFILES_DIRS = [PROJECT / "console" / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "console.charts.finder.PlotlyFinder",
+]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
@@ -206,6 +222,7 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
+    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

@@ -4,13 +4,25 @@ from django.urls import path, register_converter
 
 from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
+from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
+from console.charts import views as charts
+from console.fleet import description_views, joining_views
+from console.fleet import views as fleet
+from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
+from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import platform_views as platform
+from console.policies import proof_views as proof
+from console.policies import views as policies
+from console.sessions import moving_views, rules_views
+from console.sessions import views as sessions
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
+register_converter(ThingNameConverter, "thing")
 
 urlpatterns = [
     path("", shell.home, name="home"),
@@ -35,10 +47,77 @@ urlpatterns = [
         orgs.remove_member,
         name="org-member-remove",
     ),
+    path("fleet/", fleet.show_fleet, name="fleet"),
+    path("fleet/nodes/", fleet.list_nodes, name="fleet-nodes"),
+    path("fleet/nodes/<thing:name>/", fleet.show_node, name="fleet-node"),
+    path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
+    path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
+    path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
+    path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
+    path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
+    path("fleet/join/", joining_views.join, name="fleet-join"),
+    path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
+    path("fleet/description/", description_views.describe, name="fleet-description"),
+    path("fleet/description/fleet.yaml", description_views.export, name="fleet-export"),
+    path("alerts/", alerts.list_alerts, name="alerts"),
+    path("alerts/<int:alert_id>/", alerts.show_alert, name="alert"),
+    path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
+    path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
+    path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
+    path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
+    path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
+    path("alerts/silences/", alerts.list_silences, name="alert-silences"),
+    path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
+    path("alerts/rules/", alerts.list_rules, name="alert-rules"),
+    path("alerts/rules/<slug:slug>/", alerts.show_rule, name="alert-rule"),
+    path("alerts/channels/", alerts.list_channels, name="alert-channels"),
+    path("alerts/new-channel/", alerts.new_channel, name="alert-channel-new"),
+    path("alerts/channels/<int:channel_id>/", alerts.show_channel, name="alert-channel"),
+    path("alerts/channels/<int:channel_id>/test/", alerts.send_test, name="alert-channel-test"),
+    path("alerts/channels/<int:channel_id>/delete/", alerts.delete_channel, name="alert-channel-delete"),
+    path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
+    path("orgs/<slug:slug>/policy/preview/", policies.preview, name="policy-preview"),
+    path("orgs/<slug:slug>/policy/reach/", policies.reach, name="policy-reach"),
+    path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
+    path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
+    path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),
+    path("orgs/<slug:slug>/policy/history/", policies.show_history, name="policy-history"),
+    path("orgs/<slug:slug>/policy/<int:number>/restore/", policies.restore, name="policy-restore"),
+    path(
+        "orgs/<slug:slug>/policy/scheduled/<int:number>/take-back/",
+        policies.unschedule,
+        name="policy-unschedule",
+    ),
+    path("orgs/<slug:slug>/retention/", proof.show, name="retention"),
+    path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
+    path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),
+    path("orgs/<slug:slug>/purge/", proof.purge, name="purge"),
+    path("policies/", platform.list_policies, name="policies"),
+    path("policies/bulk/", platform.edit_many, name="policies-bulk"),
+    path("policies/default/", platform.edit_cluster, name="policies-cluster"),
     path("audit/", audit.list_entries, name="audit"),
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
+    path("orgs/<slug:slug>/session-rules/", rules_views.org_rules, name="org-session-rules"),
+    path("session-rules/", rules_views.cluster_rules, name="session-rules"),
+    path("sessions/", sessions.list_sessions, name="sessions"),
+    path("new-session/", sessions.new_session, name="session-new"),
+    path("sessions/<slug:name>/", sessions.show_session, name="session"),
+    path("sessions/<slug:name>/resize/", sessions.resize_session, name="session-resize"),
+    path("sessions/<slug:name>/delete/", sessions.delete_session, name="session-delete"),
+    path("sessions/<slug:name>/new-job/", moving_views.start_job, name="session-job-new"),
+    path("sessions/<slug:name>/jobs/<slug:job>/end/", moving_views.end_job, name="session-job-end"),
+    path("sessions/<slug:name>/move/", moving_views.move, name="session-move"),
+    path("sessions/<slug:name>/bring-back/", moving_views.bring_back, name="session-bring-back"),
+    path("fleet/nodes/<thing:name>/drain/", moving_views.drain, name="node-drain"),
+    path("fleet/nodes/<thing:name>/upgrade/", moving_views.upgrade, name="node-upgrade"),
+    path("operations/", operations.list_operations, name="operations"),
+    path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
+    path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),
+    path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
+    path("latency/", charts.latency, name="latency"),
+    path("latency/events/", charts.latency_events, name="latency-events"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -32,12 +32,23 @@ values of its first label have series of their own; others are summed up as `oth
 """
 
 
+ALERT_RULES = """# Rules
+
+What the console watches. How rules live, and who is told, is on [alerts](alerts.md). Each limit can be
+set for all, and where a rule is about orgs for each org. Every rule also has `breach_seconds` and
+`fine_seconds`. This page is made by `make docs`.
+
+"""
+
+
 def main() -> None:
     _pretend_to_be_set_up()
+    from console.alerts.documented import table as rules
     from console.metrics.catalog import table
 
     (PROJECT / "docs" / "settings.md").write_text(SETTINGS + settings_table())
     (PROJECT / "docs" / "metrics.md").write_text(METRICS + table())
+    (PROJECT / "docs" / "alert-rules.md").write_text(ALERT_RULES + rules())
 
 
 def _pretend_to_be_set_up() -> None:

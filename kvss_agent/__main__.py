@@ -8,9 +8,12 @@ import os
 import sys
 from functools import partial
 
-from kvss_agent import daemon, metrics
+from kvss_agent import daemon, metrics, wire
 from kvss_agent.agent import Agent
+from kvss_agent.arena import available_bytes
+from kvss_agent.client.line import Address
 from kvss_agent.control import Control
+from kvss_agent.joining import Identity, member
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
 from kvss_agent.settings import Settings, parse
@@ -38,11 +41,20 @@ async def _serve(settings: Settings) -> int:
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
     agent = Agent(settings, daemon.software())
+    memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
     telling = daemon.telling(
-        settings.telemetry, "agent", settings.name, partial(metrics.collect, agent), agent.limits
+        settings.telemetry,
+        settings.otlp,
+        "agent",
+        settings.name,
+        partial(metrics.collect, agent),
+        agent.limits,
     )
-    async with telling, daemon.serving(Control(agent).application(), listener), daemon.watched():
+    identity = _identity(agent, daemon.url_of(listener), memory_bytes)
+    membership = member(settings.console, identity, agent.standing)
+    serving = daemon.serving(Control(agent).application(), listener)
+    async with telling, serving, membership, daemon.watched():
         log.info(
             "Listening: drivers on %s%s, control on %s:%s",
             settings.unix,
@@ -55,6 +67,30 @@ async def _serve(settings: Settings) -> int:
         gone = await agent.stop(settings.drain_seconds)
     log.info("Stopped; %s", "everybody had left" if gone else "some connections were closed")
     return 0
+
+
+def _identity(agent: Agent, url: str, memory_bytes: int) -> Identity:
+    """What the console learns of us."""
+    settings = agent.settings
+    facts = {
+        "control_url": settings.control_url or url,
+        "data_address": settings.data_address or str(_data_address(agent)),
+        "software_version": daemon.version(),
+        "protocol_min": wire.VERSION_MIN,
+        "protocol_max": wire.VERSION,
+        "memory_bytes": memory_bytes,
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    nics = [{"name": nic, "leaf": leaf} for nic, leaf in settings.nics]
+    topic = f"node:{settings.name}"
+    return Identity("nodes", topic, settings.name, settings.token, facts, {"nics": nics})
+
+
+def _data_address(agent: Agent) -> Address:
+    """What drivers connect to: over the network if we listen there."""
+    if agent.settings.tcp is None:
+        return Address(path=str(agent.settings.unix))
+    return Address(host=daemon.host_for_others(agent.settings.tcp[0]), port=agent.tcp_port)
 
 
 if __name__ == "__main__":

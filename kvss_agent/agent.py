@@ -23,6 +23,7 @@ from kvss_agent.client.line import Address, Credentials
 from kvss_agent.desired import Desired, ShardSpec
 from kvss_agent.hosting import HostedShard, Identity
 from kvss_agent.http_api import Invalid
+from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
 from kvss_agent.pulling import Pull, Source
 from kvss_agent.serving import DataPlane
@@ -77,6 +78,7 @@ class Agent:
         self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
         self.draining = False
+        self.standing = Standing()  # with the console
         self.progress: dict[str, Progress] = {}
         self.tier2 = Progress("off")
         self.pulls: dict[str, Pull] = {}
@@ -355,6 +357,7 @@ class Agent:
             "started_at": self.started_at,
             "ready": self.is_ready,
             "draining": self.draining,
+            "console": self.standing.shown(),
             "memory": {
                 "granted_bytes": self.granted_bytes,
                 "limit_bytes": self.settings.memory_bytes,

@@ -7,17 +7,19 @@ import contextlib
 import resource
 import signal
 import socket
+import tomllib
 from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
 from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
 
 from telemetry.deltas import Collect
-from telemetry.emitter import Emitter
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
+from telemetry.telling import Telling
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
@@ -82,18 +84,20 @@ async def _beat() -> None:
 
 @contextlib.asynccontextmanager
 async def telling(
-    redis_url: str | None, kind: str, name: str, collect: Collect, limits: LabelLimits
+    redis_url: str | None,
+    otlp_url: str | None,
+    kind: str,
+    name: str,
+    collect: Collect,
+    limits: LabelLimits,
 ) -> AsyncIterator[None]:
-    """Tell our numbers to the stream for as long as this lasts, and at the end what is left of them.
-    Without an address nobody is told."""
-    if redis_url is None:
-        yield
-        return
-    emitter = Emitter(redis_url, kind, software(), name=name, collect=collect, limits=limits).start()
+    """Tell our numbers for as long as this lasts, and at the end what is left of them. Without an
+    address nobody is told."""
+    made = Telling(redis_url, otlp_url, kind, software(), name=name, collect=collect, limits=limits)
     try:
         yield
     finally:
-        await asyncio.to_thread(emitter.stop)
+        await asyncio.to_thread(made.stop)
 
 
 def listen(place: tuple[str, int]) -> socket.socket:
@@ -106,11 +110,31 @@ def listen(place: tuple[str, int]) -> socket.socket:
     return listener
 
 
+def url_of(listener: socket.socket) -> str:
+    """Where others reach what listens here."""
+    host, port = listener.getsockname()[:2]
+    host = host_for_others(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def host_for_others(host: str) -> str:
+    """The address that is listened on; for all of them, the machine's name."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - compared with
+
+
 def software() -> str:
+    return f"tidegate {version()}".rstrip()
+
+
+def version() -> str:
+    """Of what is installed; or, where it runs from its folder, of that. Empty if neither says."""
     try:
-        return f"tidegate {version('tidegate')}"
-    except PackageNotFoundError:  # run from a checkout
-        return "tidegate"
+        return metadata("tidegate")["version"]
+    except PackageNotFoundError:
+        project = Path(__file__).parent.parent / "pyproject.toml"
+        if not project.is_file():
+            return ""
+        return str(tomllib.loads(project.read_text())["project"]["version"])
 
 
 def use_all_descriptors() -> None:

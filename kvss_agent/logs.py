@@ -13,6 +13,7 @@ def set_up(style: str, name: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json(name) if style == "json" else _Text())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each heartbeat helps nobody
 
 
 class _Text(logging.Formatter):

@@ -19,6 +19,9 @@ _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 UP_SINCE = _gauge("kvss_up_since_seconds", "When the agent started, in seconds since 1970.")
 READY = _gauge("kvss_ready", "1 when all that was asked for is there.")
 GENERATION = _gauge("kvss_generation", "Of the desired document: told, and fully tried.", "which")
+CONSOLE = _counter(
+    "kvss_console_calls_total", "Joining the console's fleet and heartbeats, by how they ended.", "what"
+)
 CPU = _counter("kvss_cpu_seconds_total", "CPU time of the agent.")
 RESIDENT = _gauge("kvss_resident_bytes", "Memory of the process, arenas included.")
 GRANTED = _gauge("kvss_granted_bytes", "Memory granted to shards.")
@@ -78,6 +81,7 @@ def collect(agent: Agent, into: Sink) -> None:
     cpu = process.cpu_times()
     generation = agent.desired.generation if agent.desired else 0
     into.put(UP_SINCE, [({}, agent.started_at)])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.standing.calls.items())])
     into.put(READY, [({}, int(agent.is_ready))])
     into.put(
         GENERATION,

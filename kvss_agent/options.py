@@ -122,6 +122,14 @@ def redis_url(text: str) -> str:
     return text
 
 
+def web_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(text)
+    _ = parts.port
+    return text.rstrip("/")
+
+
 def seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 3600:

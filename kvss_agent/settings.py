@@ -11,10 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size
+from kvss_agent.client.line import Address
+from kvss_agent.joining import Console
+from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size, web_url
+from telemetry.extras import NO_OTLP, has_otlp
 
 PREFIX: Final = "KVSS_AGENT_"
 REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
+WEB_URL: Final = "a URL that begins with http:// or https://"
+OTLP_HELP: Final = (
+    "http://… of a collector that numbers are told to, without /v1/metrics (default: none)"
+)
+YES_OR_NO: Final = {"yes": True, "no": False}
 LOG_FORMATS: Final = {"text": "text", "json": "json"}
 SOCKET_PATH_BYTES_MAX: Final = 107
 
@@ -34,7 +42,12 @@ class Settings:
     memory_bytes: int | None = None
     drain_seconds: float = 10.0
     telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
+    otlp: str | None = None
     log_format: str = "text"
+    console: Console | None = None
+    control_url: str | None = None
+    data_address: str | None = None
+    nics: tuple[tuple[str, str], ...] = ()  # which is plugged in at which leaf
 
     def tls_for_drivers(self) -> ssl.SSLContext | None:
         """What TCP connections have to bring: a certificate of our authorities. None: plain TCP."""
@@ -79,8 +92,28 @@ def parser() -> argparse.ArgumentParser:
     add("--memory", help="at most so much for shards, such as 24G (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
     add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
+    add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
+    add_console(made)
+    add("--data-address", help="where drivers reach us: tcp:HOST:PORT (default: by --tcp or --unix)")
+    add(
+        "--nics",
+        metavar="NIC=LEAF,…",
+        help="where we are plugged in, if the fleet doesn't say (eth0=leaf-1)",
+    )
     return made
+
+
+def add_console(made: argparse.ArgumentParser) -> None:
+    """What joining a fleet wants to know, of agents and of drivers."""
+    add = made.add_argument
+    add("--console", metavar="URL", help="join the fleet of this console (default: none)")
+    add("--join-token", help="lets us in at the first time; better in the environment")
+    add(
+        "--plain-console",
+        help="yes: http:// to another machine, where nobody else listens (default: no)",
+    )
+    add("--control-url", help="where the console reaches our API (default: by --control)")
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -99,11 +132,16 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         tls_certificate=take("tls_certificate", None, file, "a file that can be read"),
         tls_key=take("tls_key", None, file, "a file that can be read"),
         tls_authorities=take("tls_authorities", None, file, "a file that can be read"),
-        plain_tcp=take("plain_tcp", False, {"yes": True, "no": False}.__getitem__, "yes or no"),
+        plain_tcp=take("plain_tcp", False, YES_OR_NO.__getitem__, "yes or no"),
         memory_bytes=take("memory", None, size, "a number of bytes, such as 24G"),
         drain_seconds=take("drain_seconds", 10.0, seconds, "0 to 3600"),
         telemetry=take("telemetry", None, redis_url, REDIS_URL, secret=True),
+        otlp=take_otlp(given),
         log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+        console=take_console(given),
+        control_url=take("control_url", None, web_url, WEB_URL),
+        data_address=take("data_address", None, _address, "tcp:HOST:PORT or unix:/PATH"),
+        nics=take("nics", (), _nics, "NIC=LEAF, or several with commas"),
     )
     token_file = take("token_file", None, file, "a file")
     given.problems += _contradictions(settings)
@@ -111,6 +149,43 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     token = given.token(token_file, state_dir)
     given.check()
     return replace(settings, token=token)
+
+
+def take_console(given: Options) -> Console | None:
+    url = given.take("console", "", web_url, WEB_URL)
+    token = given.take("join_token", "", _join_token, "tgj_…, as the console has shown it", secret=True)
+    plain = given.take("plain_console", False, YES_OR_NO.__getitem__, "yes or no")
+    if token and not url:
+        given.problems.append("--join-token needs --console: where to join.")
+    console = Console(url, token)
+    if url and console.is_in_the_open and not plain:
+        given.problems.append(
+            "--console is http://: what is told there could be read on the way. Take https://, or "
+            "--plain-console yes where nobody else listens."
+        )
+    return console if url else None
+
+
+def take_otlp(given: Options) -> str | None:
+    url = given.take("otlp", None, web_url, WEB_URL)
+    if url and not has_otlp():
+        given.problems.append(f"--otlp {NO_OTLP}.")
+    return url
+
+
+def _join_token(text: str) -> str:
+    if not text.startswith("tgj_") or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _address(text: str) -> str:
+    return str(Address.parse(text))
+
+
+def _nics(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [one.strip().partition("=") for one in text.split(",")]
+    return tuple((name(nic), name(leaf)) for nic, _, leaf in pairs)
 
 
 def _contradictions(settings: Settings) -> list[str]:

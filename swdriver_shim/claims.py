@@ -40,6 +40,12 @@ LEEWAY_SECONDS: Final = 5  # clocks of gateways may differ by so much
 LOG_SECONDS: Final = 60.0  # between two lines about claims that are not valid
 
 
+def carried_by(params: object) -> object:
+    """By a request's `kv_transfer_params`, which may be anything that JSON can: vLLM takes them from
+    `vllm_xargs` as well, and there they need not be an object."""
+    return params.get("tidegate") if isinstance(params, dict) else None
+
+
 class Refusal(StrEnum):
     """Why a claim is not followed. None of it is told to the client."""
 
@@ -112,7 +118,7 @@ class Judge:
             now = self._clock()
             if found is not Refusal.NONE and now >= self._logged_at + LOG_SECONDS:
                 self._logged_at = now
-                log.warning("A claim is not valid: %s. Its request is not cached for anybody.", found)
+                log.warning("A claim is not valid and is not followed: %s", found)
         return found
 
     def _judged(self, token: object) -> Claim | Refusal:
@@ -136,11 +142,12 @@ class Judge:
             return Refusal.EXPIRED
         except jwt.InvalidAudienceError:
             return Refusal.AUDIENCE
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, UnicodeEncodeError):  # JSON may carry what is no text
             return Refusal.MALFORMED
-        if not told["sub"]:
+        issued, until = told["iat"], told["exp"]
+        if not told["sub"] or isinstance(issued, str) or isinstance(until, str):
             return Refusal.MALFORMED
-        if told["exp"] - told["iat"] > SECONDS_MAX:
+        if until - issued > SECONDS_MAX:
             return Refusal.TOO_LONG
         try:
             return Claim(told["sub"], msgspec.convert(told.get("rules", {}), Rules))

@@ -37,6 +37,7 @@ from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
 from swdriver_shim.resuming import LedgerNote
+from swdriver_shim.room import Expired
 from swdriver_shim.slots import Place, Removal
 from telemetry.histogram import Histogram
 
@@ -105,6 +106,7 @@ class OrgState:
     hit_tokens: Mapping[str, int]  # by tier
     missed_tokens: Mapping[str, int]  # by reason
     hit_rate: float | None
+    expired: Expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +461,7 @@ class Decider:
                     dict(account.tally.hits),
                     {reason.value: count for reason, count in (+account.tally.missed).items()},
                     account.tally.hit_rate,
+                    replace(account.expired),
                 )
                 for org, account in self.ledger.accounts.items()
             ]

@@ -30,6 +30,14 @@ def shard_name(driver: str, part: str) -> str:
     return f"{driver}.{part}"
 
 
+def is_of(driver: str, shard: str) -> bool:
+    """Whether it is called as this driver's are: `job7.full.0` is not that of a driver `job7.full`, nor
+    `job7.b.full.0` one of `job7`."""
+    part = shard.removeprefix(f"{driver}.")
+    group, _, index = part.partition(".")
+    return part != shard and bool(group) and index.isdecimal()
+
+
 def grant(
     control: Control,
     layout: Layout,
@@ -54,7 +62,7 @@ def grant(
         with httpx.Client(base_url=control.url, headers=headers, timeout=ASK_SECONDS) as agent:
             observed = agent.get("/v1/observed").raise_for_status().json()
             for shard in observed["shards"]:
-                if not shard["name"].startswith(f"{driver}."):
+                if not is_of(driver, shard["name"]):
                     raise NotGranted(
                         f"The agent at {control.url} keeps {shard['name']}, which is not of {driver}. "
                         "Use an agent of your own, or name the shards that were granted as `homes`."

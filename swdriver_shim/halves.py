@@ -39,10 +39,10 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from kvss_agent.client import TIER_SECONDS, Credentials, Miss, Purged, ShardClient
+from kvss_agent.client import TIER_SECONDS, Credentials, Miss, Purged
 from swdriver_shim.agents import Control
 from swdriver_shim.homes import Home, Pulling
-from swdriver_shim.moving import Back, Connect, Copy, Shard
+from swdriver_shim.moving import Back, Copy, Shard
 from swdriver_shim.paths import Carried, PathSpec
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class MovingHalf:
 
     def __init__(self) -> None:
         self.shards: dict[str, Shard] = {}
-        self._homes: dict[str, Home] = {}
+        self._credentials: dict[str, Credentials] = {}  # by shard, as they were told last
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # nobody else may enter it
         secret = secrets.token_bytes(SECRET_BYTES)
         path = str(self._directory / "worker.sock")
@@ -322,30 +322,23 @@ class MovingHalf:
 
     def _opened(self, name: str, what: Open) -> bool:
         with self._lock:
-            credentials = Credentials(what.driver, what.secret)
-            self._homes[name] = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
-            shard = self.shards.get(name)
+            shard, home = self.shards.get(name), self._home(name, what)
             if shard is None:
                 notes = Path(what.notes) if what.notes else None
-                shard = self.shards[name] = Shard(name, self._connect(name), notes, what.path)
+                shard = self.shards[name] = Shard(name, home, notes, what.path)
                 shard.on_line = lambda: self._say_changed(name)
         return shard.open()
 
-    def _connect(self, name: str) -> Connect:
-        def to_its_home() -> ShardClient:
-            return self._homes[name]()
-
-        return to_its_home
+    def _home(self, name: str, what: Open | Move) -> Home:
+        """Wherever it is by then, it is reached with the credentials that were told last."""
+        self._credentials[name] = Credentials(what.driver, what.secret)
+        return Home(what.address, what.shard, lambda: self._credentials[name], what.slot_bytes)
 
     def _moved(self, name: str, shard: Shard, what: Move) -> bool:
-        credentials = Credentials(what.driver, what.secret)
-        home = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
+        home = self._home(name, what)
         control = Control(*what.control) if what.control else None
         pulling = Pulling(control, what.shard, what.source, what.source_shard, what.driver)
-        is_there = shard.move(home, pulling, what.path)
-        if is_there:
-            self._homes[name] = home
-        return is_there
+        return shard.move(home, pulling, what.path)
 
     def _say_changed(self, name: str) -> None:
         self._send(Changed(name, self._state(name)))

@@ -870,8 +870,11 @@ class Ledger:
         home = column.home
         removal = removal or home.purged_by
         self.ghosts.add(column.key, reason)
-        if column.kept_at is not None and reason is Reason.EXPIRED:
-            self.tier2.forget(home, [column.key], removal, has_expired=True)
+        if reason is Reason.EXPIRED:
+            home.account.expired.dram += 1
+            if column.kept_at is not None:
+                home.account.expired.tier2 += 1
+                self.tier2.forget(home, [column.key], removal, has_expired=True)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
@@ -936,6 +939,9 @@ class Ledger:
             return
         self.overstay.columns += 1
         self.overstay.seconds_max = max(self.overstay.seconds_max, now - expires_at)
+        expired = column.home.account.expired
+        expired.overstayed += 1
+        expired.overstay_seconds_max = max(expired.overstay_seconds_max, now - expires_at)
         self.remove(column, Reason.EXPIRED)
 
     def _enforce_quotas(self, most: int, now: float) -> int:

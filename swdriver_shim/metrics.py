@@ -20,6 +20,11 @@ _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
 READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
 GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+CONSOLE = _counter(
+    "swdriver_console_calls_total",
+    "Joining the console's fleet and heartbeats, by how they ended.",
+    "what",
+)
 LEFT_TO_MOVE = _gauge(
     "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
 )
@@ -41,6 +46,17 @@ WORTH = _gauge(
     "tier",
 )
 ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+EXPIRED = _counter(
+    "swdriver_expired_columns_total",
+    "Columns that were over, by the tier that they lay in.",
+    "org",
+    "tier",
+)
+ORG_OVERSTAY = _gauge(
+    "swdriver_org_overstay_seconds_max",
+    "How long a column of an org lay in memory beyond its time, at most; never served.",
+    "org",
+)
 REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
 REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
 HIT = _counter(
@@ -98,6 +114,7 @@ def collect(shim: Shim, into: Sink) -> None:
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
     into.put(
         GENERATION,
         [
@@ -179,6 +196,15 @@ def _tiers(driver: Decider, into: Sink) -> None:
 def _orgs(driver: Decider, into: Sink) -> None:
     orgs = [({"org": org.org}, org) for org in driver.orgs()]
     into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
+    into.put(
+        EXPIRED,
+        [
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in (("dram", org.expired.dram), ("tier2", org.expired.tier2))
+        ],
+    )
+    into.put(ORG_OVERSTAY, [(labels, org.expired.overstay_seconds_max) for labels, org in orgs])
     into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
     into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
     into.put(

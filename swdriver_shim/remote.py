@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 import msgspec
@@ -30,6 +30,7 @@ from swdriver_shim.octets import (
     Kv,
     LoadHead,
     ObjectsHead,
+    cut,
     pack,
     run_heads,
     unpack,
@@ -44,6 +45,8 @@ TEXT_MAX: Final = 200
 OBJECTS_AT_ONCE: Final = 4096
 RETRY_SECONDS: Final = 1.0
 JSON: Final = "application/json"
+
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -193,7 +196,8 @@ class RemoteObjects(Asking):
 
     An engine that stores objects has nobody to tell of a mistake while it serves: what the daemon
     refuses is a miss as well, and `lost_because` and the log say why. A daemon that is lost is left
-    alone for a while, so that nobody waits for it again and again.
+    alone for a while, so that nobody waits for it again and again. An answer that is none, such as a
+    proxy's page, is a miss, too.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -211,10 +215,9 @@ class RemoteObjects(Asking):
     def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
         found: list[bool] = []
         for some in _split(keys, OBJECTS_AT_ONCE) or [[]]:
-            answer = self._ask("exists", some, seconds)
-            if answer is None:
+            told = self._ask("exists", some, _EXISTS.decode, seconds)
+            if told is None or not self._is_of(some, told.exists):
                 return [*found, *[False] * (len(keys) - len(found))]
-            told = _EXISTS.decode(answer)
             self._value_bytes_max = told.value_bytes_max
             found += told.exists
         return found
@@ -225,17 +228,14 @@ class RemoteObjects(Asking):
         most = max(1, min(OBJECTS_AT_ONCE, KV_BYTES_MAX // self.value_bytes_max))
         lengths: list[int | None] = []
         for some in _split(keys, most):
-            answer = self._ask("get", some, seconds)
-            if answer is None:
+            found = self._ask("get", some, _values, seconds)
+            if found is None or not self._is_of(some, found):
                 return [*lengths, *[None] * (len(keys) - len(lengths))]
-            head, raw = unpack(memoryview(answer), _OBJECTS_HEAD)
-            for length in head.lengths:
+            for value in found:
                 place = into[len(lengths)]
-                if length is not None:
-                    value, raw = raw[:length], raw[length:]
-                if length is not None and length <= len(place):
-                    place[:length] = value
-                    lengths.append(length)
+                if value is not None and len(value) <= len(place):
+                    place[: len(value)] = value
+                    lengths.append(len(value))
                 else:
                     lengths.append(None)
         return lengths
@@ -250,35 +250,66 @@ class RemoteObjects(Asking):
             mine = values[len(kept) : len(kept) + len(some)]
             lengths = [len(value) for value in mine]
             head = {"keys": _hex(some), "lengths": lengths, "rules": rules}
-            answer = self._try("objects/put", pack(head, *mine), OCTETS)
-            if answer is None:
+            told = self._try("objects/put", pack(head, *mine), OCTETS, _KEPT.decode)
+            if told is None or not self._is_of(some, told.kept):
                 return [*kept, *[False] * (len(keys) - len(kept))]
-            kept += _KEPT.decode(answer).kept
+            kept += told.kept
         return kept
 
     def remove(self, keys: Sequence[bytes]) -> bool:
-        answers = [self._ask("remove", some) for some in _split(keys, OBJECTS_AT_ONCE)]
-        return all(answer is not None and _REMOVED.decode(answer).done for answer in answers)
+        parts = _split(keys, OBJECTS_AT_ONCE)
+        answers = [self._ask("remove", some, _REMOVED.decode) for some in parts]
+        return all(answer is not None and answer.done for answer in answers)
 
     def clear(self) -> bool:
-        answer = self._try("purge", msgspec.json.encode({"adapter": ""}), JSON)
-        return answer is not None and _REMOVED.decode(answer).done
+        body = msgspec.json.encode({"adapter": ""})
+        answer = self._try("purge", body, JSON, _REMOVED.decode)
+        return answer is not None and answer.done
 
-    def _ask(self, verb: str, keys: Sequence[bytes], seconds: float | None = None) -> bytes | None:
+    def _is_of(self, keys: Sequence[bytes], found: Sequence[object]) -> bool:
+        if len(found) != len(keys):
+            self._lose(f"it answers for {len(found)} keys where {len(keys)} were asked for")
+        return len(found) == len(keys)
+
+    def _ask(
+        self,
+        verb: str,
+        keys: Sequence[bytes],
+        read: Callable[[bytes], T],
+        seconds: float | None = None,
+    ) -> T | None:
         body = {"keys": _hex(keys), **({} if seconds is None else {"seconds": seconds})}
-        return self._try(f"objects/{verb}", msgspec.json.encode(body), JSON, seconds or 0.0)
+        return self._try(f"objects/{verb}", msgspec.json.encode(body), JSON, read, seconds or 0.0)
 
-    def _try(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
+    def _try(
+        self,
+        verb: str,
+        body: bytes,
+        media_type: str,
+        read: Callable[[bytes], T],
+        seconds: float = 0.0,
+    ) -> T | None:
         if time.monotonic() < self._not_before:
             return None
         try:
             answer = self._post(verb, body, media_type, seconds)
-        except Refused as error:
+            if answer is not None:
+                return read(answer)
+        except (Refused, Invalid, msgspec.DecodeError) as error:
             self._lose(str(error))
             return None
-        if answer is None:
-            self._not_before = time.monotonic() + RETRY_SECONDS
-        return answer
+        self._not_before = time.monotonic() + RETRY_SECONDS
+        return None
+
+
+def _values(answer: bytes) -> list[memoryview | None]:
+    """What was got, None for what is missed. Raises Invalid."""
+    head, raw = unpack(memoryview(answer), _OBJECTS_HEAD)
+    sizes = [length or 0 for length in head.lengths]
+    if sum(sizes) != len(raw) or any(length is not None and length <= 0 for length in head.lengths):
+        raise Invalid(f"The values have other lengths than is said: {len(raw)} bytes.")
+    pairs = zip(cut(raw, sizes), head.lengths, strict=True)
+    return [None if length is None else value for value, length in pairs]
 
 
 def _hex(keys: Sequence[bytes]) -> list[str]:

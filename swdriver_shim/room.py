@@ -8,6 +8,7 @@ own. Columns that are in use, or have others behind them, are never taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Any
@@ -107,6 +108,17 @@ class Pool:
             raise RuntimeError("the slots in use are counted")
 
 
+@dataclass(slots=True)
+class Expired:
+    """What of an org was over, in columns by tier; and how long some lay in memory beyond that, never
+    served."""
+
+    dram: int = 0
+    tier2: int = 0
+    overstayed: int = 0
+    overstay_seconds_max: float = 0.0
+
+
 class Account:
     """One org: its policy, its columns, what they take, what it asked for and got."""
 
@@ -119,6 +131,7 @@ class Account:
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()
+        self.expired = Expired()
         self.recorder = Recorder()
         self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
 

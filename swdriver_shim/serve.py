@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from kvss_agent import daemon
+from kvss_agent.joining import Identity, member
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
 from swdriver_shim import metrics
@@ -54,9 +57,15 @@ async def _serve(settings: Settings) -> int:
     fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
     telling = daemon.telling(
-        settings.telemetry, "driver", settings.name, partial(metrics.collect, shim), shim.limits
+        settings.telemetry,
+        settings.otlp,
+        "driver",
+        settings.name,
+        partial(metrics.collect, shim),
+        shim.limits,
     )
-    async with telling, daemon.serving(application, listener), daemon.watched():
+    membership = member(settings.console, _identity(settings, daemon.url_of(listener)), shim.standing)
+    async with telling, daemon.serving(application, listener), membership, daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")
@@ -65,3 +74,11 @@ async def _serve(settings: Settings) -> int:
     await asyncio.to_thread(shim.stop)
     log.info("Stopped")
     return 0
+
+
+def _identity(settings: Settings, url: str) -> Identity:
+    """What the console learns of us."""
+    facts = {"control_url": settings.control_url or url, "software_version": daemon.version()}
+    model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
+    topic = f"driver:{settings.name}"
+    return Identity("drivers", topic, settings.name, settings.token, facts, model)

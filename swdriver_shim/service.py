@@ -51,6 +51,7 @@ from telemetry.exposition import CONTENT_TYPE
 TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
+CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
@@ -132,6 +133,14 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything of the org; of one adapter, if it is named."""
 
     adapter: Annotated[str, Meta(max_length=500)] | None = None
+
+
+class PurgeOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of which org; and how long to wait, at most, until nothing is left. Not long, since the controller
+    has more to say; it asks again."""
+
+    org: Annotated[str, Meta(min_length=1, max_length=200)]
+    seconds: Annotated[float, Meta(ge=0, le=CONTROL_SECONDS_MAX)] = CONTROL_SECONDS_MAX
 
 
 class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -216,6 +225,7 @@ class Service:
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
+                control("/v1/purge_org", self.purge_org, "POST"),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -239,7 +249,8 @@ class Service:
 
     async def set_desired(self, request: Request) -> Response:
         told = await _in(self._for_controller, self.shim.set_desired, await body_of(request))
-        return as_json({"generation": told.generation}, 202)
+        followed = self.shim.observed_generation
+        return as_json({"generation": told.generation, "observed_generation": followed}, 202)
 
     async def observed(self, _request: Request) -> Response:
         return as_json(await _in(self._for_controller, self.shim.observed))
@@ -257,6 +268,17 @@ class Service:
         if sample is None:
             raise Refused(HTTPStatus.NOT_FOUND, "This driver has never heard of that org.")
         return as_json(sample)
+
+    async def purge_org(self, request: Request) -> Response:
+        """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
+        body = decode(await body_of(request), _PURGE_ORG)
+        told = self.shim.desired
+        org = next((one for one in told.orgs if one.name == body.org), None) if told else None
+        if org is None:
+            raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        tag = isolation_tag(org.name, org.secret)
+        purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
+        return _receipt(await _in(self._for_controller, purge))
 
     # For callers
 
@@ -496,6 +518,7 @@ async def _in(pool: Executor, work: Callable[P, T], *what: P.args, **named: P.kw
     return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *what, **named))
 
 
+_PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
 

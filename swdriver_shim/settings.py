@@ -9,8 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.options import Options, file, name, path, place, redis_url
-from kvss_agent.settings import LOG_FORMATS, REDIS_URL
+import msgspec
+
+from kvss_agent.joining import Console
+from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
+from kvss_agent.settings import (
+    LOG_FORMATS,
+    OTLP_HELP,
+    REDIS_URL,
+    WEB_URL,
+    add_console,
+    take_console,
+    take_otlp,
+)
+from swdriver_shim.desired import ModelSpec
 
 PREFIX: Final = "SWDRIVER_"
 
@@ -24,6 +36,10 @@ class Settings:
     log_format: str = "text"
     lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
     telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
+    otlp: str | None = None
+    console: Console | None = None
+    control_url: str | None = None
+    model: ModelSpec | None = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +61,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
     add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
+    add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
+    add_console(made)
+    add(
+        "--model",
+        help="a file with `model` of a desired document, for the console to know (default: none)",
+    )
     return made
 
 
@@ -60,12 +82,21 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
         lmcache=given.take("lmcache", (), _orgs_at, "ORG=HOST:PORT, or several with commas"),
         telemetry=given.take("telemetry", None, redis_url, REDIS_URL, secret=True),
+        otlp=take_otlp(given),
+        console=take_console(given),
+        control_url=given.take("control_url", None, web_url, WEB_URL),
+        model=given.take("model", None, _model, "a file with a model as docs/driver.md has it"),
     )
     token_file = given.take("token_file", None, file, "a file")
     given.check()
     token = given.token(token_file, settings.state_dir)
     given.check()
     return replace(settings, token=token)
+
+
+def _model(text: str) -> ModelSpec:
+    raw = file(text).read_bytes()
+    return msgspec.json.decode(raw, type=ModelSpec)  # what it raises is a ValueError
 
 
 def _orgs_at(text: str) -> tuple[tuple[str, tuple[str, int]], ...]:

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from kvss_agent.client import Credentials
 from kvss_agent.http_api import Invalid
+from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
 from swdriver_shim import desired as documents
 from swdriver_shim.agents import Control
@@ -65,6 +66,7 @@ class Shim:
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
+        self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
         self._lock = threading.Lock()
@@ -320,6 +322,7 @@ class Shim:
             "software": self.software,
             "started_at": self.started_at,
             "ready": self.is_ready,
+            "console": self.standing.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
             "shards": [

@@ -11,22 +11,22 @@ held on average the integral over the seconds it is known for. Nothing is 0, (0,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, zip_longest
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from telemetry.histogram import BUCKETS, Histogram
 from telemetry.metrics import Kind
 
+NUMBER_MAX: Final = 1 << 53  # of a record: finite, and small enough for many of them to be added
 Number = int | float
 Gauge = tuple[Number, int, Number]
 Sparse = list[Number]
 Cell = Any  # one of them, as the kind of its series says
 
-NUMBER_MAX: Final = 1 << 53  # of a record
 NO_GAUGE: Final[Gauge] = (0, 0, 0)
 NO_TIMES: Final[Sparse] = []  # never changed: adding makes a new one
 
@@ -38,33 +38,37 @@ class Cells(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     gauges: list[Gauge]
     histograms: list[Sparse]
 
-    def check(self) -> None:
-        """Raises ValueError for what can't be added to others."""
-        numbers = chain(self.counters, *self.gauges, *self.histograms)
-        if not _are_sound(list(numbers)) or any(seconds < 0 for _, seconds, _ in self.gauges):
-            raise ValueError("a number is beyond bounds")
-        if not all(_fits(cell) for cell in self.histograms if cell):
-            raise ValueError("a histogram has other buckets")
-
     def of(self, kind: Kind) -> Sequence[Cell]:
         if kind is Kind.COUNTER:
             return self.counters
         return self.gauges if kind is Kind.GAUGE else self.histograms
 
 
-def _are_sound(numbers: Sequence[Number]) -> bool:
-    """Finite, and small enough for many of them to be added."""
-    if not numbers:
-        return True
-    return math.isfinite(sum(numbers)) and -NUMBER_MAX < min(numbers) <= max(numbers) < NUMBER_MAX
+_Bounded = (
+    Annotated[int, Meta(gt=-NUMBER_MAX, lt=NUMBER_MAX)]
+    | Annotated[float, Meta(gt=-NUMBER_MAX, lt=NUMBER_MAX)]
+)
+
+
+class ToldCells(Cells, array_like=True, forbid_unknown_fields=True):
+    """As somebody tells them: only numbers that can be added to others."""
+
+    counters: list[_Bounded]
+    gauges: list[tuple[_Bounded, Annotated[int, Meta(ge=0, lt=NUMBER_MAX)], _Bounded]]
+    histograms: list[list[_Bounded]]
+
+    def check(self) -> None:
+        """What the types do not say. Raises ValueError."""
+        if not all(_fits(cell) for cell in self.histograms if cell):
+            raise ValueError("a histogram has other buckets")
 
 
 def _fits(cell: Sparse) -> bool:
     if len(cell) < 3:
         return False
-    first, last = cell[1], cell[1] + len(cell) - 2
-    is_inside = isinstance(first, int) and first >= 0 and last <= BUCKETS
-    return is_inside and set(map(type, cell[2:])) <= {int}
+    first, counts = cell[1], cell[2:]
+    is_inside = type(first) is int and 0 <= first <= BUCKETS - len(counts)
+    return is_inside and type(sum(counts)) is int  # as it is if all of them are
 
 
 def add_cells(each: Sequence[Cells]) -> Cells:

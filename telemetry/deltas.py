@@ -18,6 +18,14 @@ Known = float | tuple[list[int], float]
 EMPTY: Final = Shape(())
 
 
+def both(first: Collect, second: Collect) -> Collect:
+    def collect(into: Sink) -> None:
+        first(into)
+        second(into)
+
+    return collect
+
+
 class Deltas:
     """Looks at all numbers of a process when asked, and says what each has become since the last time.
 

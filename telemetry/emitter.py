@@ -13,14 +13,14 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import redis
 
 from telemetry.cells import Cells
-from telemetry.deltas import Collect, Deltas
+from telemetry.deltas import Collect, Deltas, both
 from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
 from telemetry.records import FIELD, SHAPE_KEY, SHAPE_SECONDS, STREAM, STREAM_LENGTH_MAX, Record
 from telemetry.shapes import Shape
@@ -77,7 +77,7 @@ class Emitter:
         self.source = f"{kind}@{self.host}/{os.getpid()}-{secrets.token_hex(4)}"
         self.sequence = 0
         self.dropped = 0
-        self._deltas = Deltas(_both(collect, self._collect_own), limits) if collect else None
+        self._deltas = Deltas(both(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
         self._told: dict[bytes, float] = {}  # shapes that Redis knows, and since when
         self._second = 0  # up to which has been told
@@ -194,11 +194,3 @@ class Emitter:
 def one(value: Value) -> list[tuple[Labels, Value]]:
     """The samples of a metric without labels."""
     return [({}, value)]
-
-
-def _both(first: Callable[[Sink], None], second: Callable[[Sink], None]) -> Collect:
-    def collect(into: Sink) -> None:
-        first(into)
-        second(into)
-
-    return collect

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from telemetry.hints import hint
 from telemetry.models import Event
 from telemetry.topics import FLEET
 
 TOPICS_MAX: Final = 32
 SENTENCE_MAX: Final = 300
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('telemetry events'))"
+
+
+class Happening(NamedTuple):
+    """What is to be noted: for these topics, and for the fleet. `at` is now, unless it was earlier."""
+
+    kind: str
+    topics: Sequence[str]
+    sentence: str
+    data: Mapping[str, Any] | None = None
+    at: datetime | None = None
 
 
 def note(
@@ -29,22 +40,46 @@ def note(
     data: Mapping[str, Any] | None = None,
     at: datetime | None = None,
 ) -> Event:
-    """Add an event to the log of these topics, and of the fleet.
+    """Add an event to the log; live viewers are told at once. See `note_all`."""
+    [event] = note_all([Happening(kind, topics, sentence, data, at)])
+    return event
 
-    Call it inside the transaction of what it tells of, and late in it: until its end others wait. So
+
+def note_all(happenings: Sequence[Happening]) -> list[Event]:
+    """Add events to the log.
+
+    Call it inside the transaction of what they tell of, and late in it: until its end others wait. So
     events become visible in the order of their numbers: who reads from a number on misses none.
     """
+    if not happenings:
+        return []
     if not transaction.get_connection().in_atomic_block:
+        kind = happenings[0].kind
         raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
+    in_order_of_commits()
+    now = timezone.now()
+    made = [
+        Event(
+            at=one.at or now,
+            kind=one.kind,
+            topics=list(dict.fromkeys([*one.topics, FLEET]))[:TOPICS_MAX],
+            sentence=one.sentence[:SENTENCE_MAX],
+            data=dict(one.data or {}),
+        )
+        for one in happenings
+    ]
+    for kind in dict.fromkeys(one.kind for one in made):
+        hint({topic for one in made if one.kind == kind for topic in one.topics}, kind)
+    return Event.objects.bulk_create(made)
+
+
+def in_order_of_commits() -> None:
+    """What is numbered from here on in this transaction is visible before any higher number is.
+
+    There is one order for all that is numbered so: two would wait for one another.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_LOCK)
-    return Event.objects.create(
-        at=at or timezone.now(),
-        kind=kind,
-        topics=list(dict.fromkeys([*topics, FLEET]))[:TOPICS_MAX],
-        sentence=sentence[:SENTENCE_MAX],
-        data=dict(data or {}),
-    )
 
 
 def events_of(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
-from telemetry.histogram import BOUNDS, Histogram
+from telemetry.histogram import COARSE_BOUNDS, Histogram
 from telemetry.metrics import LabelLimits, Labels, Metric, Value, summed
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,16 +36,12 @@ class Page:
                 self._sample(metric.name, labels, value)
 
     def _histogram(self, name: str, labels: Labels, histogram: Histogram) -> None:
-        """Every fourth bound is shown: a factor of two from one to the next."""
-        seen = 0
-        counts = list(histogram.counts)  # which others may be adding to
-        for index, count in enumerate(counts[: len(BOUNDS)]):
-            seen += count
-            if index % 4 == 0:
-                self._sample(f"{name}_bucket", {**labels, "le": f"{BOUNDS[index]:.6g}"}, seen)
-        self._sample(f"{name}_bucket", {**labels, "le": "+Inf"}, sum(counts))
+        *seen, count = accumulate(histogram.coarse())
+        for bound, up_to in zip(COARSE_BOUNDS, seen, strict=True):
+            self._sample(f"{name}_bucket", {**labels, "le": f"{bound:.6g}"}, up_to)
+        self._sample(f"{name}_bucket", {**labels, "le": "+Inf"}, count)
         self._sample(f"{name}_sum", labels, histogram.sum)
-        self._sample(f"{name}_count", labels, sum(counts))
+        self._sample(f"{name}_count", labels, count)
 
     def __str__(self) -> str:
         return "\n".join(self._lines) + "\n"

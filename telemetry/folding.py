@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from telemetry import topics
@@ -27,17 +26,16 @@ class Row(NamedTuple):
     cells: Cells
 
 
-Places = list[tuple[int, int]]  # the place of a cell, and the number of the series it is added to
+_Each = tuple[list[int], list[int], list[int]]  # by kind
 
 
-@dataclass(slots=True)
-class _Target:
-    """A topic that some series of a shape are summed up in, by kind."""
+class _Target(NamedTuple):
+    """A topic that some series of a shape are summed up in: which places of its cells, by kind, and the
+    number of the series that each is added to. Shapes of nodes that are alike have the same."""
 
     topic: str
-    counters: Places
-    gauges: Places
-    histograms: Places
+    places: tuple[tuple[int, ...], ...]
+    numbers: tuple[tuple[int, ...], ...]
 
 
 class Folder:
@@ -47,41 +45,58 @@ class Folder:
         self._forget()
 
     def _forget(self) -> None:
-        self._plans: dict[bytes, list[_Target]] = {}
+        self._plans: dict[bytes, list[int]] = {}
+        self._targets: dict[_Target, int] = {}  # a number is found faster than what it stands for
+        self._target: list[_Target] = []
         self._shapes: dict[frozenset[int], Shape] = {}
-        self._numbers: dict[Series, int] = {}  # a number is found faster than a series
+        self._numbers: dict[Series, int] = {}
         self._series: list[Series] = []
 
     def fold(self, records: Iterable[tuple[Record, Shape]]) -> list[Row]:
         if len(self._plans) > PLANS_MAX or len(self._shapes) > PLANS_MAX:
             self._forget()
         own: dict[tuple[str, int, bytes], tuple[Shape, list[Cells]]] = {}
-        wide: dict[Key, dict[int, list[Cell]]] = {}
+        alike: dict[tuple[int, int], list[Cells]] = {}
         for record, shape in records:
             bucket = bucket_of(record.at)
             key = (topics.of_source(record.kind, record.name), bucket, shape.digest)
             own.setdefault(key, (shape, []))[1].append(record.cells)
-            for target in self._plan(shape):
-                _widen(wide.setdefault((target.topic, bucket), {}), target, record.cells)
+            for number in self._plan(shape):
+                alike.setdefault((number, bucket), []).append(record.cells)
+        wide: dict[Key, dict[int, list[Cell]]] = {}
+        for (number, bucket), each in alike.items():
+            target = self._target[number]
+            _widen(wide.setdefault((target.topic, bucket), {}), target, each)
         rows = [
             Row(topic, bucket, shape, add_cells(each))
             for (topic, bucket, _), (shape, each) in own.items()
         ]
         return rows + [row for key, values in wide.items() for row in self._rows(key, values)]
 
-    def _plan(self, shape: Shape) -> list[_Target]:
+    def _plan(self, shape: Shape) -> list[int]:
         plan = self._plans.get(shape.digest)
         if plan is None:
-            found: dict[str, _Target] = {}
+            found: dict[str, tuple[_Each, _Each]] = {}
             places = dict.fromkeys(Kind, 0)
             for one in shape.series:
                 place, places[one.kind] = places[one.kind], places[one.kind] + 1
                 for topic, series in topics.wider(one):
-                    target = found.setdefault(topic, _Target(topic, [], [], []))
-                    kinds = (target.counters, target.gauges, target.histograms)
-                    kinds[one.kind].append((place, self._number(series)))
-            plan = self._plans[shape.digest] = list(found.values())
+                    if topic not in found:
+                        found[topic] = ([], [], []), ([], [], [])
+                    its, numbers = found[topic]
+                    its[one.kind].append(place)
+                    numbers[one.kind].append(self._number(series))
+            plan = self._plans[shape.digest] = [
+                self._number_of(_Target(topic, tuple(map(tuple, its)), tuple(map(tuple, numbers))))
+                for topic, (its, numbers) in found.items()
+            ]
         return plan
+
+    def _number_of(self, target: _Target) -> int:
+        number = self._targets.setdefault(target, len(self._target))
+        if number == len(self._target):
+            self._target.append(target)
+        return number
 
     def _number(self, series: Series) -> int:
         number = self._numbers.setdefault(series, len(self._series))
@@ -105,18 +120,12 @@ class Folder:
         return shape
 
 
-def _widen(found: dict[int, list[Cell]], target: _Target, cells: Cells) -> None:
-    """Put each cell to those that it will be added to: at once, which is faster than one by one."""
-    for places, its in (
-        (target.counters, cells.counters),
-        (target.gauges, cells.gauges),
-        (target.histograms, cells.histograms),
-    ):
-        for place, number in places:
-            if number in found:
-                found[number].append(its[place])
-            else:
-                found[number] = [its[place]]
+def _widen(found: dict[int, list[Cell]], target: _Target, each: Sequence[Cells]) -> None:
+    """Add up what is alike, column by column, and put it to what else is of the same series."""
+    for kind, places, numbers in zip(Kind, target.places, target.numbers, strict=True):
+        cells, add = [one.of(kind) for one in each], ADD[kind]
+        for place, number in zip(places, numbers, strict=True):
+            found.setdefault(number, []).append(add([its[place] for its in cells]))
 
 
 def bucket_of(at: float, seconds: int = BUCKET_SECONDS) -> int:

@@ -14,6 +14,8 @@ from typing import Final
 FACTOR: Final = 2.0**0.25
 BOUNDS: Final = tuple(1e-6 * FACTOR**power for power in range(105))  # seconds; the last is 67 s
 BUCKETS: Final = len(BOUNDS) + 1  # one more for what is slower than the last bound
+COARSE: Final = 4  # so many buckets are one for others: a factor of two from bound to bound
+COARSE_BOUNDS: Final = BOUNDS[::COARSE]
 
 
 class Histogram:
@@ -34,6 +36,14 @@ class Histogram:
     def add(self, other: Histogram) -> None:
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
+
+    def coarse(self) -> list[int]:
+        """Counts up to each of COARSE_BOUNDS, and one for what is slower. From any thread."""
+        counts = list(self.counts)  # which others may be adding to
+        return [
+            counts[0],
+            *(sum(counts[first : first + COARSE]) for first in range(1, BUCKETS, COARSE)),
+        ]
 
     @property
     def count(self) -> int:

@@ -20,7 +20,7 @@ from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
 from telemetry import topics
-from telemetry.events import note
+from telemetry.events import Happening, note_all
 from telemetry.folding import Folder
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
@@ -266,13 +266,20 @@ def _known_sources(
 
 
 def _note_beginnings(firsts: Iterable[Record]) -> None:
-    """A node or a driver was started, or started again: what changed shortly before."""
-    for first in firsts:
-        if first.kind in _NOTED:
-            topic = topics.of_source(first.kind, first.name)
-            sentence = f"{first.kind.capitalize()} {first.name} was started, {first.version}."
-            facts = {"source": first.source, "host": first.host, "version": first.version}
-            note("node.started", [topic], sentence, facts, _moment(first.started_at))
+    """Nodes and drivers were started, or started again: what changed shortly before."""
+    note_all(
+        [
+            Happening(
+                "node.started",
+                [topics.of_source(first.kind, first.name)],
+                f"{first.kind.capitalize()} {first.name} was started, {first.version}.",
+                {"source": first.source, "host": first.host, "version": first.version},
+                _moment(first.started_at),
+            )
+            for first in firsts
+            if first.kind in _NOTED
+        ]
+    )
 
 
 def _update_sources(cursor: CursorWrapper, updates: list[tuple[Any, ...]]) -> None:

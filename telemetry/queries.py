@@ -130,15 +130,15 @@ class Answer:
         return range(self.start, self.start + count * self.step, self.step)
 
 
-def ask(question: Question, now: float) -> Answer:
-    """Raises Unanswerable."""
+def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
+    """Raises Unanswerable. More series than a chart can show are for who looks at each of them."""
     _check(question)
     level, step = _resolution(question, now)
     start = int(question.start) // step * step
     points = math.ceil((question.end - start) / step)
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
-    grid = _Grid(question, start, step, points)
+    grid = _Grid(question, start, step, points, groups_max)
     for topic, shape, bucket, cells in _rows(question, level, start, start + points * step):
         grid.add(topic, shape, bucket, cells)
     return Answer(question, start, step, level, grid.lines(now))
@@ -260,8 +260,9 @@ _SHAPES: Final = Shapes()
 class _Grid:
     """Sums for each series of the answer and each step."""
 
-    def __init__(self, question: Question, start: int, step: int, points: int) -> None:
+    def __init__(self, question: Question, start: int, step: int, points: int, groups_max: int) -> None:
         self._question = question
+        self._groups_max = groups_max
         self._start, self._step, self._points = start, step, points
         self._groups: dict[tuple[str, ...], _Sums] = {}
         self._over: dict[tuple[str, ...], _Sums] = {}
@@ -297,8 +298,10 @@ class _Grid:
     ) -> _Sums:
         key = tuple(labels.get(name, "") for name in by)
         if key not in groups:
-            if len(groups) >= GROUPS_MAX:
-                raise Unanswerable("by", f"These are more than {GROUPS_MAX} series. Ask for fewer.")
+            if len(groups) >= self._groups_max:
+                raise Unanswerable(
+                    "by", f"These are more than {self._groups_max} series. Ask for fewer."
+                )
             groups[key] = _KINDS[self._question.metric.kind](self._points)
         return groups[key]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from telemetry.cells import Cells
+from telemetry.cells import Cells, ToldCells
 
 STREAM: Final = "tidegate:telemetry"
 # What waits for ingest; older records are cut off beyond it: three minutes of a thousand nodes, half an
@@ -48,8 +48,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
         return _ENCODER.encode(self)
 
 
+class _Told(Record, array_like=True, frozen=True, forbid_unknown_fields=True):
+    cells: ToldCells
+
+
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Record)
+_DECODER: Final = msgspec.msgpack.Decoder(_Told)
 
 
 def decode(fields: Mapping[bytes, bytes]) -> Record:

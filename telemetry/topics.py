@@ -4,6 +4,7 @@
     org:acme                              of one org, summed up over drivers
     session:chat                          of one session: what its streams move, by path
     fleet                                 of all processes together
+    operations                            no numbers; what begins and ends
 
 These are what pages show, what live viewers subscribe to, and what somebody may or may not see. So it is
 by topic that numbers are stored: a page, or a chart, reads the rows of its topic and no others.
@@ -20,12 +21,15 @@ from telemetry.shapes import Series
 Labels = tuple[tuple[str, str], ...]
 
 FLEET: Final = "fleet"
+ALERTS: Final = "alerts"  # of events only
+OPERATIONS: Final = "operations"
 ORG: Final = "org"
 SESSION: Final = "session"
+NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index", "stream"})
-_NOT_OF_THE_FLEET: Final = frozenset({ORG, "node", "box"})  # what crosses which leaves is what it asks
-_KINDS: Final = {"agent": "node"}
+_NOT_OF_THE_FLEET: Final = frozenset({ORG, NODE, "box"})  # what crosses which leaves is what it asks
+_KINDS: Final = {"agent": NODE}
 
 
 def of_source(kind: str, name: str) -> str:
@@ -40,15 +44,25 @@ def of_session(session: str) -> str:
     return f"{SESSION}:{session}"
 
 
+def kind_of(topic: str) -> str:
+    """`node` of `node:ax-7`; `fleet` of `fleet`."""
+    return topic.partition(":")[0]
+
+
 def wider(series: Series) -> list[tuple[str, Series]]:
     """Where else a source's series is summed up, and as what."""
-    labels, named = _without(series.labels, _OF_ONE_PLACE), dict(series.labels)
-    found = [(FLEET, series._replace(labels=_without(labels, _NOT_OF_THE_FLEET)))]
-    for kind, of in ((ORG, of_org), (SESSION, of_session)):
-        if (name := named.get(kind, OTHER)) not in ("", OTHER):
-            found.append((of(name), series._replace(labels=_without(labels, {kind}))))
+    kind, name, labels = series
+    labels = _without(labels, _OF_ONE_PLACE)
+    found = [(FLEET, Series(kind, name, _without(labels, _NOT_OF_THE_FLEET)))]
+    for label, value in labels:
+        of = _SUMMED.get(label)
+        if of and value not in ("", OTHER):
+            found.append((of(value), Series(kind, name, _without(labels, {label}))))
     return found
 
 
 def _without(labels: Labels, names: AbstractSet[str]) -> Labels:
-    return tuple(pair for pair in labels if pair[0] not in names)
+    return tuple([pair for pair in labels if pair[0] not in names])
+
+
+_SUMMED: Final = {ORG: of_org, SESSION: of_session}

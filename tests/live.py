@@ -23,13 +23,23 @@ from console.environment import PROJECT
 START_SECONDS_MAX = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class LiveConsole:
     address: str
     username: str
     password: str
     environment: dict[str, str]
+    serve: Callable[[], subprocess.Popen[bytes]]
     process: subprocess.Popen[bytes]
+
+    def restart(self) -> None:
+        """Another server process, on the same socket, in which connections wait meanwhile."""
+        self.stop()
+        self.process = self.serve()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
 
     def token(self, *, read_only: bool = False) -> str:
         """A token of the admin's, made as a person makes it: log in, then post the form."""
@@ -73,25 +83,30 @@ def live_console(
         facts = [json.loads(line) for line in prepared.stdout.splitlines()]
         admin = next(fact["admin"] for fact in facts if "admin" in fact)
         with listening() as listener, (directory / "server.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())],
-                cwd=PROJECT,
-                env=environment,
-                pass_fds=(listener.fileno(),),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+
+            def serve() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())],
+                    cwd=PROJECT,
+                    env=environment,
+                    pass_fds=(listener.fileno(),),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            console = LiveConsole(
+                address, admin["username"], admin["password"], environment, serve, serve()
+            )
             try:
                 # The socket listens already, so this waits in it until the server is there.
                 health = httpx.get(
                     f"{address}/-/health", timeout=START_SECONDS_MAX, headers=health_headers
                 )
                 health.raise_for_status()
-                yield LiveConsole(address, admin["username"], admin["password"], environment, process)
+                yield console
             finally:
-                process.terminate()
-                process.wait(20)
+                console.stop()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ class Bearer(HttpBearer):
     """`Authorization: Bearer tgr_…`, `tgw_…` or a JWT."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Principal:
-        principal = _principal_of_bearer(token)
+        principal = principal_of_bearer(token)
         _set(request, principal)
         return principal
 
@@ -29,10 +29,11 @@ class Bearer(HttpBearer):
 def bearer_principal(request: HttpRequest) -> Principal | None:
     """The principal of the Authorization header, outside of the API; None where there is none."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return _principal_of_bearer(token.strip()) if scheme.lower() == "bearer" else None
+    return principal_of_bearer(token.strip()) if scheme.lower() == "bearer" else None
 
 
-def _principal_of_bearer(token: str) -> Principal:
+def principal_of_bearer(token: str) -> Principal:
+    """Raises ApiError for a token that is not good (any more)."""
     if token.startswith(("tgr_", "tgw_")):
         principal = tokens.authenticate(token)
         if principal is None:

@@ -12,13 +12,32 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
+from console.alerts.api import router as alerts
+from console.alerts.api_settings import router as alert_settings
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.fleet.api import router as fleet
+from console.fleet.description_api import router as description
+from console.fleet.joining_api import router as joining
+from console.fleet.nodes import Impossible
+from console.live.api import router as live
 from console.metrics.api import router as metrics
+from console.operations.api import busy
+from console.operations.api import router as operations
+from console.operations.services import Busy
 from console.orgs.api import router as orgs
+from console.placement.topology import Misconfigured
+from console.policies.api import router as policies
+from console.policies.later_api import router as policies_later
+from console.policies.proof_api import router as proof
+from console.sessions.api import router as sessions
+from console.sessions.changing import StalePlan
+from console.sessions.planning import CannotPlan
+from console.sessions.rules_api import router as session_rules
+from console.sessions.sizing import JobsRun
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -58,8 +77,20 @@ api = Api(
 )
 api.add_router("", accounts)
 api.add_router("", orgs)
+api.add_router("", alerts)
+api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", policies)
+api.add_router("", policies_later)
+api.add_router("", proof)
+api.add_router("", operations)
+api.add_router("", sessions)
+api.add_router("", session_rules)
+api.add_router("", live)
+api.add_router("", fleet)
+api.add_router("", joining)
+api.add_router("", description)
 
 
 @api.exception_handler(ApiError)
@@ -85,9 +116,39 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
     return problems.response(problems.problem("NotFound", str(error) or problems.SENTENCES[404]))
 
 
+@api.exception_handler(Impossible)
+def _impossible(_request: HttpRequest, error: Impossible) -> HttpResponse:
+    return problems.response(problems.problem("Conflict", str(error)))
+
+
 @api.exception_handler(CannotUndo)
 def _cannot_undo(_request: HttpRequest, error: CannotUndo) -> HttpResponse:
     return problems.response(problems.problem("CannotUndo", str(error)))
+
+
+@api.exception_handler(CannotPlan)
+def _cannot_plan(_request: HttpRequest, error: CannotPlan) -> HttpResponse:
+    return problems.response(problems.problem(error.cause.value, error.sentence))
+
+
+@api.exception_handler(Misconfigured)
+def _misconfigured(_request: HttpRequest, error: Misconfigured) -> HttpResponse:
+    return problems.response(problems.problem("Misconfigured", str(error)))
+
+
+@api.exception_handler(StalePlan)
+def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
+    return problems.response(problems.problem("StalePlan", str(error)))
+
+
+@api.exception_handler(JobsRun)
+def _jobs_run(_request: HttpRequest, error: JobsRun) -> HttpResponse:
+    return problems.response(problems.problem("Conflict", str(error)))
+
+
+@api.exception_handler(Busy)
+def _busy(request: HttpRequest, error: Busy) -> HttpResponse:
+    return _api_error(request, busy(error))
 
 
 @api.exception_handler(HttpError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from console.live import counts as live
 from console.metrics import own
 from kvss_agent import metrics as agent
 from swdriver_shim import metrics as driver
@@ -19,6 +20,7 @@ CATALOGS: Final = {
     "Roll-up": rollup.METRICS,
     "Whoever tells its numbers": emitter.METRICS,
     "Console": own.METRICS,
+    "Web processes": live.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric for catalog in CATALOGS.values() for metric in catalog

@@ -15,4 +15,13 @@ STREAM_LENGTH = METRICS.gauge("tidegate_stream_records", "Records in Redis that 
 LINE_AGE = METRICS.gauge(
     "tidegate_line_age_seconds", "How far behind now a level of roll-ups is complete.", "level"
 )
+ALERTS_AGE = METRICS.gauge(
+    "tidegate_alerts_age_seconds", "Since rules were last evaluated. It grows where nobody does it."
+)
+ALERTS = METRICS.gauge("tidegate_alerts", "Open alerts.", "state", "severity")
+NOTIFICATIONS = METRICS.gauge(
+    "tidegate_notifications",
+    "Notifications that wait, that have waited for five minutes, and that were given up today.",
+    "state",
+)
 STORED = METRICS.gauge("tidegate_stored_bytes", "Of numbers in PostgreSQL, with indexes.", "level")

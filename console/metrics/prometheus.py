@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
+from console.alerts import own as of_alerts
 from console.metrics.own import LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
 from telemetry.exposition import Page
 from telemetry.metrics import LabelLimits, Sink
@@ -48,6 +49,7 @@ def collect(into: Sink) -> None:
         into.put(STREAM_LENGTH, [])  # the others are true nonetheless
     finally:
         client.close()
+    of_alerts.collect(into)
     with connection.cursor() as cursor:
         cursor.execute("SELECT level, at FROM telemetry_line WHERE at > 0")
         into.put(LINE_AGE, [({"level": level}, now.timestamp() - at) for level, at in cursor])

@@ -9,10 +9,12 @@ from django.http import Http404
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.orgs.services import get_org
+from console.sessions.services import get_session
 from telemetry.models import Topic
-from telemetry.topics import ORG
+from telemetry.topics import ORG, SESSION
 
 _OF_AN_ORG: Final = f"{ORG}:"
+_OF_A_SESSION: Final = f"{SESSION}:"
 
 
 def check_topic(principal: Principal, topic: str) -> None:
@@ -20,6 +22,9 @@ def check_topic(principal: Principal, topic: str) -> None:
     the fleet, which all orgs share, are for who has a role on the platform. Others get Http404."""
     if topic.startswith(_OF_AN_ORG) and not topic.endswith("*"):
         get_org(principal, topic.removeprefix(_OF_AN_ORG))
+        return
+    if topic.startswith(_OF_A_SESSION) and not topic.endswith("*"):
+        get_session(principal, topic.removeprefix(_OF_A_SESSION))
         return
     if not principal.on_platform(Role.VIEWER):
         raise Http404("There is no such topic, or it is not yours to see.")

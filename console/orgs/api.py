@@ -16,7 +16,7 @@ from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input, Line, Reason
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
-from console.api.problems import documented
+from console.api.problems import ApiError, documented
 from console.orgs import services
 from console.orgs.models import SLUG, Membership, Org
 
@@ -132,7 +132,10 @@ def delete_org(
     def delete() -> Answer:
         org = services.for_change(principal, slug, Role.PLATFORM_ADMIN)
         check_match(if_match, org.version)
-        services.delete_org(principal, org)
+        try:
+            services.delete_org(principal, org)
+        except services.StillUsed as error:
+            raise ApiError("Conflict", str(error)) from None
         return Answer(204)
 
     return once(request, key, None, delete, keep=not validate_only)

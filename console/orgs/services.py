@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Count, QuerySet
+from django.db.models import Count, ProtectedError, QuerySet
 from django.http import Http404
 
 from console.accounts.models import User
@@ -13,8 +13,15 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from telemetry.topics import of_org
+
+NAMED_MAX: Final = 5
+
+
+class StillUsed(Exception):
+    """Something of the org has to go before it can."""
 
 
 class NoSuchUser(Exception):
@@ -23,7 +30,7 @@ class NoSuchUser(Exception):
 
 def visible_orgs(principal: Principal) -> QuerySet[Org]:
     """The orgs that they may know of, with the number of members."""
-    orgs = Org.objects.annotate(member_count=Count("memberships"))
+    orgs = Org.objects.annotate(member_count=Count("memberships")).order_by("slug")
     if principal.on_platform(Role.VIEWER):
         return orgs
     confined = principal.token.org_id if principal.token else None
@@ -62,6 +69,7 @@ def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") 
     org.full_clean()
     org.save()
     _record(principal, "org.create", org, after=org.snapshot(), reason=reason)
+    changed([ALL_DRIVERS], f"org {org.slug} is new")
     return org
 
 
@@ -89,7 +97,10 @@ def update_org(
 
 @transaction.atomic
 def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
-    """Delete an org that came from `for_change`, with its memberships and tokens."""
+    """Delete an org that came from `for_change`, with its memberships and tokens.
+
+    Drivers that hear of it purge what they keep of it.
+    """
     principal.check_platform(Role.PLATFORM_ADMIN)
     before = {
         **org.snapshot(),
@@ -99,7 +110,12 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
         },
     }
     _record(principal, "org.delete", org, before=before, reason=reason)
-    org.delete()
+    try:
+        org.delete()
+    except ProtectedError as error:
+        named = ", ".join(sorted(str(one) for one in error.protected_objects)[:NAMED_MAX])
+        raise StillUsed(f"{org.name} still has {named}: delete that first.") from None
+    changed([ALL_DRIVERS], f"org {org.slug} is gone")
 
 
 @transaction.atomic

@@ -51,10 +51,11 @@ class Session:
     jobs: tuple[Job, ...]
     rules: Rules = Rules()  # noqa: RUF009 frozen
     waited_seconds: float = 0  # for a rail, so far
+    idle_boxes: frozenset[str] = frozenset()  # that no job runs on: they count for the share
 
     @property
     def boxes(self) -> frozenset[str]:
-        return frozenset().union(*(job.boxes for job in self.jobs))
+        return self.idle_boxes.union(*(job.boxes for job in self.jobs))
 
 
 @dataclass(frozen=True)

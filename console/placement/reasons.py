@@ -10,7 +10,7 @@ import numpy as np
 from console.placement.loads import NOWHERE, Ints, Loads, Problem
 from console.placement.plan import Placed, Reason, Refusal, Route, Unplaced
 from console.placement.rules import Cause
-from console.placement.topology import State, Tier
+from console.placement.topology import Fleet, Node, State, Tier
 
 _STATES: Final = {
     State.CORDONED: Reason.CORDONED,
@@ -28,7 +28,7 @@ def placed(problem: Problem, loads: Loads, one: int, node: int, before: int, *, 
     return Placed(
         problem.streams[one],
         problem.nodes[node].name,
-        _route(problem, one, node, tier),
+        _route(problem, one, node),
         None if before == NOWHERE else problem.nodes[before].name,
         tuple(_refusals(problem, loads, one, tier, kept=kept)) if tier is not Tier.RAIL else (),
     )
@@ -104,17 +104,20 @@ def _against(problem: Problem, loads: Loads, one: int, nodes: Ints, tier: Tier, 
     return found
 
 
-def _route(problem: Problem, one: int, node: int, tier: Tier) -> Route:
-    """Of several leaves the first by name that the two have in common."""
-    stream, leaves = problem.streams[one], problem.nodes[node].leaves
-    own = problem.fleet.domain(stream.box, stream.domain).leaves
-    box = problem.fleet.box[stream.box].leaves
-    match tier:
+def _route(problem: Problem, one: int, node: int) -> Route:
+    stream = problem.streams[one]
+    return route(problem.fleet, stream.box, stream.domain, problem.nodes[node])
+
+
+def route(fleet: Fleet, box: str, domain: int, node: Node) -> Route:
+    """From a domain to a node. Of several leaves the first by name that the two have in common."""
+    own, leaves = fleet.domain(box, domain).leaves, node.leaves
+    match tier := fleet.tier(box, domain, node):
         case Tier.RAIL:
             leaf = min(leaves.intersection(own))
             return Route(tier, leaf, leaf)
         case Tier.LEAF:
-            leaf = min(leaves & box)
+            leaf = min(leaves & fleet.box[box].leaves)
             return Route(tier, leaf, leaf)
         case Tier.SPINE:
             return Route(tier, min(own), min(leaves))

@@ -19,12 +19,14 @@ class Cause(Enum):
     BELOW_MINIMUM_SIZE = "BelowMinimumSize"
     NOT_MULTIPLE_OF_INCREMENT = "NotMultipleOfIncrement"
     EXCEEDS_MAXIMUM = "ExceedsMaximum"
+    EXCEEDS_ORG_QUOTA = "ExceedsOrgQuota"
     EXCEEDS_CLUSTER_CAPACITY = "ExceedsClusterCapacity"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     WAITING_FOR_RAIL = "WaitingForRail"
     SPINE_REFUSED_BY_RULE = "SpineRefusedByRule"
     NODE_CORDONED = "NodeCordoned"
     WAITING_FOR_DRAIN = "WaitingForDrain"
+    PENDING_EVALUATION = "PendingEvaluation"
 
     @property
     def is_never(self) -> bool:
@@ -38,6 +40,7 @@ _NEVER = frozenset(
         Cause.BELOW_MINIMUM_SIZE,
         Cause.NOT_MULTIPLE_OF_INCREMENT,
         Cause.EXCEEDS_MAXIMUM,
+        Cause.EXCEEDS_ORG_QUOTA,
         Cause.EXCEEDS_CLUSTER_CAPACITY,
     }
 )

@@ -27,6 +27,12 @@ THEMES = ("auto", "light", "dark")
 
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
+SESSIONS = NavigationItem("Sessions", "sessions", "s")
+ALERTS = NavigationItem("Alerts", "alerts", "e")
+OPERATIONS = NavigationItem("Operations", "operations", "p")
+LATENCY = NavigationItem("Latency", "latency", "l")
+FLEET = NavigationItem("Fleet", "fleet", "f")
+POLICIES = NavigationItem("Policies", "policies", "y")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
@@ -38,7 +44,9 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     theme = chosen if chosen in THEMES else "auto"
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
-    navigation = [HOME, ORGS, AUDIT, TOKENS]
+    navigation = [HOME, ALERTS, SESSIONS, LATENCY, ORGS, POLICIES, OPERATIONS, AUDIT, TOKENS]
+    if principal.on_platform(Role.VIEWER):
+        navigation.insert(3, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

@@ -11,6 +11,8 @@ from django.utils import timezone
 
 from console.accounts import throttle
 from console.api import idempotency
+from console.control.services import forget_old_changes
+from console.operations.services import forget_old_operations
 from telemetry.events import forget_old_events
 from telemetry.sources import forget_silent_sources
 
@@ -19,14 +21,17 @@ log = logging.getLogger(__name__)
 
 @shared_task
 def forget_what_is_over() -> None:
-    """Drop sessions, log-in windows, stored answers and silent processes whose time has passed."""
+    """Drop sessions, log-in windows, stored answers, silent processes and old changes."""
     now = timezone.now()
     sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
     log.info(
-        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events",
+        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events, "
+        "%d changes, %d operations",
         sessions,
         throttle.drop_ended_windows(now),
         idempotency.drop_old(now),
         forget_silent_sources(now),
         forget_old_events(now, settings.TELEMETRY_DAYS_1H),
+        forget_old_changes(now),
+        forget_old_operations(now),
     )

@@ -107,7 +107,11 @@ class Front:
                     continue
                 thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
                 self._open[sock] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("A connection is refused: %s", error)
+                self._end(sock, "connections_refused")
 
     def _serve(self, sock: socket.socket) -> None:
         why = "connections_closed"
@@ -124,10 +128,13 @@ class Front:
         except OSError:
             why = "connections_broken"
         finally:
-            with self._lock:
-                self.counts[why] += 1
-                self._open.pop(sock, None)
-            sock.close()
+            self._end(sock, why)
+
+    def _end(self, sock: socket.socket, why: str) -> None:
+        with self._lock:
+            self.counts[why] += 1
+            self._open.pop(sock, None)
+        sock.close()
 
     def _answer(self, connection: _Connection, request: Request) -> None:
         match request.command:

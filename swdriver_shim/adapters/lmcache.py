@@ -36,6 +36,7 @@ PREFIX: Final = "remote_storage_plugin.kvss."
 FORMAT: Final = "lmcache.1"  # of what is under a name
 THREADS: Final = 4
 TIER2_SECONDS: Final = 0.2  # `wait_seconds` says otherwise
+COPIED_BYTES: Final = 256 << 20  # of chunks that go with their shape, at once
 
 T = TypeVar("T")
 Found = list[MemoryObj | None]
@@ -112,14 +113,29 @@ class KvssConnector(RemoteConnector):
         return [one for one in found[:count] if one is not None]
 
     def _get(self, keys: Sequence[CacheEngineKey]) -> Found:
-        return self._get_with_heads(keys) if self._head_bytes else self._get_in_place(keys)
+        """Whatever goes wrong, no chunk is left that nobody lets go of."""
+        found: Found = []
+        try:
+            if self._head_bytes:
+                for some in self._at_once(keys):
+                    self._get_with_heads(some, found)
+            else:
+                self._get_in_place(keys, found)
+        except BaseException:
+            _let_go(found)
+            raise
+        return found
 
-    def _get_with_heads(self, keys: Sequence[CacheEngineKey]) -> Found:
+    def _at_once(self, keys: Sequence[CacheEngineKey]) -> list[Sequence[CacheEngineKey]]:
+        """Those of which there are copies at the same time."""
+        most = max(1, COPIED_BYTES // (self._head_bytes + self.full_chunk_size_bytes))
+        return [keys[at : at + most] for at in range(0, len(keys), most)]
+
+    def _get_with_heads(self, keys: Sequence[CacheEngineKey], found: Found) -> None:
         """Memory is allocated when it is known for what."""
         size = self._head_bytes + self.full_chunk_size_bytes
         rooms = [memoryview(bytearray(size)) for _ in keys]
         lengths = self._objects.get(self._names(keys), rooms, self._wait_seconds)
-        found: Found = []
         for room, length in zip(rooms, lengths, strict=True):
             if length is None or length <= self._head_bytes:
                 found.append(None)
@@ -133,16 +149,15 @@ class KvssConnector(RemoteConnector):
             else:
                 _let_go([chunk])
                 found.append(None)
-        return found
 
-    def _get_in_place(self, keys: Sequence[CacheEngineKey]) -> Found:
-        chunks: Found = [
+    def _get_in_place(self, keys: Sequence[CacheEngineKey], found: Found) -> None:
+        found += [
             self._backend.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
             for _ in keys
         ]
-        room = in_a_row([chunk is not None for chunk in chunks])
-        _let_go(chunks[room:])
-        found = chunks[:room]
+        room = in_a_row([chunk is not None for chunk in found])
+        _let_go(found[room:])
+        found[room:] = []
         rooms = [_bytes(chunk) for chunk in found if chunk is not None]
         lengths = self._objects.get(self._names(keys[:room]), rooms, self._wait_seconds)
         for place, (chunk, length) in enumerate(zip(found, lengths, strict=True)):
@@ -151,7 +166,7 @@ class KvssConnector(RemoteConnector):
                 found[place] = None
             else:
                 found[place] = self.reshape_partial_chunk(chunk, length)
-        return [*found, *[None] * (len(keys) - room)]
+        found += [None] * (len(keys) - room)
 
     # Putting
 
@@ -165,16 +180,20 @@ class KvssConnector(RemoteConnector):
         await self._in_thread(self._put, keys, memory_objs)
 
     def _put(self, keys: Sequence[CacheEngineKey], chunks: Sequence[MemoryObj]) -> None:
-        values = []
-        for chunk in chunks:
-            data = _bytes(chunk)
-            if self._head_bytes:
-                head = RemoteMetadata(
-                    len(data), chunk.get_shapes(), chunk.get_dtypes(), chunk.get_memory_format()
-                )
-                data = memoryview(head.serialize() + data)
-            values.append(data)
-        self._objects.put(self._names(keys), values)
+        if not self._head_bytes:
+            self._objects.put(self._names(keys), list(map(_bytes, chunks)))
+            return
+        left = iter(chunks)
+        for some in self._at_once(keys):
+            self._objects.put(self._names(some), [self._with_head(next(left)) for _ in some])
+
+    @staticmethod
+    def _with_head(chunk: MemoryObj) -> memoryview:
+        data = _bytes(chunk)
+        head = RemoteMetadata(
+            len(data), chunk.get_shapes(), chunk.get_dtypes(), chunk.get_memory_format()
+        )
+        return memoryview(head.serialize() + data)
 
     # The rest
 

@@ -8,6 +8,7 @@ may not, 404 must not even learn that it exists, 4xx others: permitted, but the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,15 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from console.accounts.principal import SYSTEM
+from console.fleet.models import Driver
+from console.operations.services import start
+from console.sessions.models import Session
+from console.sessions.sizing import new_session
 from tests.conftest import People
+from tests.console.alerts.things import make_alert, make_channel, make_silence
+from tests.console.fleet.worlds import make_world, new_token
+from tests.console.operations import machines  # noqa: F401 - registers them
 
 KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
 
@@ -47,7 +56,31 @@ def api_known(status: object) -> tuple[object, ...]:
 
 IDEMPOTENT = {"Idempotency-Key": "k-1"}
 ANY = {"If-Match": "*"}
+# The fleet: nothing to those without a role on the platform. Of the six only the platform admin has one.
+FLEET = (LOGIN, 404, 404, 404, 404, 200)
+API_FLEET = (401, 404, 404, 404, 404, 200)
+NODE = {
+    "control_url": "http://10.0.0.7:8410",
+    "data_address": "tcp:10.0.0.7:8411",
+    "software_version": "0.1.0",
+    "protocol_min": 1,
+    "protocol_max": 2,
+    "memory_bytes": 1,
+    "cpus": 1,
+}
+DRIVER = {"control_url": "http://10.0.0.9:8420", "software_version": "0.1.0"}
+OWN: dict[str, object] = {"control_token": "t" * 20}
 QUESTION = "name=swdriver_refill_seconds&fold=p99"
+SESSION = (LOGIN, 404, 200, 200, 200, 200)
+API_SESSION = (401, 404, 200, 200, 200, 200)
+API_SESSION_CHANGE = (401, 404, 403, 403, 202, 202)
+RULES = {
+    "path": "prefer_rail",
+    "refuse_spine": False,
+    "wait_for_rail_seconds": 0,
+    "boxes_min": 1,
+    "boxes_increment": 1,
+}
 
 PAGES = {
     "home": Case("GET", "/", known(200)),
@@ -72,10 +105,74 @@ PAGES = {
     "org-member-remove": Case(
         "POST", "/orgs/acme/members/vic/remove/", (LOGIN, 404, 403, 403, 302, 302)
     ),
+    "sessions": Case("GET", "/sessions/", known(200)),
+    "session-new": Case("GET", "/new-session/", (LOGIN, 200, 403, 403, 200, 200)),
+    "session": Case("GET", "/sessions/chat/", SESSION),
+    "session-resize": Case("GET", "/sessions/chat/resize/", (LOGIN, 404, 403, 403, 200, 200)),
+    "session-delete": Case("POST", "/sessions/chat/delete/", (LOGIN, 404, 403, 403, 302, 302)),
+    "session-job-new": Case("GET", "/sessions/chat/new-job/", (LOGIN, 404, 403, 403, 200, 200)),
+    "session-job-end": Case("POST", "/sessions/chat/jobs/serve/end/", (LOGIN, 404, 403, 403, 404, 404)),
+    "session-move": Case("POST", "/sessions/chat/move/", (LOGIN, 404, 403, 302, 302, 302)),
+    "session-bring-back": Case("GET", "/sessions/chat/bring-back/", (LOGIN, 404, 403, 200, 200, 200)),
+    "session-rules": Case("GET", "/session-rules/", FLEET),
+    "org-session-rules": Case("GET", "/orgs/acme/session-rules/", SESSION),
+    "node-drain": Case("POST", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
+    "node-upgrade": Case("POST", "/fleet/nodes/ax-1/upgrade/", (LOGIN, 404, 404, 404, 404, 302)),
+    "operations": Case("GET", "/operations/", known(200)),
+    "operation": Case("GET", "/operations/{operation}/", (LOGIN, 404, 200, 200, 200, 200)),
+    "operation-cancel": Case(
+        "POST", "/operations/{operation}/cancel/", (LOGIN, 404, 403, 302, 302, 302)
+    ),
+    "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
+    "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "fleet": Case("GET", "/fleet/", FLEET),
+    "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
+    "fleet-node": Case("GET", "/fleet/nodes/ax-1/", FLEET),
+    "fleet-node-state": Case(
+        "POST",
+        "/fleet/nodes/ax-1/state/",
+        (LOGIN, 404, 404, 404, 404, 302),
+        {"state": "cordoned", "reason": ""},
+    ),
+    "fleet-node-labels": Case(
+        "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
+    ),
+    "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
+    "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
+    "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
+    "fleet-join": Case("GET", "/fleet/join/", FLEET),
+    "fleet-join-token-revoke": Case(
+        "POST", "/fleet/join/{join_token}/revoke/", (LOGIN, 404, 404, 404, 404, 302)
+    ),
+    "fleet-description": Case("GET", "/fleet/description/", FLEET),
+    "fleet-export": Case("GET", "/fleet/description/fleet.yaml", FLEET),
     "audit": Case("GET", "/audit/", known(200)),
     "audit-csv": Case("GET", "/audit/export.csv", known(200)),
     "audit-entry": Case("GET", "/audit/{entry}/", (LOGIN, 404, 404, 200, 200, 200)),
     "audit-undo": Case("POST", "/audit/{entry}/undo/", (LOGIN, 404, 404, 403, 302, 302)),
+    "policy": Case("GET", "/orgs/acme/policy/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-preview": Case("POST", "/orgs/acme/policy/preview/", (LOGIN, 404, 403, 403, 200, 200)),
+    "policy-reach": Case("GET", "/orgs/acme/policy/reach/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-model": Case(
+        "POST", "/orgs/acme/policy/model/", (LOGIN, 404, 403, 403, 302, 302), {"model": "llama"}
+    ),
+    "policy-model-drop": Case(
+        "POST", "/orgs/acme/policy/model/drop/", (LOGIN, 404, 403, 403, 404, 404), {"model": "llama"}
+    ),
+    "policy-default": Case("POST", "/orgs/acme/policy/default/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-history": Case("GET", "/orgs/acme/policy/history/", (LOGIN, 404, 200, 200, 200, 200)),
+    "policy-restore": Case("POST", "/orgs/acme/policy/0/restore/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policy-unschedule": Case(
+        "POST", "/orgs/acme/policy/scheduled/1/take-back/", (LOGIN, 404, 403, 403, 404, 404)
+    ),
+    "retention": Case("GET", "/orgs/acme/retention/", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
+    "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
+    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
+    "policies": Case("GET", "/policies/", known(200)),
+    "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
+    "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
@@ -103,7 +200,12 @@ API = {
         "PATCH", "/api/v1/orgs/acme", (401, 404, 403, 403, 200, 200), {"name": "Acme Inc"}, ANY
     ),
     ("DELETE", "orgs/<slug>"): Case(
-        "DELETE", "/api/v1/orgs/acme", (401, 404, 403, 403, 403, 204), None, {**ANY, **IDEMPOTENT}
+        # It has a session.
+        "DELETE",
+        "/api/v1/orgs/acme",
+        (401, 404, 403, 403, 403, 409),
+        None,
+        {**ANY, **IDEMPOTENT},
     ),
     ("GET", "orgs/<slug>/members"): Case(
         "GET", "/api/v1/orgs/acme/members", (401, 404, 200, 200, 200, 200)
@@ -121,13 +223,315 @@ API = {
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),
+    ("GET", "live"): Case("GET", "/api/v1/live?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "events"): Case("GET", "/api/v1/events?topic=org:acme", (401, 404, 200, 200, 200, 200)),
+    ("GET", "operations"): Case("GET", "/api/v1/operations", api_known(200)),
+    ("GET", "operations/<operation_id>"): Case(
+        "GET", "/api/v1/operations/{operation}", (401, 404, 200, 200, 200, 200)
+    ),
+    ("DELETE", "operations/<operation_id>"): Case(
+        "DELETE", "/api/v1/operations/{operation}", (401, 404, 403, 202, 202, 202)
+    ),
+    ("POST", "operations/<operation_id>/retry"): Case(
+        "POST", "/api/v1/operations/{operation}/retry", (401, 404, 403, 409, 409, 409)
+    ),
+    ("GET", "nodes"): Case("GET", "/api/v1/nodes", API_FLEET),
+    ("GET", "nodes/<name>"): Case("GET", "/api/v1/nodes/ax-1", API_FLEET),
+    ("PUT", "nodes/<name>/state"): Case(
+        "PUT", "/api/v1/nodes/ax-1/state", API_FLEET, {"state": "cordoned"}
+    ),
+    ("PATCH", "nodes/<name>"): Case(
+        "PATCH", "/api/v1/nodes/ax-1", API_FLEET, {"labels": {"rack": "7"}}, ANY
+    ),
+    # Whoever calls these is known by a join token, or by what follows from its own token.
+    ("POST", "nodes/<name>/join"): Case(
+        "POST", "/api/v1/nodes/ax-1/join", everyone(401), {**NODE, **OWN}
+    ),
+    ("POST", "nodes/<name>/heartbeat"): Case(
+        "POST", "/api/v1/nodes/ax-1/heartbeat", everyone(401), {**NODE}
+    ),
+    ("POST", "drivers/<name>/join"): Case(
+        "POST", "/api/v1/drivers/job-7/join", everyone(401), {**DRIVER, **OWN}
+    ),
+    ("POST", "drivers/<name>/heartbeat"): Case(
+        "POST", "/api/v1/drivers/job-7/heartbeat", everyone(401), {**DRIVER}
+    ),
+    ("GET", "boxes"): Case("GET", "/api/v1/boxes", API_FLEET),
+    ("GET", "boxes/<name>"): Case("GET", "/api/v1/boxes/cs-1", API_FLEET),
+    ("GET", "leaves"): Case("GET", "/api/v1/leaves", API_FLEET),
+    ("GET", "leaves/<name>"): Case("GET", "/api/v1/leaves/leaf-1", API_FLEET),
+    ("GET", "spine-links"): Case("GET", "/api/v1/spine-links", API_FLEET),
+    ("GET", "spine-links/<name>"): Case("GET", "/api/v1/spine-links/leaf-1-up", API_FLEET),
+    ("GET", "drivers"): Case("GET", "/api/v1/drivers", API_FLEET),
+    ("GET", "drivers/<name>"): Case("GET", "/api/v1/drivers/job-7", API_FLEET),
+    ("GET", "fleet/description"): Case("GET", "/api/v1/fleet/description", API_FLEET),
+    ("PUT", "fleet/description"): Case(
+        "PUT", "/api/v1/fleet/description", API_FLEET, {"yaml": "stamps: {}"}, ANY
+    ),
+    ("GET", "join-tokens"): Case("GET", "/api/v1/join-tokens", API_FLEET),
+    ("POST", "join-tokens"): Case(
+        "POST", "/api/v1/join-tokens", (401, 404, 404, 404, 404, 201), {"kind": "node"}
+    ),
+    ("DELETE", "join-tokens/<public_id>"): Case(
+        "DELETE", "/api/v1/join-tokens/{join_token}", (401, 404, 404, 404, 404, 204)
+    ),
+    ("GET", "sessions"): Case("GET", "/api/v1/sessions", api_known(200)),
+    ("POST", "sessions"): Case(
+        "POST",
+        "/api/v1/sessions",
+        (401, 404, 403, 403, 202, 202),
+        {"name": "new", "org": "acme", "boxes": 1},
+        IDEMPOTENT,
+    ),
+    ("GET", "sessions/<name>"): Case("GET", "/api/v1/sessions/chat", API_SESSION),
+    ("DELETE", "sessions/<name>"): Case(
+        "DELETE", "/api/v1/sessions/chat", API_SESSION_CHANGE, None, {**ANY, **IDEMPOTENT}
+    ),
+    ("POST", "sessions/<name>/resize"): Case(
+        "POST",
+        "/api/v1/sessions/chat/resize",
+        API_SESSION_CHANGE,
+        {"boxes": 1},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/jobs"): Case("GET", "/api/v1/sessions/chat/jobs", API_SESSION),
+    # There is no such driver, job, stream, or nothing to bring back.
+    ("POST", "sessions/<name>/jobs"): Case(
+        "POST",
+        "/api/v1/sessions/chat/jobs",
+        (401, 404, 403, 403, 404, 404),
+        {"name": "serve", "driver": "nobody"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "sessions/<name>/jobs/<job>"): Case(
+        "DELETE",
+        "/api/v1/sessions/chat/jobs/serve",
+        (401, 404, 403, 403, 404, 404),
+        None,
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("POST", "sessions/<name>/move"): Case(
+        "POST",
+        "/api/v1/sessions/chat/move",
+        (401, 404, 403, 404, 404, 404),
+        {"shard": "job7.full.0", "node": "ax-1"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "sessions/<name>/bring-back"): Case(
+        "POST",
+        "/api/v1/sessions/chat/bring-back",
+        (401, 404, 403, 409, 409, 409),
+        {},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "nodes/<name>/drain"): Case(
+        "POST", "/api/v1/nodes/ax-1/drain", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("POST", "nodes/<name>/upgrade"): Case(
+        "POST", "/api/v1/nodes/ax-1/upgrade", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("GET", "session-rules"): Case("GET", "/api/v1/session-rules", API_FLEET),
+    ("PUT", "session-rules"): Case("PUT", "/api/v1/session-rules", API_FLEET, RULES, ANY),
+    ("GET", "orgs/<slug>/session-rules"): Case("GET", "/api/v1/orgs/acme/session-rules", API_SESSION),
+    ("PUT", "orgs/<slug>/session-rules"): Case(
+        "PUT", "/api/v1/orgs/acme/session-rules", (401, 404, 403, 403, 200, 200), RULES, ANY
+    ),
     ("GET", "audit"): Case("GET", "/api/v1/audit", api_known(200)),
     ("GET", "audit/<entry_id>"): Case("GET", "/api/v1/audit/{entry}", (401, 404, 404, 200, 200, 200)),
     ("POST", "audit/<entry_id>/undo"): Case(
         "POST", "/api/v1/audit/{entry}/undo", (401, 404, 404, 403, 200, 200), {}
     ),
+    ("GET", "orgs/<slug>/policy"): Case(
+        "GET", "/api/v1/orgs/acme/policy", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "orgs/<slug>/policy"): Case(
+        "PUT",
+        "/api/v1/orgs/acme/policy",
+        (401, 404, 403, 403, 200, 200),
+        {"policy": {"ttl_last_use_seconds": 60}, "reason": "GDPR"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "orgs/<slug>/policy:preview"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy:preview",
+        (401, 404, 200, 200, 200, 200),
+        {"policy": {"ttl_last_use_seconds": 60}},
+    ),
+    ("GET", "orgs/<slug>/policy/versions"): Case(
+        "GET", "/api/v1/orgs/acme/policy/versions", (401, 404, 200, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/policy/versions/<number>"): Case(
+        "GET", "/api/v1/orgs/acme/policy/versions/1", (401, 404, 404, 404, 404, 404)
+    ),
+    ("POST", "orgs/<slug>/policy/versions/<number>/restore"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy/versions/0/restore",
+        (401, 404, 403, 403, 200, 200),
+        {"reason": "as before"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "policies/cluster"): Case("GET", "/api/v1/policies/cluster", api_known(200)),
+    ("PUT", "policies/cluster"): Case(
+        "PUT",
+        "/api/v1/policies/cluster",
+        (401, 403, 403, 403, 403, 200),
+        {"default": {}, "limits": {"priority_max": 50}, "reason": "contract"},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "orgs/<slug>/policy/scheduled"): Case(
+        "GET", "/api/v1/orgs/acme/policy/scheduled", (401, 404, 200, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/policy/scheduled"): Case(
+        "POST",
+        "/api/v1/orgs/acme/policy/scheduled",
+        (401, 404, 403, 403, 422, 422),  # it is over
+        {"policy": {}, "starts_at": "2020-01-01T00:00:00Z", "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("DELETE", "orgs/<slug>/policy/scheduled/<number>"): Case(
+        "DELETE", "/api/v1/orgs/acme/policy/scheduled/1", (401, 404, 403, 403, 404, 404)
+    ),
+    ("POST", "policies/bulk"): Case(
+        "POST",
+        "/api/v1/policies/bulk",
+        (401, 404, 403, 403, 200, 200),
+        {"orgs": ["acme"], "changes": {"share": 7}, "reason": "x"},
+        IDEMPOTENT,
+    ),
+    ("GET", "orgs/<slug>/retention"): Case(
+        "GET", "/api/v1/orgs/acme/retention", (401, 404, 403, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/purges"): Case(
+        "GET", "/api/v1/orgs/acme/purges", (401, 404, 403, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/purge"): Case(
+        "POST", "/api/v1/orgs/acme/purge", (401, 404, 403, 403, 202, 202), {"reason": "x"}, IDEMPOTENT
+    ),
+    ("GET", "signing-keys"): Case("GET", "/api/v1/signing-keys", everyone(200)),
+    ("GET", "orgs/<slug>/callers"): Case(
+        "GET", "/api/v1/orgs/acme/callers", (401, 404, 403, 403, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/callers"): Case(
+        "POST", "/api/v1/orgs/acme/callers", (401, 404, 403, 403, 201, 201), {"name": "vllm"}
+    ),
+    ("DELETE", "orgs/<slug>/callers/<public_id>"): Case(
+        "DELETE", "/api/v1/orgs/acme/callers/0123456789ab", (401, 404, 403, 403, 404, 404)
+    ),
 }
+
+# Of acme: alert 7, silence 7, channel 7. Nobody listens where the channel leads.
+PAGES |= {
+    "alerts": Case("GET", "/alerts/", known(200)),
+    "alert": Case("GET", "/alerts/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-acknowledge": Case(
+        "POST", "/alerts/7/acknowledge/", (LOGIN, 404, 403, 302, 302, 302), {"reason": "on it"}
+    ),
+    "alert-unacknowledge": Case("POST", "/alerts/7/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-comment": Case(
+        "POST", "/alerts/7/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
+    ),
+    "alert-assign": Case(
+        "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
+    ),
+    "alert-fix": Case("POST", "/alerts/7/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
+    "alert-silences": Case("GET", "/alerts/silences/", known(200)),
+    "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-rules": Case("GET", "/alerts/rules/", known(200)),
+    "alert-rule": Case("GET", "/alerts/rules/evict-slow/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channels": Case("GET", "/alerts/channels/", known(200)),
+    "alert-channel-new": Case("GET", "/alerts/new-channel/", (LOGIN, 403, 403, 403, 403, 200)),
+    "alert-channel": Case("GET", "/alerts/channels/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channel-test": Case("POST", "/alerts/channels/7/test/", (LOGIN, 404, 403, 403, 403, 302)),
+    "alert-channel-delete": Case("POST", "/alerts/channels/7/delete/", (LOGIN, 404, 403, 403, 403, 302)),
+}
+API |= {
+    ("GET", "alerts"): Case("GET", "/api/v1/alerts", api_known(200)),
+    ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7", (401, 404, 200, 200, 200, 200)),
+    ("POST", "alerts/<alert_id>/acknowledge"): Case(
+        "POST", "/api/v1/alerts/7/acknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/unacknowledge"): Case(
+        "POST", "/api/v1/alerts/7/unacknowledge", (401, 404, 403, 200, 200, 200), {}
+    ),
+    ("POST", "alerts/<alert_id>/comments"): Case(
+        "POST", "/api/v1/alerts/7/comments", (401, 404, 403, 201, 201, 201), {"text": "hm"}
+    ),
+    ("PUT", "alerts/<alert_id>/assignee"): Case(
+        "PUT", "/api/v1/alerts/7/assignee", (401, 404, 403, 200, 200, 200), {"username": "carl"}
+    ),
+    ("GET", "silences"): Case("GET", "/api/v1/silences", api_known(200)),
+    ("POST", "silences"): Case(
+        "POST",
+        "/api/v1/silences",
+        (401, 404, 403, 201, 201, 201),
+        {
+            "org": "acme",
+            "matchers": ["rule=evict-slow"],
+            "starts_at": "2099-01-01T00:00:00Z",
+            "ends_at": "2099-01-02T00:00:00Z",
+            "reason": "planned",
+        },
+        IDEMPOTENT,
+    ),
+    ("GET", "silences/<silence_id>"): Case("GET", "/api/v1/silences/7", (401, 404, 200, 200, 200, 200)),
+    ("DELETE", "silences/<silence_id>"): Case(
+        "DELETE", "/api/v1/silences/7", (401, 404, 403, 200, 200, 200), None, ANY
+    ),
+    ("GET", "alert-rules"): Case("GET", "/api/v1/alert-rules", api_known(200)),
+    ("GET", "alert-rules/<rule_slug>"): Case(
+        "GET", "/api/v1/alert-rules/evict-slow?org=acme", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-rules/<rule_slug>/thresholds"): Case(
+        "PUT",
+        "/api/v1/alert-rules/evict-slow/thresholds?org=acme",
+        (401, 404, 403, 403, 200, 200),
+        {"values": {"objective_seconds": 0.5}},
+        ANY,
+    ),
+    ("GET", "alert-channels"): Case("GET", "/api/v1/alert-channels", api_known(200)),
+    ("POST", "alert-channels"): Case(
+        "POST",
+        "/api/v1/alert-channels",
+        (401, 403, 403, 403, 403, 201),
+        {"name": "hook", "kind": "webhook", "address": "http://127.0.0.1:9/x"},
+        IDEMPOTENT,
+    ),
+    ("GET", "alert-channels/<channel_id>"): Case(
+        "GET", "/api/v1/alert-channels/7", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "alert-channels/<channel_id>"): Case(
+        "PUT", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 200), {"name": "new name"}, ANY
+    ),
+    ("DELETE", "alert-channels/<channel_id>"): Case(
+        "DELETE", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 204), None, ANY
+    ),
+    ("POST", "alert-channels/<channel_id>/test"): Case(
+        "POST", "/api/v1/alert-channels/7/test", (401, 404, 403, 403, 403, 200)
+    ),
+    ("GET", "alert-channels/<channel_id>/notifications"): Case(
+        "GET", "/api/v1/alert-channels/7/notifications", (401, 404, 200, 200, 200, 200)
+    ),
+}
+
+# A question that is too long for an address.
+ASKS = {("POST", "orgs/<slug>/policy:preview")}
+# What people change; agents and drivers come with something else than tokens of users.
+CHANGES = [
+    (method, path)
+    for method, path in API
+    if method != "GET" and not path.endswith(("/join", "/heartbeat")) and (method, path) not in ASKS
+]
+
+
+@pytest.fixture(autouse=True)
+def alerts_of_acme(request: pytest.FixtureRequest) -> None:
+    """For whatever test has people."""
+    if "people" in request.fixturenames:
+        acme = request.getfixturevalue("people").acme
+        make_alert("evict-slow", "org:acme", acme, pk=7)
+        make_silence(["rule=evict-slow"], acme, pk=7)
+        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7)
 
 
 def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
@@ -143,7 +547,8 @@ def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
 
 def test_every_route_is_in_the_table() -> None:
     in_table = set(PAGES) | {f"api:{path}" for _, path in API}
-    assert {name.replace("<str:", "<") for name in routes(get_resolver().url_patterns)} == in_table
+    found = {re.sub("<(str|uuid):", "<", name) for name in routes(get_resolver().url_patterns)}
+    assert found == in_table
 
 
 def test_every_method_of_the_api_is_in_the_table() -> None:
@@ -170,16 +575,50 @@ def entry(people: People) -> int:
     return AuditEntry.objects.latest("id").pk
 
 
+@pytest.fixture
+def operation(people: People) -> str:
+    """One of acme's, which goes on."""
+    with transaction.atomic():
+        begun = start(SYSTEM, "tests.waits", "session:other", "Wait", plan={}, org_id=people.acme.pk)
+    return str(begun.pk)
+
+
+@pytest.fixture
+def join_token(people: People) -> str:
+    """A fleet, and a token to join it with."""
+    make_world()
+    Driver.objects.create(name="job-7")
+    return new_token().public_id
+
+
+@pytest.fixture
+def session(join_token: str, people: People) -> Session:
+    """One of acme's, which has no box of that fleet yet."""
+    made = new_session("chat", people.acme, 1)
+    made.save()
+    return made
+
+
+@pytest.fixture
+def names(entry: int, operation: str, join_token: str, session: Session) -> dict[str, object]:
+    """What stands in the paths of the tables."""
+    return {"entry": entry, "operation": operation, "join_token": join_token}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAGES)
 def test_pages(
-    name: str, kind: str, people: People, entry: int, browser_of: Callable[..., Client]
+    name: str,
+    kind: str,
+    people: People,
+    names: dict[str, object],
+    browser_of: Callable[..., Client],
 ) -> None:
     case = PAGES[name]
     client = Client() if kind == "anonymous" else browser_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(**names),
         data="&".join(f"{key}={value}" for key, value in (case.body or {}).items()),
         content_type="application/x-www-form-urlencoded",
     )
@@ -194,13 +633,17 @@ def test_pages(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", API, ids=" ".join)
 def test_api(
-    route: tuple[str, str], kind: str, people: People, entry: int, api_of: Callable[..., Client]
+    route: tuple[str, str],
+    kind: str,
+    people: People,
+    names: dict[str, object],
+    api_of: Callable[..., Client],
 ) -> None:
     case = API[route]
     client = Client() if kind == "anonymous" else api_of(getattr(people, kind))
     response = client.generic(
         case.method,
-        case.path.format(entry=entry),
+        case.path.format(**names),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},
@@ -208,14 +651,18 @@ def test_api(
     assert response.status_code == case.expected[KINDS.index(kind)], response.content[:500]
 
 
-@pytest.mark.parametrize(("method", "path"), [key for key in API if key[0] != "GET"], ids=str)
+@pytest.mark.parametrize(("method", "path"), CHANGES, ids=str)
 def test_a_token_that_may_only_read_changes_nothing(
-    method: str, path: str, people: People, entry: int, api_of: Callable[..., Client]
+    method: str,
+    path: str,
+    people: People,
+    names: dict[str, object],
+    api_of: Callable[..., Client],
 ) -> None:
     case = API[method, path]
     response = api_of(people.platform_admin, read_only=True).generic(
         method,
-        case.path.format(entry=entry),
+        case.path.format(**names),
         data="" if case.body is None else json.dumps(case.body),
         content_type="application/json",
         headers=case.headers or {},

@@ -215,6 +215,69 @@ def test_chunks_that_do_not_fit_stop_the_start(tmp_path: Path, make: Make) -> No
         make("plugin://kvss", **plugin(small.in_process()))
 
 
+def free_chunks(engine: Engine) -> int:
+    """So many there is memory for."""
+    shape, held = torch.Size([2, LAYERS, TOKENS, HEADS * WIDTH]), list[Any]()
+    while (one := engine.memory.allocate(shape, DTYPE, busy_loop=False)) is not None:
+        held.append(one)
+    for one in held:
+        one.ref_count_down()
+    return len(held)
+
+
+@pytest.mark.parametrize("with_meta", [True, False])
+def test_a_get_that_fails_leaks_nothing(
+    kept: Store,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    with_meta: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr("swdriver_shim.adapters.lmcache.COPIED_BYTES", CHUNK_BYTES)
+    engine = make("plugin://kvss", **plugin(kept.at_daemon(), save_chunk_meta=with_meta))
+    for number in range(3):
+        engine.put(key(number), number)
+    before = free_chunks(engine)
+    objects = engine.connector.getWrappedConnector()._objects
+    get, calls = objects.get, list[int]()
+
+    def failing(keys: Any, into: Any, seconds: float) -> Any:
+        calls.append(sum(map(len, into)))
+        if len(calls) > 1 or not with_meta:
+            raise RuntimeError("it is closed")
+        return get(keys, into, seconds)
+
+    objects.get = failing
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.run(engine.connector.batched_get([key(0), key(1), key(2)]))
+    objects.get = get
+    assert free_chunks(engine) == before
+
+
+def test_copies_take_so_much_memory_at_once_and_no_more(
+    kept: Store, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swdriver_shim.adapters.lmcache.COPIED_BYTES", 2 * (CHUNK_BYTES + 64))
+    engine = make("plugin://kvss", **plugin(kept.at_daemon(), save_chunk_meta=True))
+    objects, moved = engine.connector.getWrappedConnector()._objects, list[int]()
+    get, put = objects.get, objects.put
+
+    def getting(keys: Any, into: Any, seconds: float) -> Any:
+        moved.append(sum(map(len, into)))
+        return get(keys, into, seconds)
+
+    def putting(keys: Any, values: Any) -> Any:
+        moved.append(sum(map(len, values)))
+        return put(keys, values)
+
+    objects.get, objects.put = getting, putting
+    keys = [key(number) for number in range(5)]
+    engine.run(engine.connector.batched_put(keys, [engine.chunk(number) for number in range(5)]))
+    for seed, got in enumerate(engine.run(engine.connector.batched_get(keys))):
+        engine.check(got, seed)
+    assert len(moved) == 6
+    assert max(moved) <= 2 * (CHUNK_BYTES + 64)
+
+
 def test_without_memory_for_it_a_chunk_is_a_miss_and_nothing_leaks(kept: Store, make: Make) -> None:
     for with_meta in (True, False):
         engine = make("plugin://kvss", **plugin(kept.at_daemon(), save_chunk_meta=with_meta))

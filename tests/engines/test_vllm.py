@@ -271,6 +271,20 @@ def test_beside_vllms_own_prefix_cache(place: Place, plain: Plain) -> None:
         assert engine.cached == [320]
 
 
+def test_blocks_that_were_never_filled_are_not_found_in_vllms_own_cache(
+    place: Place, plain: Plain
+) -> None:
+    """Their request is given up in the step of its load, which fails: nobody computes them anew."""
+    with place.engine(enable_prefix_caching=True) as engine:
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.ask("forget_blocks")
+        assert engine.setting
+        claim = mint(engine.setting.claims_key, engine.setting.driver, "acme")
+        assert engine.ask("give_up_in_a_load_that_fails", prompt(0), claim) == 1
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+
+
 def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain) -> None:
     kept = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
     place.setting = replace(
@@ -503,3 +517,17 @@ def test_events_of_blocks_go_vllms_own_way(place: Place) -> None:
         engine.answer(prompt(3, 20), None)
         told = engine.ask("events")
         assert sorted(told["removed"]) == sorted(told["stored"])
+
+
+def test_engines_that_understand_bytes_in_another_way_share_nothing(
+    place: Place, tmp_path: Path
+) -> None:
+    """Both keep a byte for each number: of which bits are the exponent is not in the shape."""
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "state"))
+    kinds = ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3")
+    hits = []
+    for kind in kinds:
+        with place.engine(kv_cache_dtype=kind, dtype="bfloat16") as engine:
+            hits.append(engine.hits(prompt(0), "acme"))
+            assert engine.hits(prompt(0), "acme") == 960
+    assert hits == [0, 0, 0]

@@ -112,21 +112,9 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], claims: list[str | None], tokens: int
     ) -> list[dict[str, Any]]:
-        from vllm import SamplingParams
-
-        def sampling(claim: str | None) -> Any:
-            params = {"kv_transfer_params": {"tidegate": claim}} if claim else None
-            return SamplingParams(
-                max_tokens=tokens,
-                temperature=0,
-                ignore_eos=True,
-                detokenize=False,
-                extra_args=params,
-            )
-
         done = self.llm.generate(
             [{"prompt_token_ids": one} for one in prompts],
-            [sampling(claim) for claim in claims],
+            [sampling(claim, tokens) for claim in claims],
             use_tqdm=False,
         )
         return [
@@ -137,6 +125,40 @@ class Engine:
             }
             for one in done
         ]
+
+    def give_up_in_a_load_that_fails(self, prompt: list[int], claim: str) -> int:
+        """How many requests that was."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        from vllm.v1.request import RequestStatus
+
+        from kvss_agent.client import Miss
+        from swdriver_shim.moving import Sight
+
+        engine = self.llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        worker = get_kv_transfer_group()._worker
+        shard, computed = worker.shard(0), worker.computed
+        given_up: list[str] = []
+
+        def computing(step: Any) -> None:
+            computed(step)
+            if step.loads:
+                given_up.extend(scheduler.requests)
+                scheduler.finish_requests(set(given_up), RequestStatus.FINISHED_ABORTED)
+
+        worker.computed, shard.view = computing, lambda looks: Sight([Miss.CORRUPT] * len(looks), ())
+        try:
+            engine.add_request("given up", {"prompt_token_ids": prompt}, sampling(claim, 12))
+            while scheduler.has_requests():
+                engine.step()
+        finally:
+            del worker.computed, shard.view
+        engine.abort_request(["given up"])
+        return len(given_up)
+
+    def forget_blocks(self) -> bool:
+        """Of vLLM's own cache."""
+        return bool(self.llm.llm_engine.reset_prefix_cache())
 
     def reset(self) -> bool:
         return bool(self.llm.llm_engine.reset_prefix_cache(reset_connector=True))
@@ -174,6 +196,18 @@ class Engine:
             for one in self.llm.get_metrics()
             if "tidegate" in one.name and hasattr(one, "value")
         }
+
+
+def sampling(claim: str | None, tokens: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        max_tokens=tokens,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={"kv_transfer_params": {"tidegate": claim}} if claim else None,
+    )
 
 
 def main() -> None:

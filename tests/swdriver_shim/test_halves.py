@@ -166,6 +166,21 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         assert both.load(asked) == 2 * C
 
 
+def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        far, secret = both.far["0.1"], [SECRET]
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        address = f"unix:{both.fleet.plane.unix}"
+        new = Home(address, "moved", lambda: Credentials(DRIVER, secret[0]), 0)
+        assert far.move(new, Pulling(None, "moved", address, "0.1", DRIVER))
+        both.fleet.end_one("0.1")
+        both.fleet.end_one("moved")
+        wait_until("it is lost", lambda: not far.is_open)
+        secret[0] = both.fleet.plane.secrets[DRIVER] = b"another secret that both of them were told"
+        both.fleet.make_one("moved", 32 * C, 20, 0)
+        wait_until("it is found again", lambda: far.is_open)
+
+
 def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         asked = prompt(tokens(1))

@@ -241,6 +241,24 @@ def test_there_are_so_many_connections_and_no_more(world: World) -> None:
     assert Client(port).ask(Command.HEALTH) == Code.SUCCESS
 
 
+def test_a_machine_without_threads_refuses_and_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, start, refused = world.front(), threading.Thread.start, list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", starting)
+        assert Client(port).is_cut_off()
+    assert Client(port).ask(Command.HEALTH) == Code.SUCCESS
+    assert world.counts("connections_refused") == 1
+
+
 def test_many_clients_at_once_get_their_own_bytes_or_none(world: World) -> None:
     port, wrong = world.front(), list[BaseException]()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,63 @@ def test_a_daemon_that_is_away_is_a_miss_and_so_is_one_that_refuses(daemon: Daem
         assert mine.objects.exists(names(1)) == [False]
         assert not mine.objects.remove(names(1))
         assert not mine.objects.clear()
+
+
+def headed(head: bytes, data: bytes) -> bytes:
+    return struct.pack("<I", len(head)) + head + data
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>a proxy's page</html>",
+        b"{}",
+        b"",
+        b"\xff\xff\xff\xff",
+        b'{"exists": [], "value_bytes_max": 4096, "kept": [], "done": 1}',
+        headed(b'{"lengths": [1, 2]}', b"abc"),
+        headed(b'{"lengths": [9]}', b"abc"),
+        headed(b'{"lengths": [2]}', b"abc"),
+        headed(b'{"lengths": [-1]}', b"abc"),
+    ],
+)
+def test_an_answer_that_is_not_one_is_a_miss(answer: bytes) -> None:
+    """Whoever says it: a proxy, a daemon of another version."""
+    with saying(answer) as url:
+        mine = RemoteObjects(url, ACME)
+        rooms = [memoryview(bytearray(10)) for _ in range(2)]
+        assert mine.get(names(1, 2), rooms) == [None, None]
+        assert mine.exists(names(1, 2)) == [False, False]
+        assert mine.put(names(1, 2), [memoryview(b"one"), memoryview(b"two")]) == [False, False]
+        assert not mine.remove(names(1))
+        assert not mine.clear()
+        assert mine.value_bytes_max > 0
+        assert mine.lost_because
+        mine.close()
+
+
+@contextlib.contextmanager
+def saying(answer: bytes) -> Iterator[str]:
+    """A server that says the same to everybody."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_bodies_that_contradict_themselves_are_refused(daemon: Daemon) -> None:

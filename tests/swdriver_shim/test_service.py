@@ -406,3 +406,25 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path)
     )
     assert run.returncode == 78
     assert "--control is 'x': it should be HOST:PORT." in run.stderr
+
+
+def test_the_controller_purges_an_org_and_sees_what_expired(daemon: Daemon) -> None:
+    tokens = list(range(2 * C))
+    daemon.store(ACME, tokens, kv(len(tokens)))
+    daemon.store(GLOBEX, tokens, kv(len(tokens)))
+    headers = {"authorization": f"Bearer {CONTROL}"}
+    receipt = daemon.http.post("/v1/purge_org", json={"org": "acme"}, headers=headers).json()
+    assert (receipt["columns"], receipt["done"]) == (2, True)
+    assert daemon.load(ACME, tokens) == (0, b"")
+    assert daemon.load(GLOBEX, tokens)[0] == len(tokens)
+    nobody = daemon.http.post("/v1/purge_org", json={"org": "initech"}, headers=headers)
+    assert nobody.status_code == 404
+    assert daemon.ask(ACME, "purge_org", org="globex").status_code == 401
+
+    daemon.ask(GLOBEX, "set_ttl", tokens=tokens, seconds=1)
+
+    def expired() -> int:
+        stats = {one["org"]: one for one in daemon.control("stats").json()}
+        return int(stats["globex"]["expired"]["dram"])
+
+    wait_until("they are over, and counted", lambda: expired() == 2)

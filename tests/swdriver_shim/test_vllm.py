@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +22,17 @@ from kvss_agent.client import Credentials
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfit, unit_tokens
 from swdriver_shim.adapters.vllm.events import Events
-from swdriver_shim.adapters.vllm.orders import Saved, Step
+from swdriver_shim.adapters.vllm.orders import Report, Saved, Step
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
-from swdriver_shim.adapters.vllm.working import Worker
+from swdriver_shim.adapters.vllm.working import Save, Worker
 from swdriver_shim.deciding import Decider
 from swdriver_shim.halves import FarShard, Line, MovingHalf
 from swdriver_shim.homes import Home
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from swdriver_shim.reasons import Reason
+from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE
@@ -91,6 +94,7 @@ class FakeRequest:
     request_id: str
     all_token_ids: list[int]
     num_computed_tokens: int = 0
+    skip_reading_prefix_cache: bool | None = None
     org: str = "acme"
     rules: Rules = AS_USUAL
     tables: list[list[int]] = field(default_factory=list)
@@ -226,7 +230,7 @@ class Engine:
         step = self.scheduling.step(
             {request.request_id: count for request, count in scheduled.items()},
             lambda name: by_id[name].tables,
-            {block for request in scheduled for table in request.tables for block in table},
+            [(request.tables, request.num_computed_tokens) for request in scheduled],
         )
         spoil()
         for worker in self.workers:
@@ -343,6 +347,17 @@ def test_the_last_token_is_computed_though_all_are_there(tmp_path: Path) -> None
         one.serve(request(some(1, 4 * C)))
         assert one.serve(request(some(1, 4 * C))) == 4 * C - 1
         assert one.serve(request(some(1, 4 * C + 1))) == 4 * C
+
+
+def test_who_wants_all_of_it_computed_is_not_counted_as_a_hit(tmp_path: Path) -> None:
+    """As for the log probabilities of a prompt: vLLM would not take what it is given."""
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 300)))
+        asked = request([*some(1, 256), *some(2, 300)])
+        asked.skip_reading_prefix_cache = True
+        assert one.serve(asked) == 0
+        assert sum(one.driver.orgs()[0].hit_tokens.values()) == 0
+        assert one.serve(request(asked.all_token_ids)) == 512, "it is stored all the same"
 
 
 def test_what_the_engine_has_itself_is_left_alone(tmp_path: Path) -> None:
@@ -564,6 +579,37 @@ def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_ser
         assert one.serve(request(some(2, 300))) == 0
 
 
+def test_a_save_that_comes_too_late_leaves_nothing_behind_a_purge(tmp_path: Path) -> None:
+    """Whoever decides has taken it for dead, and its slots are somebody else's."""
+    with engine(tmp_path, FULL) as one:
+        one.driver.set_policies({"acme": OrgPolicies(policy=Policy(scrub=True))})
+        began, now = time.monotonic(), [0.0]
+        [worker] = one.workers
+        one.driver._clock = worker._clock = lambda: began + now[0]
+        asked = request(some(1, 300))
+        one.begin(asked)
+        take, may_go_on = worker._waiting.get, threading.Event()
+
+        def taking() -> Save | None:
+            save = take()
+            assert may_go_on.wait(30)
+            return save
+
+        worker._waiting.put(None)  # the thread that is, so that another one takes its time
+        worker._saver.join()
+        worker._waiting.get = taking  # type: ignore[assignment,method-assign]
+        worker._saver = threading.Thread(target=worker._save_all)
+        worker._saver.start()
+        one.run({asked: 300})
+        now[0] = USE_SECONDS_MAX + 1
+        receipt = one.driver.purge("acme")
+        assert receipt.done
+        may_go_on.set()
+        wait_until("it is told", lambda: len(one.saved) == 1)
+        assert one.saved[0].dropped
+        assert not any(any(one.plane.shards["0.0"].arena.slot(at)) for at in range(60))
+
+
 def test_drafts_are_not_stored(tmp_path: Path) -> None:
     """A step computes more tokens than are known: guesses, which may be wrong."""
     with engine(tmp_path, FULL) as one:
@@ -622,3 +668,155 @@ def test_whatever_comes_together_every_block_is_right(
                         ended[each.request_id] = each
             for name in set.intersection(*(result.ended for result in one.results)):
                 one.free += [block for table in ended.pop(name).tables for block in table if block]
+
+
+def test_what_expires_while_a_request_waits_for_blocks_is_not_loaded(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        now = [0.0]
+        one.driver._clock = lambda: now[0]
+        one.scheduling._clock = lambda: now[0]
+        one.driver.set_policies({"acme": OrgPolicies(policy=Policy(ttl_first_use_seconds=10))})
+        one.serve(request(some(1, 300)))
+        asked = request(some(1, 300))
+        assert one.scheduling.matched(asked, 0) == (256, False), "and there is no room for it yet"
+        now[0] = 11.0
+        assert one.begin(asked) == 0
+
+
+def test_what_is_purged_while_a_request_waits_for_blocks_is_not_loaded(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 300)))
+        asked = request(some(1, 300))
+        now = [one.scheduling._clock()]
+        one.scheduling._clock = lambda: now[0]
+        assert one.scheduling.matched(asked, 0) == (256, False)
+        one.driver.start_purge("acme", Keys("acme", ORG_SECRET, NAMESPACE, one.unit).tag)
+        now[0] += 1
+        assert one.begin(asked) == 0
+
+
+def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        waits: list[float] = []
+
+        class Looking:
+            class done:  # noqa: N801
+                @staticmethod
+                def is_set() -> bool:
+                    return False
+
+                @staticmethod
+                def wait(seconds: float) -> None:
+                    waits.append(seconds)
+
+        begin = one.driver.begin_load
+        one.driver.begin_load = lambda prompt: begin(prompt)._replace(seeking=Looking())  # type: ignore[arg-type,method-assign]
+        one.scheduling._wait_seconds = 60.0
+        busy, waiting = request(some(1, 300), org=""), request(some(2, 300))
+        assert one.scheduling.matched(waiting, 0) == (None, False)
+        assert len(waits) == 1, "there is nothing else to do"
+        one.begin(busy)
+        one.run({busy: 300})
+        assert one.scheduling.matched(waiting, 0) == (None, False)
+        assert len(waits) == 1
+        one.run({})
+        assert one.scheduling.matched(waiting, 0) == (None, False)
+        assert len(waits) == 2
+
+
+def damage(one: Engine, depth: int) -> None:
+    [column] = [each for each in one.driver.ledger.account("acme").columns(0) if each.depth == depth]
+    one.plane.shards["0.0"].arena.slot(column.slot)[100] ^= 1
+
+
+def test_nothing_is_stored_that_was_computed_behind_blocks_whose_load_fails(tmp_path: Path) -> None:
+    """vLLM shares them at once: who comes in the same step goes on from what is not there yet."""
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        first = request(some(1, 600))
+        assert one.begin(first) == 576
+        other = request([*some(1, 576), *some(2, 424)])
+        assert one.begin(other, local=576) == 0
+        other.tables[0][:18] = first.tables[0][:18]
+        damage(one, 3)
+        step = one.run({first: 24, other: 424})
+        assert set(first.tables[0][6:8]) == one.bad
+        assert one.scheduling.take_unfilled() == set(first.tables[0][6:])
+        assert not [order for order in step.stores if order.request == other.request_id]
+        # vLLM has the first one compute the blocks anew, and the other one what it computed with them.
+        other.num_computed_tokens = 576
+        one.run({first: 600 - 3 * C, other: 424})
+        one.check(other, 1000)
+        one.end(first)
+        one.end(other)
+        one.settle()
+        assert one.serve(request(some(1, 600))) == 576
+
+
+def test_who_shares_blocks_that_are_loaded_is_stored_once_they_are_there(tmp_path: Path) -> None:
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        first = request(some(1, 600))
+        assert one.begin(first) == 576
+        other = request([*some(1, 576), *some(2, 424)])
+        assert one.begin(other, local=576) == 0
+        other.tables[0][:18] = first.tables[0][:18]
+        one.run({first: 24, other: 424})
+        one.end(first)
+        one.end(other)
+        one.settle()
+        assert one.serve(request(other.all_token_ids)) == 960
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_nothing_is_stored_of_a_request_that_is_given_up_before_its_load_is_known_to_have_failed(
+    tmp_path: Path,
+    is_ours: bool,  # noqa: FBT001
+) -> None:
+    """vLLM does not take back what such a request has computed; nor of one that shares its blocks."""
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        first = request(some(1, 600))
+        assert one.begin(first) == 576
+        other = request([*some(1, 576), *some(2, 424)])
+        assert one.begin(other, local=576) == 0
+        other.tables[0][:18] = first.tables[0][:18]
+        given_up = first if is_ours else other
+        heard = one.scheduling.heard
+
+        def is_aborted_before(report: Report) -> None:
+            given_up.num_computed_tokens = given_up.num_tokens
+            assert one.end(given_up)
+            heard(report)
+
+        one.scheduling.heard = is_aborted_before  # type: ignore[method-assign]
+        damage(one, 3)
+        one.run({first: 24, other: 424})
+        one.scheduling.heard = heard  # type: ignore[method-assign]
+        assert one.bad
+        step = one.run({})
+        assert step.ending == [given_up.request_id]
+        assert step.stores == []
+
+
+def test_who_shares_blocks_that_are_being_saved_does_not_end_their_save(tmp_path: Path) -> None:
+    """Nobody writes to what vLLM's own cache has found."""
+    with engine(tmp_path, FULL) as one:
+        first = request(some(1, 300))
+        one.begin(first)
+        stuck = one.halves[0].shards["0.0"]
+        stuck._writing.acquire()  # an agent that takes its time
+        try:
+            one.run({first: 300})
+            other = request([*some(1, 256), *some(2, 40)])
+            one.begin(other, local=256)
+            other.num_computed_tokens = 256
+            other.tables[0][:8] = first.tables[0][:8]
+            assert one.run({other: 40}).over_first == []
+        finally:
+            stuck._writing.release()
+        one.end(first)
+        one.end(other)
+        one.settle()
+        assert one.scheduling.counts["saves_given_up"] == 0
+        assert one.serve(request(some(1, 300))) == 256

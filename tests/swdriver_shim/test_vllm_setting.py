@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from kvss_agent.http_api import Invalid
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh, read
+from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, file_of, fresh, read
 from swdriver_shim.adapters.vllm.working import Worker
 from swdriver_shim.claims import Claim, Judge, mint
 from swdriver_shim.granting import NotGranted
@@ -81,6 +83,15 @@ def test_what_is_wrong_with_a_file_is_said_in_a_sentence(tmp_path: Path) -> None
         read(written(tmp_path, wrong))
 
 
+def test_engines_beside_each_other_have_a_file_each() -> None:
+    assert file_of("/etc/job7.json", 0, 1) == Path("/etc/job7.json")
+    assert file_of("/etc/job7-{rank}.json", 0, 1) == Path("/etc/job7-0.json")
+    assert file_of("/etc/job7-{rank}.json", 3, 4) == Path("/etc/job7-3.json")
+    for rank, engines in [(0, 2), (1, 2), (1, 1)]:  # vLLM tells engines of dense models of no others
+        with pytest.raises(Unfit, match=r"\{rank\}"):
+            file_of("/etc/job7.json", rank, engines)
+
+
 def test_a_model_is_what_its_workers_say() -> None:
     model = model_spec(setting(), [facts(each=16), facts(each=8)])
     assert model.groups[0].bytes_per_token == (16, 8)
@@ -91,12 +102,13 @@ def test_a_model_is_what_its_workers_say() -> None:
         model_spec(setting(), [facts(), facts(block_tokens=64)])
 
 
-def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("theirs", ["theirs", "job77.full.0", "job7.b.full.0", "job7.full"])
+def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path, theirs: str) -> None:
     with agent(tmp_path / "agent") as one:
-        one.tell(document(1, spec("theirs")))
-        with pytest.raises(NotGranted, match="keeps theirs, which is not of job7"):
+        one.tell(document(1, spec(theirs)))
+        with pytest.raises(NotGranted, match=f"keeps {theirs}, which is not of job7"):
             Deciding(at(one, tmp_path), [facts()])
-        assert [shard["name"] for shard in one.observed()["shards"]] == ["theirs"]
+        assert [shard["name"] for shard in one.observed()["shards"]] == [theirs]
 
 
 def test_an_agent_that_is_not_there_is_said_in_a_sentence() -> None:
@@ -116,6 +128,21 @@ def at(one: Any, directory: Path, **more: Any) -> Setting:
     return setting(agent=home, **more)
 
 
+@contextlib.contextmanager
+def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[Deciding, Setting]]:
+    with agent(directory / "agent") as one:
+        told = at(one, directory, **more)
+        half = MovingHalf()
+        layer = Layer("0", memoryview(bytearray(512 * 30)), 0, 512, 512)
+        worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
+        deciding = Deciding(told, [facts(half.place)])
+        try:
+            yield deciding, told
+        finally:
+            deciding.close()
+            worker.close()
+
+
 def asking(token: object = None, **more: Any) -> Any:
     plain: dict[str, Any] = {
         "mm_features": [],
@@ -132,35 +159,59 @@ def asking(token: object = None, **more: Any) -> Any:
 def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
     tmp_path: Path, unsigned: str | None
 ) -> None:
-    with agent(tmp_path / "agent") as one:
-        told = at(one, tmp_path, unsigned_org=unsigned)
-        half = MovingHalf()
-        layer = Layer("0", memoryview(bytearray(512 * 10)), 0, 512, 512)
-        worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
-        deciding = Deciding(told, [facts(half.place)])
-        try:
-            assert deciding.shim.is_ready
+    with deciding_at(tmp_path, unsigned_org=unsigned) as (deciding, told):
+        assert deciding.shim.is_ready
 
-            def org(request: Any) -> str | None:
-                asker = deciding.who(request)
-                return asker.keys.org if asker else None
+        def org(request: Any) -> str | None:
+            asker = deciding.who(request)
+            return asker.keys.org if asker else None
 
-            good = mint(told.claims_key, "job7", "acme")
-            assert org(asking(good)) == "acme"
-            assert org(asking()) == unsigned
-            assert org(asking(good[:-5] + "aaaaa")) == unsigned
-            assert org(asking(kv_transfer_params=["tidegate"])) == unsigned
-            assert org(asking(mint(told.claims_key, "job7", "globex"))) is None
-            assert deciding.refused["unknown_org"] == 1
-            assert org(asking(good, mm_features=["an image"])) is None
-            assert org(asking(good, resumable=True)) is None
-            claimed = mint(told.claims_key, "job7", "strangers")
-            assert org(asking(claimed)) == (None if unsigned else "strangers")
-            lora = SimpleNamespace(lora_name="poems", lora_path="/poems")
-            adapted = deciding.who(asking(good, lora_request=lora))
-            assert adapted
-            assert adapted.keys.namespace.adapter == "poems /poems"
-            assert deciding.reset()
-        finally:
-            deciding.close()
-            worker.close()
+        good = mint(told.claims_key, "job7", "acme")
+        assert org(asking(good)) == "acme"
+        assert org(asking()) == unsigned
+        assert org(asking(good[:-5] + "aaaaa")) == unsigned
+        assert org(asking(kv_transfer_params=["tidegate"])) == unsigned
+        assert org(asking(mint(told.claims_key, "job7", "globex"))) is None
+        assert deciding.refused["unknown_org"] == 1
+        assert org(asking(good, mm_features=["an image"])) is None
+        assert org(asking(good, resumable=True)) is None
+        claimed = mint(told.claims_key, "job7", "strangers")
+        assert org(asking(claimed)) == (None if unsigned else "strangers")
+        lora = SimpleNamespace(lora_name="poems", lora_path="/poems")
+        adapted = deciding.who(asking(good, lora_request=lora))
+        assert adapted
+        assert adapted.keys.namespace.adapter == "poems /poems"
+        assert deciding.reset()
+
+
+class Running:
+    """A request of vLLM's that has computed what it was asked."""
+
+    def __init__(self, token: str, tokens: int) -> None:
+        self.__dict__.update(vars(asking(token)))
+        self.request_id = "running"
+        self.all_token_ids = list(range(tokens))
+        self.num_tokens = tokens
+        self.num_computed_tokens = 0
+        self.block_hashes: list[bytes] = []
+        self.skip_reading_prefix_cache = False
+
+
+@pytest.mark.parametrize("change", ["out", "secret"])
+def test_of_an_org_that_is_taken_out_nothing_more_is_kept(tmp_path: Path, change: str) -> None:
+    """Its requests that are under way go on, for nobody."""
+    with deciding_at(tmp_path) as (deciding, setting):
+        told = deciding.shim.desired
+        assert told
+        request = Running(mint(setting.claims_key, "job7", "acme"), 640)
+        table = [list(range(1, 30))]
+        assert deciding.scheduling.matched(request, 0) == (0, False)
+        deciding.scheduling.allocated(request, table, 0)
+        [stored] = deciding.scheduling.step({"running": 128}, lambda _: table, []).stores
+        assert len(stored.columns[0]) == 2
+        request.num_computed_tokens = 128
+        acme, *others = told.orgs
+        kept = [replace(acme, secret=b"another secret of the same org's")] if change == "secret" else []
+        after = replace(told, generation=2, orgs=(*kept, *others))
+        deciding.shim.set_desired(msgspec.json.encode(after))
+        assert deciding.scheduling.step({"running": 512}, lambda _: table, []).stores == []

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django import template
+from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -59,6 +60,16 @@ def status(kind: str, text: str) -> SafeString:
 
 
 @register.filter
+def byte_size(size: int) -> str:
+    """`1.5 TiB`: three digits are enough to decide by."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            amount = size / (1 << power)
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+    return f"{size} B"
+
+
+@register.filter
 def role_name(role: int | None) -> str:
     return Role(role).label if role else "none"
 
@@ -71,3 +82,31 @@ def as_json(value: Any) -> str:
     if value == "":
         return "(empty)"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+@register.filter
+def figure(value: float | None) -> str:
+    """A number as people read it: not more digits than tell something."""
+    if value is None:
+        return "—"
+    if value and abs(value) < 0.001:
+        return f"{value:.3g}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+@register.filter
+def words(name: str) -> str:
+    """`no_data` → `no data`."""
+    return name.replace("_", " ")
+
+
+@register.filter
+def evidence(value: Any, name: str = "") -> str:
+    """A fact of an alert by its name: a number, a text, or several of them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{words(str(key))} {evidence(one, name)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(evidence(one, name) for one in value) or "none"
+    if isinstance(value, int | float):
+        return filesizeformat(value) if "bytes" in name else figure(value)
+    return str(value)

@@ -1,6 +1,7 @@
 // What every page does beyond its HTML. Without it, everything still works.
 import { startClock } from "./clock.js";
 import { startKeys } from "./keys.js";
+import { startLive } from "./live.js";
 
 const THEME_SECONDS = 365 * 24 * 3600;
 
@@ -37,3 +38,4 @@ startCopy();
 startConfirm();
 startClock();
 startKeys();
+startLive();

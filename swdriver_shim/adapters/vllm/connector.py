@@ -10,7 +10,6 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -46,7 +45,7 @@ from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_o
 from swdriver_shim.adapters.vllm.numbers import MEANING, Counts, Numbers, added
 from swdriver_shim.adapters.vllm.orders import Report, Step
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
-from swdriver_shim.adapters.vllm.setting import read
+from swdriver_shim.adapters.vllm.setting import file_of, read
 from swdriver_shim.adapters.vllm.working import Result, Worker
 from swdriver_shim.halves import MovingHalf
 
@@ -125,11 +124,14 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._result = Result()
         self._half: MovingHalf | None = None
         self._deciding: Deciding | None = None
+        self._cache: Any = None  # vLLM's own, once it is there
         if role is KVConnectorRole.SCHEDULER:
             path = self._kv_transfer_config.get_from_extra_config("tidegate", None)
             if not path:
                 raise Unfit('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
-            self._setting = read(Path(path))
+            self._setting = read(
+                file_of(path, parallel.data_parallel_index, parallel.data_parallel_size)
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -176,12 +178,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _layout(self, groups: Sequence[Bank]) -> str:
         """All that decides how bytes lie in blocks, as far as anybody can know it."""
+        config = self._vllm_config
+        layers = config.compilation_config.static_forward_context
         shape = repr(
             (
                 vllm.__version__,
                 self._kv_cache_config.kv_cache_layout,
-                self._vllm_config.parallel_config.tensor_parallel_size,
+                config.cache_config.cache_dtype,  # tensors of all 8-bit types are of one
+                config.parallel_config.tensor_parallel_size,
                 [(group.shape, group.layers[0].name) for group in groups],
+                [_kernel(layers[of.name]) for group in groups for of in group.layers],
             )
         )
         return f"{FORMAT}:{hashlib.sha256(shape.encode()).hexdigest()[:32]}"
@@ -238,6 +244,10 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._cache = kv_cache_manager
+
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
@@ -286,13 +296,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._driver.scheduling.allocated(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
-        given = [one.block_ids for one in scheduler_output.scheduled_new_reqs]
-        given += [one or () for one in scheduler_output.scheduled_cached_reqs.new_block_ids]
-        written = [block for groups in given for of in groups for block in of]
+        given = [(one.block_ids, one.num_computed_tokens) for one in scheduler_output.scheduled_new_reqs]
+        cached = scheduler_output.scheduled_cached_reqs
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            given.append((blocks or (), computed if name in cached.resumed_req_ids else 0))
         step = self._driver.scheduling.step(
             scheduler_output.num_scheduled_tokens,
             scheduler_output.kv_connector_block_state.get_block_ids,
-            written,
+            given,
         )
         return Metadata(step)
 
@@ -300,6 +313,9 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         meta: WorkerMetadata | None = connector_output.kv_connector_worker_meta
         if meta:
             self._driver.scheduling.heard(meta.report)
+            # vLLM has them computed anew, but not for a request that was given up in the same step.
+            if (unfilled := self._driver.scheduling.take_unfilled()) and self._cache:
+                self._cache.evict_blocks(unfilled)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -386,6 +402,11 @@ def _in_memory(name: str, rows: torch.Tensor) -> Layer:
     reach = (count - 1) * stride + size
     memory = memoryview((ctypes.c_ubyte * reach).from_address(rows.data_ptr())).cast("B")
     return Layer(name, memory, 0, stride, size)
+
+
+def _kernel(layer: Any) -> tuple[str, str]:
+    """What writes a layer's blocks; on CPUs each set of instructions packs them in its own way."""
+    return layer.get_attn_backend().get_name(), getattr(layer, "isa", "")
 
 
 def _dtype(kv_caches: dict[str, torch.Tensor]) -> str:

@@ -23,9 +23,9 @@ from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
 from swdriver_shim.agents import Control
-from swdriver_shim.claims import Claim, Judge
+from swdriver_shim.claims import Claim, Judge, carried_by
 from swdriver_shim.deciding import Receipt
-from swdriver_shim.desired import GroupSpec, HomeSpec, ModelSpec
+from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.granting import grant, part_name, shard_name
 from swdriver_shim.halves import FarShard, Line, Place
 from swdriver_shim.homes import Home
@@ -98,6 +98,8 @@ class Deciding:
         """`hash_tokens`: so many have one of vLLM's hashes, if its KV events are wanted."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._setting = setting
+        self._document: Desired | None = None
+        self._orgs: dict[str, OrgSpec] = {}  # of what was told
         self._judge = Judge(setting.claims_key, setting.driver)
         model = model_spec(setting, workers)
         homes = self._granted(setting.agent, model) if setting.agent else setting.homes
@@ -119,6 +121,7 @@ class Deciding:
             model.unit_tokens,
             len(workers),
             self.who,
+            self.is_served,
             wait_seconds=setting.wait_seconds,
             only_if_faster=setting.only_if_faster,
             events=self.events,
@@ -171,9 +174,7 @@ class Deciding:
         if request.resumable:
             self.refused["streamed_input"] += 1  # which takes back tokens
             return None
-        carried = request.kv_transfer_params
-        token = carried.get("tidegate") if isinstance(carried, dict) else None
-        claim = self._judge.judge(token)
+        claim = self._judge.judge(carried_by(request.kv_transfer_params))
         unsigned = self._setting.unsigned_org
         if not isinstance(claim, Claim):
             self.refused[claim.value] += 1
@@ -183,14 +184,23 @@ class Deciding:
         elif claim.org == unsigned:
             self.refused["not_claimable"] += 1
             return None
-        told = self.shim.desired
-        org = next((one for one in told.orgs if one.name == claim.org), None) if told else None
+        org = self._org(claim.org)
         if org is None:
             self.refused["unknown_org"] += 1
             return None
         lora = request.lora_request
         adapter = f"{lora.lora_name} {lora.lora_path}" if lora else ""
         return Asker(self.shim.keys(org, adapter), claim.rules)
+
+    def is_served(self, asker: Asker) -> bool:
+        """Whether its org is still here, with the same secret."""
+        org, keys = self._org(asker.keys.org), asker.keys
+        return org is not None and self.shim.keys(org, keys.namespace.adapter).tag == keys.tag
+
+    def _org(self, name: str) -> OrgSpec | None:
+        if (told := self.shim.desired) is not self._document:
+            self._document, self._orgs = told, {one.name: one for one in told.orgs} if told else {}
+        return self._orgs.get(name)
 
     # Verbs
 

@@ -6,8 +6,8 @@ loaded is whole units, and its last token is computed in any case: its logits ar
 is whole units of tokens that are known and whose KV is there at the end of a step: no draft, no
 placeholder.
 
-While a load of a request is under way nothing of it is stored: what was computed behind columns that
-turn out not to be there is worth nothing.
+While a load is under way nothing is stored of its request, nor of others that share its blocks: what
+was computed behind columns that turn out not to be there is worth nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 MEASURED_TOKENS_MIN: Final = 64  # of one request in a step, to learn from it how long computing takes
 MEASURED_PART_MIN: Final = 0.8  # of the step's tokens
-ASKED_SECONDS_MAX: Final = 60.0  # what was found is looked for anew after so long in vLLM's queue
-LOOK_SECONDS: Final = 0.005  # between looks at what tier 2 has brought
+ASKED_SECONDS_MAX: Final = 60.0  # after so long in vLLM's queue, tier 2 is asked anew
+LOOK_SECONDS: Final = 0.005  # between looks at what is there by now
 IDLE_SECONDS: Final = 0.005  # for an engine that has nothing else to do
 NULL_BLOCK: Final = 0  # vLLM's name for one that is not there, as before a window
 
@@ -50,6 +50,8 @@ class Request(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def num_computed_tokens(self) -> int: ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool | None: ...
     @property
     def all_token_ids(self) -> Sequence[int]: ...
     @property
@@ -93,6 +95,7 @@ class Ongoing:
     found: int = 0  # tokens that are there, as was said last
     computed: int = 0  # tokens that vLLM had itself then
     load: int | None = None
+    is_doubtful: bool = False  # it may have been computed behind what was not there: nothing is stored
     stored: int = 0  # so many of its tokens are stored, or on their way
     named: int = 0  # so many of its units have vLLM's names for events
     last_blocks: Sequence[Sequence[int]] | None = None  # it has ended, with these
@@ -107,7 +110,14 @@ class Load:
     ongoing: Ongoing
     asked: Asked
     columns: list[list[Column]]  # as in the order
+    blocks: set[int]
+    table: Sequence[int]  # of its request, in the first group
+    end: int  # so many tokens are there then
     loaded: Loaded | None = None
+
+    def fills(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether a request with these blocks looks at what is loaded."""
+        return not all(self.blocks.isdisjoint(table) for table in tables)
 
 
 @dataclass(slots=True)
@@ -130,6 +140,7 @@ class Scheduling:
         unit_tokens: int,
         workers: int,
         who: Callable[[Any], Asker | None],
+        is_served: Callable[[Asker], bool] = lambda _: True,
         *,
         wait_seconds: float = 0.0,
         is_far: bool = False,
@@ -137,7 +148,8 @@ class Scheduling:
         events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`who` asks with a request; None if it is cached for nobody. `wait_seconds`: how long a request
+        """`who` asks with a request; None if it is cached for nobody. `is_served`: whether it still is,
+        as it was; an org may be taken out while its requests go on. `wait_seconds`: how long a request
         waits, at most, for what tier 2 has of it. `is_far`: agents are not on the workers' nodes.
         `only_if_faster`: what was found to take longer than computing is not loaded."""
         self.counts: Counter[str] = Counter()  # since the start
@@ -146,6 +158,7 @@ class Scheduling:
         self._unit = unit_tokens
         self._workers = workers
         self._who = who
+        self._is_served = is_served
         self._wait_seconds = wait_seconds
         self._is_far = is_far
         self._only_if_faster = only_if_faster
@@ -156,6 +169,8 @@ class Scheduling:
         self._numbers = 0
         self._is_idle = True  # nothing was computed in the last step
         self._loads: dict[int, Load] = {}
+        self._failed: list[Load] = []  # what they were to fill is being computed anew
+        self._unfilled: set[int] = set()  # blocks that do not hold what vLLM thinks
         self._stores: dict[int, Storing] = {}
         self._new_loads: list[Order] = []
         self._taken: set[int] = set()  # blocks that this step's loads write to
@@ -177,7 +192,7 @@ class Scheduling:
         """How many tokens behind those that vLLM has itself are there; None to be asked again. And
         whether the request has to wait for its load."""
         one = self._of(request)
-        if one is None or one.load is not None:
+        if one is None or one.load is not None or request.skip_reading_prefix_cache:
             return 0, False
         now = self._clock()
         asked = self._look(one, now)
@@ -207,8 +222,11 @@ class Scheduling:
 
     def _look(self, one: Ongoing, now: float) -> Asked | None:
         """What there is by now."""
+        if not self._is_served(one.asker):
+            self._let_go(one)
+            return None
         if one.asked and now < one.asked_at + ASKED_SECONDS_MAX:
-            if one.asked.coming and now >= one.looked_at + LOOK_SECONDS:
+            if now >= one.looked_at + LOOK_SECONDS:  # it may have expired, or tier 2 has brought more
                 one.asked, one.looked_at = self._driver.again(one.asked), now
             return one.asked
         self._let_go(one)
@@ -239,7 +257,7 @@ class Scheduling:
         asked, one.asked, one.waiting_since = one.asked, None, None
         match, end = asked.match, one.computed + external
         number = self._next_number()
-        load = Load(one, asked, [[] for _ in self._groups])
+        columns: list[list[Column]] = [[] for _ in self._groups]
         carries: tuple[list[Carry], ...] = tuple([] for _ in self._groups)
         for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
             each = self._groups[group].block_tokens
@@ -252,13 +270,14 @@ class Scheduling:
                 )
                 if any(block != LEAVE for block in wanted):
                     carries[group].append(Carry(slot, column.key, self._part(column.depth), wanted))
-                    load.columns[group].append(column)
+                    columns[group].append(column)
         one.load = number
         one.stored = max(one.stored, match.tokens)
-        self._loads[number] = load
         order = Order(number, one.id, one.asker.keys.tag, carries)
+        filled = order.blocks - {LEAVE}
+        self._loads[number] = Load(one, asked, columns, filled, blocks[0], end)
         self._new_loads.append(order)
-        self._taken |= order.blocks - {LEAVE}
+        self._taken |= filled
 
     def heard(self, report: Report) -> None:
         """What workers say with the output of a step."""
@@ -282,13 +301,25 @@ class Scheduling:
         self.counts["refused_columns"] += len(refused)
         if refused:
             first = min(column.depth for column in refused) * COLUMN_TOKENS
+            first -= first % self._unit
             self._driver.refuse(refused)
-            self._driver.end_load(load.asked, first - first % self._unit)
+            self._driver.end_load(load.asked, first)
             one.stored = 0  # what is there still is found out then
+            if not self.loads_ahead:  # else nobody has counted on its blocks yet
+                self._failed.append(load)
+                self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
+                for ended in self._ended:  # of which vLLM takes nothing back
+                    ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
         else:
             self._driver.note_refill(match, loaded.seconds)
             self._driver.end_load(load.asked)
         one.load = None
+
+    def take_unfilled(self) -> set[int]:
+        """Blocks since the last time that vLLM's own cache must not find: what was to be loaded to them
+        has not come, and what was computed behind that is wrong."""
+        taken, self._unfilled = self._unfilled, set()
+        return taken
 
     def _let_go(self, one: Ongoing) -> None:
         if one.asked:
@@ -301,40 +332,67 @@ class Scheduling:
         self,
         scheduled: Mapping[str, int],
         blocks_of: Callable[[str], Sequence[Sequence[int]] | None],
-        written: Collection[int],
+        given: Iterable[tuple[Sequence[Sequence[int]], int]],
     ) -> Step:
-        """What workers are to do in a step in which so many tokens of each request are computed, and
-        blocks are given to requests that are going to write to them."""
+        """What workers are to do in a step in which so many tokens of each request are computed.
+        `given`: blocks that requests get, and of how many tokens they hold the KV already."""
         made = Step()
         self._steps.append((self._clock(), *self._measured(scheduled)))
+        self._is_idle = not scheduled
         if self._new_loads:
             loads = made.loads_ahead if self.loads_ahead else made.loads
             loads += self._new_loads
-        wanted, self._new_loads, self._taken = self._taken.union(written), [], set()
+        wanted, self._new_loads, self._taken = self._taken, [], set()
+        for tables, computed in given:  # those before are shared, and nobody writes to them
+            for table, group in zip(tables, self._groups, strict=False):
+                wanted.update(table[computed // group.block_tokens :])
         with self._lock:
             made.over_first = [
                 number
                 for number, storing in self._stores.items()
                 if not wanted.isdisjoint(storing.blocks)
             ]
+        self._doubt(scheduled, blocks_of)
         for name, count in scheduled.items():
             one = self._ongoing.get(name)
-            if one is None or one.load is not None:
+            if one is None or one.load is not None or one.is_doubtful:
                 continue
             request = one.request
             done = min(request.num_computed_tokens + count, len(request.all_token_ids))
-            if done // self._unit * self._unit > one.stored and (blocks := blocks_of(name)):
+            if done // self._unit * self._unit <= one.stored or not (blocks := blocks_of(name)):
+                continue
+            if not self._is_loading(blocks):
                 self._store(one, done, blocks, made)
         for _ in range(len(self._ended)):
             one = self._ended.popleft()
-            if one.load is not None and one.load in self._loads:
+            if one.load in self._loads or self._is_loading(one.last_blocks or ()):
                 self._ended.append(one)  # until it is known what it has computed with
                 continue
-            if one.last_blocks is not None:
+            if one.last_blocks is not None and not one.is_doubtful:
                 done = min(one.request.num_computed_tokens, len(one.request.all_token_ids))
                 self._store(one, done, one.last_blocks, made)
             made.ending.append(one.id)
         return made
+
+    def _is_loading(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether some of these blocks are being filled, beside the steps that look at them."""
+        return not self.loads_ahead and any(load.fills(tables) for load in self._loads.values())
+
+    def _doubt(
+        self, scheduled: Collection[str], blocks_of: Callable[[str], Sequence[Sequence[int]] | None]
+    ) -> None:
+        """Whoever looks at blocks that another request is computing anew may come before it has."""
+        self._failed = [load for load in self._failed if self._is_computed_anew(load)]
+        for name in scheduled if self._failed else ():
+            one, blocks = self._ongoing.get(name), blocks_of(name)
+            if one and blocks:
+                one.is_doubtful |= any(
+                    load.ongoing is not one and load.fills(blocks) for load in self._failed
+                )
+
+    def _is_computed_anew(self, load: Load) -> bool:
+        one = load.ongoing
+        return self._ongoing.get(one.id) is one and one.request.num_computed_tokens < load.end
 
     def _measured(self, scheduled: Mapping[str, int]) -> tuple[str, int]:
         """Whose tokens a step is about, and how many; of none if it is about several or about loads."""
@@ -354,7 +412,7 @@ class Scheduling:
     def _store(self, one: Ongoing, done: int, blocks: Sequence[Sequence[int]], made: Step) -> None:
         """What is not stored yet of the first so many tokens, if it is there."""
         done -= done % self._unit
-        if done <= one.stored:
+        if done <= one.stored or not self._is_served(one.asker):
             return
         self._extend(one, done)
         first = [self._first(group, blocks[group], done) for group in range(len(self._groups))]

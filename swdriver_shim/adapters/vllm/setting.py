@@ -27,6 +27,7 @@ from kvss_agent.client import Address
 from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
+from swdriver_shim.adapters.vllm.blocks import Unfit
 from swdriver_shim.claims import KEY_BYTES_MIN
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
 from swdriver_shim.layout import SHARDS_MAX
@@ -34,6 +35,7 @@ from swdriver_shim.layout import SHARDS_MAX
 WAIT_SECONDS: Final = 0.2
 WAIT_SECONDS_MAX: Final = 60.0
 SECRET_BYTES: Final = 32
+RANK: Final = "{rank}"
 
 Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
 
@@ -100,6 +102,17 @@ class Setting(Document, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(Setting)
+
+
+def file_of(told: str, rank: int, engines: int) -> Path:
+    """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
+    stands for which). Raises Unfit where they would share one."""
+    if (rank or engines > 1) and RANK not in told:
+        raise Unfit(
+            "With data parallelism each engine has a driver, and shards, of its own: write a file for "
+            f"each, with another `driver` and agent, and name them with {RANK}: /etc/job7-{RANK}.json."
+        )
+    return Path(told.replace(RANK, str(rank)))
 
 
 def read(path: Path) -> Setting:

@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,7 @@ from swdriver_shim.adapters.vllm.orders import Loaded, Order, Refused, Report, S
 from swdriver_shim.halves import MovingHalf
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.moving import Look, Out, Shard
+from swdriver_shim.slots import USE_SECONDS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ SAVES_MAX: Final = 1024  # orders that wait; more are given up at once
 LOADS_AHEAD_AT_ONCE: Final = 4
 STAGING_BYTES: Final = 16 << 20  # columns are put together here, a few at a time
 TURN_SECONDS: Final = 0.25  # for saves whose blocks somebody else is to have
+SAVE_SECONDS_MAX: Final = USE_SECONDS_MAX - 60  # then its slots may soon be taken for free
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,7 @@ class Save:
     """One order, until the end."""
 
     order: Order
+    until: float  # then it is too late
     marks: list[Mark] = field(default_factory=list)  # of each group: what it has to come after
     is_over: threading.Event = field(default_factory=threading.Event)
     is_given_up: bool = False
@@ -71,6 +74,7 @@ class Worker:
         half: MovingHalf,
         *,
         goes_on_from_blocks: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`names` of the groups. The decider opens a shard of each, called after it and a number.
 
@@ -78,6 +82,7 @@ class Worker:
         whose load it was.
         """
         self._goes_on_from_blocks = goes_on_from_blocks
+        self._clock = clock
         self.counts: Counter[str] = Counter()  # since the start
         self._names = names
         self._groups = groups
@@ -121,8 +126,8 @@ class Worker:
         """Before anything of the step is computed: whoever has to be out of the way is, from here on."""
         until = time.monotonic() + TURN_SECONDS
         for number in step.over_first:
-            if save := self._saves.get(number):
-                save.is_over.wait(max(0.0, until - time.monotonic()))
+            save = self._saves.get(number)
+            if save and not save.is_over.wait(max(0.0, until - time.monotonic())):
                 with save.reading:
                     save.is_given_up = True
         self._ending.update(step.ending)
@@ -143,22 +148,18 @@ class Worker:
     def computed(self, step: Step) -> None:
         """All of the step is in the blocks. What was loaded for it is known; what is to be saved is."""
         loads = self._loading.done()
-        spoiled = set()
         for order in step.loads:
             loaded = loads[order.number]
-            self._note(order, loaded)
-            bad = _blocks_of(order, loaded.refused)
-            self._result.bad_blocks |= bad
-            if bad:
-                spoiled.add(order.request)
+            self._note(self._result, order, loaded)
+            self._result.bad_blocks |= _blocks_of(order, loaded.refused)
         marks = [of.mark() for of in self._groups] if step.stores else []
         for order in step.stores:
-            save = Save(order, marks)
+            save = Save(order, self._clock() + SAVE_SECONDS_MAX, marks)
             with self._lock:
                 self._saves[order.number] = save
                 self._by_request.setdefault(order.request, set()).add(order.number)
                 has_room = len(self._saves) <= SAVES_MAX
-            save.is_given_up = order.request in spoiled or not has_room
+            save.is_given_up = not has_room
             self._waiting.put(save)
         self._loading = Loading(self, Step())
         self._loading.end()
@@ -168,7 +169,7 @@ class Worker:
         result, self._result = self._result, Result()
         while not self._ahead.empty():
             order, loaded = self._ahead.get()
-            self._note_in(result, order, loaded)
+            self._note(result, order, loaded)
             result.arrived.add(order.request)
             if self._goes_on_from_blocks:
                 result.bad_blocks |= _blocks_of(order, loaded.refused)
@@ -179,10 +180,7 @@ class Worker:
         self._ending -= result.ended
         return result
 
-    def _note(self, order: Order, loaded: Loaded) -> None:
-        self._note_in(self._result, order, loaded)
-
-    def _note_in(self, result: Result, order: Order, loaded: Loaded) -> None:
+    def _note(self, result: Result, order: Order, loaded: Loaded) -> None:
         result.report.loads[order.number] = loaded
         self.counts["loads"] += 1
         self.counts["loaded_bytes"] += loaded.bytes
@@ -240,6 +238,7 @@ class Worker:
                     for at, one in enumerate(batch)
                 ]
                 with save.reading:
+                    save.is_given_up |= self._clock() >= save.until
                     if save.is_given_up:
                         return size
                     wanted = [block for one in batch for block in one.blocks]

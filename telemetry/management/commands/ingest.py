@@ -12,10 +12,10 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.emitter import Emitter
 from telemetry.ingest import BATCH_MAX, Counts, Ingest
 from telemetry.notify import notify
 from telemetry.rounds import keep
+from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,11 @@ class Command(BaseCommand):
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=5)
         counts = Counts()
         reading = Reading(Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts))
-        emitter = Emitter(settings.REDIS_URL, "ingest", settings.VERSION, collect=counts.collect).start()
+        telling = Telling(
+            settings.REDIS_URL, settings.OTLP_URL, "ingest", settings.VERSION, collect=counts.collect
+        )
         keep(reading.round)
-        emitter.stop()
+        telling.stop()
         client.close()
         log.info("stopped after %s", dict(counts.records))
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.emitter import Emitter
 from telemetry.notify import notify
 from telemetry.rollup import Counts, RollUp
 from telemetry.rounds import keep
+from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,11 @@ class Command(BaseCommand):
         os.nice(NICE)
         counts = Counts()
         rolling = RollingUp(counts)
-        emitter = Emitter(settings.REDIS_URL, "rollup", settings.VERSION, collect=counts.collect).start()
+        telling = Telling(
+            settings.REDIS_URL, settings.OTLP_URL, "rollup", settings.VERSION, collect=counts.collect
+        )
         keep(rolling.round)
-        emitter.stop()
+        telling.stop()
         log.info("stopped after %s", dict(counts.rows))
 
 

@@ -1,0 +1,335 @@
+"""Alerts and silences over REST. Rules and channels are in `api_settings`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Field, Path, Router, Schema, Status
+
+from console.accounts.browser import requester
+from console.accounts.models import NAME
+from console.alerts import services, silences
+from console.alerts.delivering import active_silences, silence_of
+from console.alerts.models import Alert, Comment, Silence
+from console.alerts.services import Filters
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import NO_NUL, Input, Moment, Reason, SearchText
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.orgs.models import SLUG
+from console.orgs.services import NoSuchUser, get_org
+
+router = Router(tags=["alerts"])
+
+Number = Annotated[int, Path(ge=1, le=2**63 - 1)]
+AlertState = Literal["quiet", "pending", "firing", "no_data", "resolved"]
+SeverityName = Literal["page", "ticket", "notice"]
+MatcherText = Annotated[str, Field(max_length=200, pattern=NO_NUL, examples=["node=ax-7"])]
+OrgSlug = Annotated[str, Field(pattern=SLUG, max_length=48)]
+
+
+class FlipOut(Schema):
+    number: int
+    episode: int
+    at: datetime
+    before: AlertState
+    after: AlertState
+    sentence: str
+
+
+class CommentOut(Schema):
+    id: int
+    at: datetime
+    author: str
+    text: str
+
+
+class AlertOut(Schema):
+    id: int
+    rule: str
+    title: str
+    severity: SeverityName
+    state: AlertState = Field(description="`no_data`: nobody knows, which is not well.")
+    since: datetime = Field(description="Of this state.")
+    begun_at: datetime = Field(description="Of this episode: its first breach.")
+    fired_at: datetime | None
+    observed_at: datetime = Field(description="Of which moment all this is known.")
+    topic: str
+    subject: str
+    org: str | None
+    labels: dict[str, str] = Field(description="What matchers are held against.")
+    sentence: str
+    value: float | None
+    threshold: float | None
+    evidence: dict[str, Any]
+    episode: int
+    acknowledged_at: datetime | None
+    acknowledged_by: str
+    assignee: str | None
+    hidden_by: int | None = Field(description="The alert that explains it.")
+    silenced_by: int | None
+    remedy: str
+    runbook: str
+
+
+class AlertWithHistory(AlertOut):
+    flips: list[FlipOut]
+    comments: list[CommentOut]
+
+
+class ReasonIn(Input):
+    reason: Reason = Field("", description="Why; it stands in the audit trail.")
+
+
+class CommentIn(Input):
+    text: Annotated[str, Field(min_length=1, max_length=2000, pattern=NO_NUL)]
+
+
+class AssigneeIn(Input):
+    username: Annotated[str, Field(pattern=NAME, max_length=63)] | None
+    reason: Reason = ""
+
+
+def show_alert(alert: Alert, active: list[Silence]) -> AlertOut:
+    return AlertOut(**_fields(alert, active))
+
+
+def _fields(alert: Alert, active: list[Silence]) -> dict[str, Any]:
+    rule, silence = alert.definition, silence_of(alert, active)
+    return {
+        "id": alert.pk,
+        "rule": alert.rule,
+        "title": alert.title,
+        "severity": alert.severity,
+        "state": alert.state,
+        "since": alert.state_since,
+        "begun_at": alert.begun_at,
+        "fired_at": alert.fired_at,
+        "observed_at": alert.observed_at,
+        "topic": alert.topic,
+        "subject": alert.subject,
+        "org": alert.org.slug if alert.org else None,
+        "labels": alert.all_labels,
+        "sentence": alert.sentence,
+        "value": alert.value,
+        "threshold": alert.threshold,
+        "evidence": alert.evidence,
+        "episode": alert.episode,
+        "acknowledged_at": alert.acknowledged_at,
+        "acknowledged_by": alert.acknowledged_by,
+        "assignee": alert.assignee.username if alert.assignee else None,
+        "hidden_by": alert.hidden_by_id,
+        "silenced_by": silence.pk if silence else None,
+        "remedy": rule.remedy if rule else "",
+        "runbook": f"docs/runbooks/{rule.runbook}" if rule else "",
+    }
+
+
+def _whole(alert: Alert) -> AlertWithHistory:
+    flips = alert.flips.order_by("-number")[:100]
+    comments = alert.comments.order_by("-pk")[:100]
+    return AlertWithHistory(
+        **_fields(alert, active_silences(timezone.now())),
+        flips=[
+            FlipOut(
+                number=flip.number,
+                episode=flip.episode,
+                at=flip.at,
+                before=_state(flip.before),
+                after=_state(flip.after),
+                sentence=flip.sentence,
+            )
+            for flip in flips
+        ],
+        comments=[show_comment(one) for one in comments],
+    )
+
+
+def _state(text: str) -> Any:
+    return text
+
+
+def show_comment(comment: Comment) -> CommentOut:
+    return CommentOut(id=comment.pk, at=comment.at, author=comment.author, text=comment.text)
+
+
+@router.get("/alerts", response={200: Page[AlertOut], **documented(404)}, summary="Alerts")
+def list_alerts(
+    request: HttpRequest,
+    state: Literal["open", "all", "pending", "firing", "no_data", "resolved"] = "open",
+    severity: Literal["", "page", "ticket", "notice"] = "",
+    rule: SearchText = "",
+    org: SearchText = "",
+    topic: Annotated[str, Field(max_length=240, pattern=NO_NUL)] = "",
+    q: SearchText = "",
+    *,
+    hidden: bool = False,
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    """The newest first. `hidden` also tells those that another one explains."""
+    principal = requester(request)
+    filters = Filters(
+        state=state,
+        severity=severity,
+        rule=rule,
+        org_id=get_org(principal, org).pk if org else None,
+        topic=topic,
+        q=q,
+        hidden=hidden,
+    )
+    alerts = filters.apply(services.visible_alerts(principal))
+    show = partial(show_alert, active=active_silences(timezone.now()))
+    return paginate(alerts, "-pk", cursor, limit, show)
+
+
+@router.get(
+    "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="One alert"
+)
+def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
+    return _whole(services.get_alert(requester(request), alert_id))
+
+
+@router.post(
+    "/alerts/{alert_id}/acknowledge",
+    response={200: AlertWithHistory, **documented(404)},
+    summary="Say that you have it in hand",
+)
+def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> AlertWithHistory:
+    principal = requester(request)
+    with transaction.atomic():
+        alert = services.for_change(principal, alert_id)
+        return _whole(services.acknowledge(principal, alert, payload.reason))
+
+
+@router.post(
+    "/alerts/{alert_id}/unacknowledge",
+    response={200: AlertWithHistory, **documented(404)},
+    summary="Say that nobody has it in hand",
+)
+def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> AlertWithHistory:
+    principal = requester(request)
+    with transaction.atomic():
+        alert = services.for_change(principal, alert_id)
+        return _whole(services.unacknowledge(principal, alert, payload.reason))
+
+
+@router.post(
+    "/alerts/{alert_id}/comments",
+    response={201: CommentOut, **documented(404)},
+    summary="Say something of it",
+)
+def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Status[CommentOut]:
+    principal = requester(request)
+    with transaction.atomic():
+        alert = services.for_change(principal, alert_id)
+        return Status(201, show_comment(services.comment(principal, alert, payload.text)))
+
+
+@router.put(
+    "/alerts/{alert_id}/assignee",
+    response={200: AlertWithHistory, **documented(404)},
+    summary="Assign it to somebody, or with null to nobody",
+)
+def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> AlertWithHistory:
+    principal = requester(request)
+    with transaction.atomic():
+        alert = services.for_change(principal, alert_id)
+        try:
+            return _whole(services.assign(principal, alert, payload.username or "", payload.reason))
+        except NoSuchUser as error:
+            raise Http404(str(error)) from None
+
+
+# Silences
+
+
+class SilenceOut(Schema):
+    id: int
+    state: Literal["to come", "active", "over"]
+    org: str | None
+    matchers: list[str]
+    starts_at: datetime
+    ends_at: datetime
+    author: str
+    reason: str
+    version: int = Field(description="Counts changes; it is the ETag.")
+
+
+class SilenceIn(Input):
+    org: OrgSlug | None = Field(None, description="Only alerts of this org; null for all.")
+    matchers: list[MatcherText] = Field(min_length=1, max_length=8, description="All have to hold.")
+    starts_at: Moment | None = Field(None, description="Now, if it is not said.")
+    ends_at: Moment = Field(description="At most 90 days after it starts.")
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=NO_NUL)]
+
+
+def show_silence(silence: Silence) -> SilenceOut:
+    state: Any = silence.state
+    return SilenceOut(
+        id=silence.pk,
+        state=state,
+        org=silence.org.slug if silence.org else None,
+        matchers=silence.matchers,
+        starts_at=silence.starts_at,
+        ends_at=silence.ends_at,
+        author=silence.author,
+        reason=silence.reason,
+        version=silence.version,
+    )
+
+
+@router.get("/silences", response={200: Page[SilenceOut], **documented()}, summary="Silences")
+def list_silences(
+    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    found = silences.visible_silences(requester(request))
+    return paginate(found, "-pk", cursor, limit, show_silence)
+
+
+@router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Silence alerts")
+def create_silence(request: HttpRequest, payload: SilenceIn, key: IdempotencyKey) -> HttpResponse:
+    principal = requester(request)
+
+    def create() -> Answer:
+        silence = silences.create_silence(
+            principal,
+            org=get_org(principal, payload.org) if payload.org else None,
+            matchers=payload.matchers,
+            starts_at=payload.starts_at,
+            ends_at=payload.ends_at,
+            reason=payload.reason,
+        )
+        headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
+        return Answer(201, show_silence(silence), headers)
+
+    return once(request, key, payload, create)
+
+
+@router.get(
+    "/silences/{silence_id}", response={200: SilenceOut, **documented(404)}, summary="One silence"
+)
+def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> SilenceOut:
+    silence = silences.get_silence(requester(request), silence_id)
+    response["ETag"] = etag(silence.version)
+    return show_silence(silence)
+
+
+@router.delete(
+    "/silences/{silence_id}",
+    response={200: SilenceOut, **documented(404, 412, 428)},
+    summary="End a silence now",
+)
+def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> SilenceOut:
+    """It stays on record."""
+    principal = requester(request)
+    with transaction.atomic():
+        silence = silences.for_change(principal, silence_id)
+        check_match(if_match, silence.version)
+        return show_silence(silences.end_silence(principal, silence))

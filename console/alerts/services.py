@@ -1,0 +1,245 @@
+"""Alerts as people deal with them: who may see one, who has it in hand, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import transaction
+from django.db.models import Case, IntegerField, Max, Q, QuerySet, Value, When
+from django.http import Http404
+from django.utils import timezone
+
+from console.accounts.models import User
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.alerts.catalogue import RULES
+from console.alerts.life import OPEN, State
+from console.alerts.models import Alert, Comment, Evaluation
+from console.alerts.rules import TICK_SECONDS, Severity
+from console.audit.services import record
+from console.orgs.models import Org
+from console.orgs.services import NoSuchUser
+from telemetry.events import events_of
+from telemetry.models import Event
+from telemetry.topics import ALERTS, FLEET, of_org
+
+BEFORE: Final = timedelta(minutes=30)  # an alert begins, what has changed is shown
+RELATED_MAX: Final = 20
+EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
+_ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
+
+
+def role_over(principal: Principal, org_id: int | None) -> Role | None:
+    """Their role over something of an org, or over what is of none: then that on the platform."""
+    return principal.platform_role if org_id is None else principal.role_in(org_id)
+
+
+def of_orgs(principal: Principal, at_least: Role = Role.VIEWER) -> Q:
+    """What is of an org in which they have this role; for those who have it on the platform, all."""
+    if principal.on_platform(at_least):
+        return Q()
+    confined = principal.token.org_id if principal.token else None
+    if confined is not None:
+        role = principal.role_in(confined)
+        return Q(org=confined) if role is not None and role >= at_least else Q(pk__in=[])
+    return Q(org__in=principal.orgs_where(at_least))
+
+
+def visible_alerts(principal: Principal) -> QuerySet[Alert]:
+    """What they may know of, but for what was only pending and did not last."""
+    return (
+        Alert.objects.filter(of_orgs(principal))
+        .exclude(state=State.QUIET)
+        .select_related("org", "assignee", "hidden_by")
+    )
+
+
+def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER) -> Alert:
+    """The one access function: Http404 for a stranger, Refused for who may not do it."""
+    alert = Alert.objects.select_related("org", "assignee", "hidden_by").filter(pk=alert_id).first()
+    role = role_over(principal, alert.org_id) if alert else None
+    if alert is None or role is None:
+        raise Http404("There is no such alert, or it is not yours to see.")
+    if role < at_least:
+        raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
+    return alert
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The same for the page and the API."""
+
+    state: str = "open"  # or one state, or all
+    severity: str = ""
+    rule: str = ""
+    org_id: int | None = None
+    topic: str = ""
+    q: str = ""
+    hidden: bool = False  # also those that others explain
+
+    def apply(self, alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+        if self.state == "open":
+            alerts = alerts.filter(state__in=OPEN)
+        elif self.state != "all":
+            alerts = alerts.filter(state=self.state)
+        if not self.hidden:
+            alerts = alerts.filter(hidden_by=None)
+        for name in ("severity", "rule", "topic"):
+            if value := getattr(self, name):
+                alerts = alerts.filter(**{name: value})
+        if self.org_id is not None:
+            alerts = alerts.filter(org=self.org_id)
+        if self.q:
+            alerts = alerts.filter(
+                Q(sentence__icontains=self.q) | Q(topic__icontains=self.q) | Q(rule__icontains=self.q)
+            )
+        return alerts
+
+
+def gravest_first(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+    """Firing first, pages before tickets, those of a rule together, the newest first."""
+    return alerts.order_by(
+        _place("state", _ORDER), _place("severity", list(Severity)), "rule", "-state_since", "-pk"
+    )
+
+
+def _place(field: str, values: Sequence[str]) -> Case:
+    cases = [When(**{field: str(value)}, then=Value(place)) for place, value in enumerate(values)]
+    return Case(*cases, default=Value(len(values)), output_field=IntegerField())
+
+
+def live_topic(principal: Principal, alert: Alert | None = None) -> str:
+    """What they may listen to, to hear of this alert, or of theirs. Nothing for a member of many orgs,
+    whose page asks now and then."""
+    if principal.on_platform(Role.VIEWER):
+        return ALERTS
+    if alert:
+        return alert.topic
+    orgs = list(Org.objects.filter(pk__in=principal.orgs_where(Role.VIEWER))[:2])
+    return of_org(orgs[0].slug) if len(orgs) == 1 else ""
+
+
+# In hand
+
+
+def for_change(principal: Principal, alert_id: int) -> Alert:
+    """Locked until the end of the transaction, for somebody who is on call for it."""
+    principal.check_may_change()
+    get_alert(principal, alert_id, Role.ON_CALL)
+    return Alert.objects.select_for_update(of=("self",)).get(pk=alert_id)
+
+
+@transaction.atomic
+def acknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
+    """Somebody has it in hand; a fact apart from its state, until the episode is over. Of one that is
+    acknowledged, or over, nothing changes. `alert` came from `for_change`."""
+    if alert.acknowledged_at is None and alert.is_open:
+        before = _snapshot(alert)
+        alert.acknowledged_at, alert.acknowledged_by = timezone.now(), principal.name
+        alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
+        _record(principal, "alert.acknowledge", alert, before, reason)
+    return alert
+
+
+@transaction.atomic
+def unacknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
+    """Nobody has it in hand after all."""
+    if alert.acknowledged_at is not None:
+        before = _snapshot(alert)
+        alert.acknowledged_at, alert.acknowledged_by = None, ""
+        alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
+        _record(principal, "alert.unacknowledge", alert, before, reason)
+    return alert
+
+
+@transaction.atomic
+def assign(principal: Principal, alert: Alert, username: str, reason: str = "") -> Alert:
+    """To somebody who may see it; to nobody where the name is empty. Raises NoSuchUser."""
+    user = _assignee(alert, username) if username else None
+    if user != alert.assignee:
+        before = _snapshot(alert)
+        alert.assignee = user
+        alert.save(update_fields=["assignee"])
+        _record(principal, "alert.assign", alert, before, reason)
+    return alert
+
+
+def _assignee(alert: Alert, username: str) -> User:
+    may_see = Q(platform_role__isnull=False)
+    if alert.org_id:
+        may_see |= Q(memberships__org=alert.org_id)
+    user = User.objects.filter(may_see, username=username, is_active=True).first()
+    if user is None:
+        raise NoSuchUser(f"There is no active user “{username}” who may see this alert.")
+    return user
+
+
+@transaction.atomic
+def comment(principal: Principal, alert: Alert, text: str) -> Comment:
+    """What is said stands in the timeline. The alert came from `for_change`."""
+    made = Comment.objects.create(alert=alert, author=principal.name, text=text)
+    _record(principal, "alert.comment", alert, None, "", {"text": text})
+    return made
+
+
+def _snapshot(alert: Alert) -> dict[str, Any]:
+    return {
+        "acknowledged_by": alert.acknowledged_by,
+        "assignee": alert.assignee.username if alert.assignee else None,
+    }
+
+
+def _record(
+    principal: Principal,
+    action: str,
+    alert: Alert,
+    before: dict[str, Any] | None,
+    reason: str,
+    after: dict[str, Any] | None = None,
+) -> None:
+    record(
+        principal,
+        action,
+        object_type="alert",
+        object_id=alert.pk,
+        object_name=str(alert)[:160],
+        org_id=alert.org_id,
+        before=before,
+        after=after or _snapshot(alert),
+        reason=reason,
+        topics=[ALERTS, alert.topic],
+    )
+
+
+# What is around it
+
+
+def changed_before(principal: Principal, alert: Alert) -> list[Event]:
+    """What was changed by people or processes shortly before it began: of its topic, and for those who
+    see it of the fleet; the latest first, without other alerts."""
+    topic = FLEET if principal.on_platform(Role.VIEWER) else alert.topic
+    found = events_of(topic, since=alert.begun_at - BEFORE, until=alert.begun_at)
+    return list(found.exclude(kind__startswith="alert").order_by("-pk")[:RELATED_MAX])
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Whether rules are evaluated: of an evaluator that is dead no alert can tell."""
+
+    at: datetime | None  # the last time that any rule was
+    late: bool
+    problems: dict[str, str]  # by rule
+
+    @classmethod
+    def now(cls) -> Evaluator:
+        at = Evaluation.objects.aggregate(at=Max("at"))["at"]
+        known = [rule.slug for rule in RULES]
+        problems = Evaluation.objects.filter(rule__in=known).exclude(problem="")
+        return cls(
+            at,
+            at is None or timezone.now() - at > EVALUATOR_LATE,
+            dict(problems.values_list("rule", "problem")),
+        )

@@ -1,0 +1,79 @@
+"""From when to when the charts of a page reach. It stands in the address, for all of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+SPANS: Final[Mapping[str, int]] = {
+    "15m": 900,
+    "1h": 3600,
+    "6h": 6 * 3600,
+    "24h": 86_400,
+    "7d": 7 * 86_400,
+    "30d": 30 * 86_400,
+}
+DEFAULT: Final = "1h"
+SECONDS_MIN: Final = 60
+SECONDS_MAX: Final = 3 * 366 * 86_400
+FAR_AWAY: Final = 1 << 33  # in 2242
+
+
+class BadRange(ValueError):
+    """What is wrong with it, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    start: float  # seconds since 1970
+    end: float
+    name: str = ""  # of a span that ends now; empty for a fixed one
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def query(self) -> str:
+        """As it stands in an address."""
+        if self.name:
+            return f"range={self.name}"
+        return f"from={_written(self.start)}&until={_written(self.end)}"
+
+
+def of_query(query: Mapping[str, str], now: float) -> Range:
+    """Raises BadRange. Without anything, the last hour."""
+    if query.get("from") or query.get("until"):
+        return _fixed(query.get("from", ""), query.get("until", ""), now)
+    name = query.get("range") or DEFAULT
+    if name not in SPANS:
+        raise BadRange(f"There is no range “{name[:20]}”; there are {', '.join(SPANS)}.")
+    return Range(now - SPANS[name], now, name)
+
+
+def _fixed(start: str, end: str, now: float) -> Range:
+    last = _read(end) if end else now
+    first = _read(start) if start else last - SPANS[DEFAULT]
+    if not SECONDS_MIN <= last - first <= SECONDS_MAX:
+        raise BadRange(
+            "A range is a minute long at least, three years at most, and ends after it begins."
+        )
+    return Range(first, last)
+
+
+def _read(text: str) -> float:
+    """A moment as a browser's own control writes it; without a zone it is UTC."""
+    try:
+        at = datetime.fromisoformat(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise BadRange(f"“{text[:40]}” is no moment; write it as 2026-11-21T03:00.") from None
+    if not SECONDS_MAX < seconds < FAR_AWAY:
+        raise BadRange(f"“{text[:40]}” is not of our time.")
+    return seconds
+
+
+def _written(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,235 @@
+"""A chart: one metric of one topic over a range, drawn by the browser, and told as a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.db.models import Q
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.charts.ranges import Range
+from console.metrics.catalog import METRICS
+from console.metrics.services import check_topic
+from console.orgs.services import visible_orgs
+from telemetry.events import events_of
+from telemetry.figures import figure_of
+from telemetry.histogram import BOUNDS, Histogram
+from telemetry.metrics import Kind, Metric
+from telemetry.models import Topic
+from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask
+from telemetry.topics import FLEET, of_org
+
+TOPICS_MAX: Final = 500  # of a picker
+MARKERS_MAX: Final = 50
+ROWS_MAX: Final = 60  # of the table; all of them are in the CSV
+UNIT_OF_FOLD: Final = {Fold.RATE: "/s", Fold.RATIO: "share", Fold.SUM: ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a page asks for. Several folds are several lines; a heat map stands alone."""
+
+    topic: str
+    title: str
+    metric: Metric
+    folds: tuple[Fold, ...]
+    by: tuple[str, ...] = ()
+    over: Metric | None = None
+    where: Mapping[str, str]
+
+    @property
+    def is_heat_map(self) -> bool:
+        return self.folds == (Fold.HEATMAP,)
+
+    @property
+    def unit(self) -> str:
+        fold, name = self.folds[0], self.metric.name
+        if fold is Fold.RATE and name.endswith("_bytes_total"):
+            return "bytes/s"
+        if self.metric.kind is Kind.HISTOGRAM and fold not in (Fold.RATE, Fold.SUM):
+            return "seconds"
+        if fold in UNIT_OF_FOLD:
+            return UNIT_OF_FOLD[fold]
+        return next((unit for unit in ("bytes", "seconds") if name.endswith(f"_{unit}")), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    name: str
+    figure: str  # that tells its newest value live
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    plan: Plan
+    reach: Range
+    times: range
+    series: Sequence[Series]
+    markers: Sequence[Mapping[str, Any]]
+    queries: Sequence[str]  # of the API, one for each fold
+    problem: str = ""  # why there is nothing
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(value is not None for one in self.series for value in one.values)
+
+    @property
+    def for_browser(self) -> dict[str, Any]:
+        """What chart.js draws."""
+        return {
+            "topic": self.plan.topic,
+            "unit": self.plan.unit,
+            "isHeatMap": self.plan.is_heat_map,
+            "bounds": list(BOUNDS) if self.plan.is_heat_map else None,
+            "span": self.reach.end - self.reach.start if self.reach.is_live else None,
+            "start": self.times.start,
+            "end": self.times.stop,
+            "step": self.times.step,
+            "series": [
+                {"name": one.name, "figure": one.figure, "values": one.values} for one in self.series
+            ],
+            "markers": list(self.markers),
+            "queries": list(self.queries),
+        }
+
+    @property
+    def header(self) -> list[str]:
+        return ["50 % below", "99 % below", "times"] if self.plan.is_heat_map else self._names
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.name for one in self.series]
+
+    @property
+    def rows(self) -> list[tuple[datetime, list[Value]]]:
+        """The newest first."""
+        newest = range(len(self.times) - 1, max(-1, len(self.times) - 1 - ROWS_MAX), -1)
+        return [(datetime.fromtimestamp(self.times[place], UTC), self._row(place)) for place in newest]
+
+    def _row(self, place: int) -> list[Value]:
+        values = [one.values[place] for one in self.series]
+        return _of_buckets(values[0] if values else None) if self.plan.is_heat_map else values
+
+    @property
+    def happened(self) -> list[tuple[datetime, str]]:
+        """The markers in words, the newest first."""
+        return [
+            (datetime.fromtimestamp(one["at"], UTC), one["sentence"]) for one in reversed(self.markers)
+        ]
+
+    @property
+    def csv(self) -> list[tuple[str, str]]:
+        """Fold and address of each."""
+        made = [query.replace("/metrics/query?", "/metrics/query.csv?") for query in self.queries]
+        return list(zip(self.plan.folds, made, strict=True))
+
+
+def draw(principal: Principal, plan: Plan, over: Range) -> Chart:
+    """Raises Http404 for a topic that is not theirs to see. What can't be answered is said instead."""
+    check_topic(principal, plan.topic)
+    queries = [_query(plan, fold, over) for fold in plan.folds]
+    now = time.time()
+    try:
+        answers = [ask(_question(plan, fold, over), now) for fold in plan.folds]
+    except Unanswerable as error:
+        return Chart(plan, over, range(0), (), (), queries, str(error))
+    series = [
+        Series(_name(plan, answer, line.labels), _figure(plan, answer, line.labels), line.values)
+        for answer in answers
+        for line in answer.lines
+    ]
+    return Chart(plan, over, answers[0].times, series, _markers(plan.topic, over), queries)
+
+
+def _question(plan: Plan, fold: Fold, over: Range) -> Question:
+    return Question(
+        topic=plan.topic,
+        metric=plan.metric,
+        fold=fold,
+        start=over.start,
+        end=over.end,
+        where=plan.where,
+        by=plan.by,
+        over=plan.over,
+    )
+
+
+def _query(plan: Plan, fold: Fold, over: Range) -> str:
+    """The same over REST."""
+    asked: list[tuple[str, str]] = [("topic", plan.topic), ("name", plan.metric.name), ("fold", fold)]
+    asked += [("by", label) for label in plan.by]
+    asked += [("label", f"{name}:{value}") for name, value in plan.where.items()]
+    if plan.over:
+        asked.append(("over", plan.over.name))
+    asked += [("start", _moment(over.start)), ("end", _moment(over.end))]
+    return f"/api/v1/metrics/query?{urlencode(asked)}"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
+    fold = answer.question.fold
+    parts = [value or "none" for value in labels.values()]
+    return " ".join([*parts, *([fold] if len(plan.folds) > 1 or not parts else [])])
+
+
+def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
+    if plan.where:
+        return ""
+    return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels)
+
+
+def _markers(topic: str, over: Range) -> list[dict[str, Any]]:
+    """What happened meanwhile, the newest of it."""
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (over.start, over.end))
+    found = events_of(topic, since=since, until=until).order_by("-pk")[:MARKERS_MAX]
+    return [
+        {"id": event.pk, "at": event.at.timestamp(), "sentence": event.sentence, "kind": event.kind}
+        for event in reversed(found)
+    ]
+
+
+def _of_buckets(counts: Value) -> list[Value]:
+    """A row of a heat map's table: two percentiles, and of how many."""
+    if not isinstance(counts, list):
+        return [None, None, None]
+    histogram = Histogram(counts)
+    return [histogram.quantile(0.5), histogram.quantile(0.99), histogram.count]
+
+
+def plan_of(
+    topic: str, title: str, name: str, folds: str, *, by: str = "", over: str = "", where: str = ""
+) -> Plan:
+    """As templates write it. Raises ValueError for a metric, fold or label that is not there: a mistake
+    of the page, to be seen at its first test."""
+    labels = [one.partition(":") for one in where.split()]
+    plan = Plan(
+        topic=topic,
+        title=title,
+        metric=METRICS[name],
+        folds=tuple(Fold(fold) for fold in folds.split()),
+        by=tuple(by.split()),
+        over=METRICS[over] if over else None,
+        where={label: value for label, _, value in labels},
+    )
+    if not plan.folds or (Fold.HEATMAP in plan.folds and not plan.is_heat_map):
+        raise ValueError(f"{title}: several lines, or one heat map")
+    return plan
+
+
+def topics_for(principal: Principal) -> list[str]:
+    """For a picker: of whom something was told, and whose numbers they may see. The widest first."""
+    if not principal.on_platform(Role.VIEWER):
+        return [of_org(org.slug) for org in visible_orgs(principal)[:TOPICS_MAX]]
+    shown = Q(name__startswith="node:") | Q(name__startswith="driver:") | Q(name__startswith="org:")
+    told = Topic.objects.filter(shown | Q(name__startswith="session:")).order_by("name")
+    return [FLEET, *told.values_list("name", flat=True)[:TOPICS_MAX]]

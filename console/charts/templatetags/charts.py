@@ -1,0 +1,111 @@
+"""`{% range_picker %}` once on a page, `{% chart … %}` as often as there are charts.
+
+    {% load charts %}
+    {% block scripts %}{% chart_scripts %}{% endblock %}
+    {% range_picker %}
+    {% chart topic "Refill" "swdriver_refill_seconds" "p50 p99" %}
+    {% chart topic "Refill" "swdriver_refill_seconds" "heatmap" %}
+    {% chart topic "Hit rate" "swdriver_hit_tokens_total" "ratio" over="swdriver_requested_tokens_total" by="tier" %}
+
+The page's view has nothing to do for it. What somebody may not see is not drawn: Http404.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django import template
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import slugify
+
+from console.accounts.browser import requester
+from console.charts.finder import styles_it_would_write
+from console.charts.ranges import SPANS, BadRange, Range, of_query
+from console.charts.services import Plan, draw, plan_of
+from telemetry.queries import Value
+
+register = template.Library()
+_RANGE: Final = "_range_of_charts"
+_TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
+_SIZES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@register.inclusion_tag("charts/scripts.html")
+def chart_scripts() -> dict[str, Any]:
+    return {"styles": styles_it_would_write()}
+
+
+@register.inclusion_tag("charts/range_picker.html", takes_context=True)
+def range_picker(context: template.Context) -> dict[str, Any]:
+    request: HttpRequest = context["request"]
+    chosen, problem = _range(request)
+    kept = [
+        (name, value) for name, value in request.GET.items() if name not in ("range", "from", "until")
+    ]
+    return {
+        "spans": list(SPANS),
+        "chosen": chosen,
+        "problem": problem,
+        "kept": kept,
+        "from": request.GET.get("from", ""),
+        "until": request.GET.get("until", ""),
+        "request": request,
+    }
+
+
+@register.inclusion_tag("charts/chart.html", takes_context=True)
+def chart(
+    context: template.Context, topic: str, title: str, name: str, folds: str, **more: str
+) -> dict[str, Any]:
+    """`name` and `folds` as in the API; `by`, `over` and `where` likewise, where `where` is
+    `label:value` and several of either are parted by blanks."""
+    request: HttpRequest = context["request"]
+    plan = plan_of(topic, title, name, folds, **more)
+    chosen, _ = _range(request)
+    drawn = draw(requester(request), plan, chosen)
+    return {
+        "chart": drawn,
+        "id": _id(plan),
+        "alt": f"{title} of {topic}, {' and '.join(plan.folds)}; the same as a table below.",
+        "rows": drawn.rows,
+        "request": request,
+    }
+
+
+@register.simple_tag
+def chart_value(value: Value, unit: str) -> str | SafeString:
+    """As figures.js writes it."""
+    if not isinstance(value, int | float):
+        return format_html('<span class="quiet">{}</span>', "—")
+    if unit == "seconds":
+        _, factor, name = next(one for one in _TIMES if value >= one[0])
+        return f"{value * factor:.3g} {name}"
+    if unit == "share":
+        return f"{value * 100:.3g} %"
+    size, letter = next((one for one in _SIZES if abs(value) >= one[0]), (1.0, ""))
+    name = {"bytes": "B", "bytes/s": "B/s"}.get(unit, unit)
+    return f"{value / size:.3g} {letter}{name}".strip()
+
+
+def _range(request: HttpRequest) -> tuple[Range, str]:
+    """The same for all charts of a page, to the second. With nonsense in the address it is the default
+    one, and what is wrong."""
+    known: tuple[Range, str] | None = getattr(request, _RANGE, None)
+    if known is None:
+        now = time.time()
+        asked: Mapping[str, str] = request.GET.dict()
+        try:
+            known = of_query(asked, now), ""
+        except BadRange as error:
+            known = of_query({}, now), str(error)
+        setattr(request, _RANGE, known)
+    return known
+
+
+def _id(plan: Plan) -> str:
+    parts = (plan.topic, plan.metric.name, *plan.folds, *plan.by, *plan.where.values())
+    return f"chart-{slugify('-'.join(parts).replace(':', '-'))}"

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+
+from django.http import Http404, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.charts.services import topics_for
+from console.live.messages import TOPIC_PATTERN
+from console.metrics.services import check_topic
+from telemetry.events import events_of
+from telemetry.figures import names_of
+from telemetry.models import Event
+
+EVENTS_SHOWN = 8
+
+
+@require_safe
+@signed_in
+def latency_events(request: SignedInRequest) -> HttpResponse:
+    """What happened last, for the page to renew."""
+    topic = _topic(request.GET.get("topic", ""))
+    check_topic(request.principal, topic)
+    return render(request, "latency/events.html", {"events": _events(topic)})
+
+
+def _topic(text: str) -> str:
+    """One topic, as somebody wrote it."""
+    if not re.fullmatch(TOPIC_PATTERN, text):
+        raise Http404("There is no such topic.")
+    return text
+
+
+def _events(topic: str) -> list[Event]:
+    return list(events_of(topic).order_by("-pk")[:EVENTS_SHOWN])
+
+
+@require_safe
+@signed_in
+def latency(request: SignedInRequest) -> HttpResponse:
+    """Evicts and refills of one topic: how fast, how many, how much of it hit."""
+    topics = topics_for(request.principal)
+    asked = request.GET.get("topic") or next(iter(topics), "")
+    if not asked:
+        return render(request, "latency/nothing.html")
+    topic = _topic(asked)
+    check_topic(request.principal, topic)
+    context = {
+        "topic": topic,
+        "events": _events(topic),
+        "topics": topics if topic in topics else [*topics, topic],
+        "names": names_of(topic),
+        "is_of_agents": not names_of(topic).hit,
+    }
+    return render(request, "latency/latency.html", context)

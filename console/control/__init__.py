@@ -1,0 +1,1 @@
+"""From intent to processes: desired documents, told to agents and drivers until each has its own."""

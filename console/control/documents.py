@@ -1,0 +1,97 @@
+"""Desired documents, put together from what each app knows of a target.
+
+    @part("driver")
+    def homes(name: str) -> Mapping[str, Any]: ...      # of one target
+
+    @common_part("driver")
+    def orgs() -> Mapping[str, Any]: ...                # the same for all of the kind, made once
+
+A part that can't be made yet raises NotYet with a sentence; the target keeps what it has, and the
+sentence is shown as why it lags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from console.control.models import Kind
+from kvss_agent import desired as of_agents
+from kvss_agent.http_api import Invalid
+from swdriver_shim import desired as of_drivers
+
+Partial = Mapping[str, Any]
+Part = Callable[[str], Partial]
+CommonPart = Callable[[], Partial]
+P = TypeVar("P", Part, CommonPart)
+
+_parts: Final[dict[str, list[Part]]] = {kind: [] for kind in Kind.values}
+_common: Final[dict[str, list[CommonPart]]] = {kind: [] for kind in Kind.values}
+_PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
+    Kind.NODE: of_agents.parse,
+    Kind.DRIVER: of_drivers.parse,
+}
+
+
+class NotYet(Exception):
+    """Why there can be no document for this target now, in a sentence."""
+
+
+def part(kind: str) -> Callable[[Part], Part]:
+    return _registered(_parts[kind])
+
+
+def common_part(kind: str) -> Callable[[CommonPart], CommonPart]:
+    return _registered(_common[kind])
+
+
+def _registered(into: list[P]) -> Callable[[P], P]:
+    def register(function: P) -> P:
+        into.append(function)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All of it but its generation. The same intent is the same bytes."""
+
+    content: bytes
+    digest: bytes
+
+    def of_generation(self, generation: int) -> bytes:
+        return b'{"generation":%d,' % generation + self.content[1:]
+
+
+class Compiler:
+    """Of one kind, for one round: what is common to all is made once, when it is first wanted."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._shared: dict[str, msgspec.Raw] | None = None
+
+    def compile(self, name: str, base: Partial) -> Document:
+        """Raises NotYet, also for what the target would refuse."""
+        if self._shared is None:
+            self._shared = {
+                key: msgspec.Raw(msgspec.json.encode(value))
+                for common in _common[self._kind]
+                for key, value in common().items()
+            }
+        if not _parts[self._kind]:
+            raise NotYet("Nobody says yet what it should be.")
+        told: dict[str, Any] = {**base, **self._shared}
+        for one in _parts[self._kind]:
+            told |= one(name)
+        content = msgspec.json.encode(told, order="deterministic")
+        document = Document(content, hashlib.sha256(content).digest())
+        try:
+            _PARSE[self._kind](document.of_generation(1))
+        except Invalid as error:
+            raise NotYet(f"It can't be told what to be yet: {error}") from error
+        return document

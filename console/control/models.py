@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import secrets
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from console.shell.sealed import SealedBytes
+
+SECRET_BYTES = 32
+
+
+class Kind(models.TextChoices):
+    NODE = "node"
+    DRIVER = "driver"
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+class Change(models.Model):
+    """A change of intent that processes have to hear of. Visible in the order of its numbers.
+
+    So who has heard of one has heard of all before it.
+    """
+
+    at = models.DateTimeField(default=timezone.now)
+    why = models.CharField(max_length=200)
+    targets = models.JSONField(default=list)  # [kind, name], where a name of * is all of them
+    applied_at = models.DateTimeField(null=True)  # by all of them
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = [models.Index(fields=["-id"], name="change_open", condition=Q(applied_at=None))]
+
+    def __str__(self) -> str:
+        return f"{self.pk}: {self.why}"
+
+    def concerns(self, kind: str, name: str) -> bool:
+        return [kind, name] in self.targets or [kind, "*"] in self.targets
+
+
+class Target(models.Model):
+    """An agent or a driver: what it should be by now, and what it said it is.
+
+    The document itself is not kept: it is made from intent whenever it is told. `digest` says whether
+    that is still what `generation` stands for.
+    """
+
+    kind = models.CharField(max_length=8, choices=Kind)
+    name = models.CharField(max_length=63)
+    secret = SealedBytes(default=new_secret)  # as which a driver is known to agents
+    generation = models.PositiveBigIntegerField(default=0)
+    digest = models.BinaryField(max_length=32, default=b"")
+    compiled_at = models.DateTimeField(null=True)
+    change = models.PositiveBigIntegerField(default=0)  # the last one that the generation takes in
+    told_at = models.DateTimeField(null=True)
+    observed_generation = models.PositiveBigIntegerField(default=0)
+    observed_change = models.PositiveBigIntegerField(default=0)
+    observed_at = models.DateTimeField(null=True)
+    problem = models.CharField(max_length=500, blank=True)
+    failures = models.PositiveIntegerField(default=0)  # in a row
+    retry_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("kind", "name")
+        constraints = [
+            models.UniqueConstraint(name="target_once", fields=["kind", "name"]),
+            models.CheckConstraint(name="target_kind", condition=Q(kind__in=["node", "driver"])),
+            models.CheckConstraint(
+                name="target_change_in_order", condition=Q(observed_change__lte=F("change"))
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def is_up_to_date(self) -> bool:
+        return self.generation > 0 and self.observed_generation == self.generation

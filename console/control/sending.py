@@ -1,0 +1,127 @@
+"""Telling many processes at once what to be, and asking what they are. No database."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+
+AT_ONCE_MAX: Final = 128
+TIMEOUT: Final = httpx.Timeout(5.0, connect=2.0)
+_PROBLEM_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The control API of an agent or a driver."""
+
+    url: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Ask; or with a document, tell, and ask unless the answer says it all."""
+
+    key: int
+    endpoint: Endpoint
+    document: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`generation` is what it was told last, `observed_generation` what it is. `problem` is what is not
+    as it should be: it can't be reached, has refused the document, or has not done all of it."""
+
+    key: int
+    reached: bool  # and its answer understood
+    refused: bool = False
+    generation: int = 0
+    observed_generation: int = 0
+    problem: str = ""
+
+
+def send(orders: Iterable[Order]) -> list[Answer]:
+    """All of them, a bounded number at a time. Whoever does not answer costs nobody else anything."""
+    return asyncio.run(_send(list(orders)))
+
+
+async def _send(orders: list[Order]) -> list[Answer]:
+    places = asyncio.Semaphore(AT_ONCE_MAX)
+    limits = httpx.Limits(max_connections=AT_ONCE_MAX, max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits, verify=trusted()) as client:
+
+        async def one(order: Order) -> Answer:
+            async with places:
+                return await _deliver(client, order)
+
+        return await asyncio.gather(*map(one, orders))
+
+
+async def _deliver(client: httpx.AsyncClient, order: Order) -> Answer:
+    headers = {
+        "Authorization": f"Bearer {order.endpoint.token}",
+        "Content-Type": "application/json",
+    }
+    address = order.endpoint.url.rstrip("/")
+    refused = ""
+    try:
+        if order.document is not None:
+            told = await client.put(f"{address}/v1/desired", content=order.document, headers=headers)
+            if told.status_code != HTTPStatus.ACCEPTED:
+                refused = _sentence(told)
+            elif "observed_generation" in (follows := told.json()):  # it does so before it answers
+                return _answer(order.key, follows)
+        found = await client.get(f"{address}/v1/observed", headers=headers)
+        if found.status_code != HTTPStatus.OK:
+            return Answer(order.key, reached=False, problem=refused or _sentence(found))
+        return _answer(order.key, found.json(), refused)
+    except httpx.InvalidURL as error:
+        return Answer(order.key, reached=False, problem=f"Its address is none: {error}.")
+    except httpx.HTTPError as error:
+        said = str(error) or type(error).__name__
+        return Answer(order.key, reached=False, problem=f"It does not answer: {said}."[:_PROBLEM_MAX])
+    except (ValueError, KeyError, TypeError):
+        return Answer(order.key, reached=False, problem="Its answer makes no sense: is it one of ours?")
+
+
+def _answer(key: int, observed: Mapping[str, Any], refused: str = "") -> Answer:
+    return Answer(
+        key,
+        reached=True,
+        refused=bool(refused),
+        generation=int(observed["generation"]),
+        observed_generation=int(observed["observed_generation"]),
+        problem=refused or _shortfall(observed),
+    )
+
+
+def _sentence(answer: httpx.Response) -> str:
+    """What it said against it."""
+    try:
+        detail = str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = ""
+    return f"It answered {answer.status_code}. {detail}".strip()[:_PROBLEM_MAX]
+
+
+def _shortfall(observed: Mapping[str, Any]) -> str:
+    """What is not as it should be yet, shard by shard."""
+    reasons = [
+        f"{shard.get('shard') or shard.get('name')}: {shard['reason']}"
+        for shard in observed.get("shards", ())
+        if shard.get("reason")
+    ]
+    return "; ".join(reasons)[:_PROBLEM_MAX]
+
+
+@cache
+def trusted() -> ssl.SSLContext:
+    """Reading the system's certificates takes longer than telling a hundred drivers."""
+    return ssl.create_default_context()

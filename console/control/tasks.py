@@ -1,0 +1,23 @@
+"""Telling processes what to be: at once when it changes, and again until they are."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+
+from console.control import services
+
+log = logging.getLogger(__name__)
+
+
+@shared_task
+def push(targets: list[tuple[str, str]]) -> None:
+    """After a change. What does not arrive is left to `reconcile`."""
+    services.push([(kind, name) for kind, name in targets])
+
+
+@shared_task
+def reconcile() -> None:
+    if lagging := services.reconcile():
+        log.info("%d targets are not what they should be yet", lagging)

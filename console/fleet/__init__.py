@@ -1,0 +1,1 @@
+"""The fleet: boxes and nodes, the leaves between them, drivers, and how processes join."""

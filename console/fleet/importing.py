@@ -1,0 +1,276 @@
+"""From a description to the fleet and back: what would change, what is refused, and doing it.
+
+A description is the whole of the fleet's intent: what it does not name is removed. Applying the same one
+again changes nothing. What agents report, states, and drivers are no part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Prefetch, ProtectedError
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.audit.diff import changes
+from console.audit.models import AuditEntry
+from console.audit.services import CannotUndo, record, undoable
+from console.fleet import description, services, storing
+from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things, in_units
+from console.fleet.models import Box, Domain, Leaf, Nic, Node, Port, SpineLink, Stamp
+from console.fleet.nodes import Impossible, streams_on
+from console.placement.topology import State
+from telemetry.events import note
+from telemetry.topics import FLEET
+
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('fleet import'))"
+
+
+@dataclass(frozen=True)
+class Change:
+    kind: str
+    name: str
+    before: dict[str, Any] | None  # None: it is new
+    after: dict[str, Any] | None  # None: it goes
+    refused: str = ""  # why it can't be, and what to do
+
+    @property
+    def what(self) -> str:
+        return "added" if self.before is None else "removed" if self.after is None else "changed"
+
+    @property
+    def differences(self) -> list[tuple[str, Any, Any]]:
+        return changes(self.before, self.after)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a description would change, each kind after what it needs."""
+
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def refused(self) -> list[Change]:
+        return [change for change in self.changes if change.refused]
+
+    def to_write(self, kind: str, what: str) -> dict[str, dict[str, Any]]:
+        """By name what is to be said of those of a kind that are added, changed or removed."""
+        here = [change for change in self.changes if (change.kind, change.what) == (kind, what)]
+        return {change.name: change.after or {} for change in here}
+
+    def counted(self) -> dict[str, int]:
+        whats = [change.what for change in self.changes]
+        counts = {what: whats.count(what) for what in ("added", "changed", "removed")}
+        return {**counts, "refused": len(self.refused)}
+
+
+def export(principal: Principal) -> str:
+    """The fleet as a description."""
+    services.check_fleet(principal)
+    return description.dump(current())
+
+
+def fingerprint(things: Things) -> str:
+    """The same for the same fleet: who has seen a difference says with it what it was one to."""
+    return hashlib.sha256(description.dump(things).encode()).hexdigest()[:16]
+
+
+def current() -> Things:
+    """The fleet as a description would say it, in six queries."""
+    nics = Prefetch("nics", Nic.objects.select_related("leaf"))
+    ports = Prefetch("ports", Port.objects.select_related("leaf"))
+    domains = Prefetch("domains", Domain.objects.prefetch_related(ports))
+    things: Things = {(STAMP, stamp.name): {} for stamp in Stamp.objects.all()}
+    for leaf in Leaf.objects.select_related("stamp"):
+        things[LEAF, leaf.name] = {"stamp": leaf.stamp.name}
+    for link in SpineLink.objects.select_related("leaf"):
+        things[LINK, link.name] = {"leaf": link.leaf.name, "spine": link.spine, "gbits": link.gbits}
+    for node in Node.objects.select_related("stamp").prefetch_related(nics):
+        things[NODE, node.name] = _said_of(node)
+    for box in Box.objects.select_related("stamp").prefetch_related(domains):
+        things[BOX, box.name] = {
+            "stamp": box.stamp.name,
+            "domains": [
+                {"wio": domain.wio, "leaves": sorted(port.leaf.name for port in domain.ports.all())}
+                for domain in box.domains.all()
+            ],
+        }
+    return things
+
+
+def _said_of(node: Node) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "stamp": node.stamp.name,
+        "nics": {
+            nic.name: {"leaf": nic.leaf.name, "wio": nic.wio, "gbits": nic.gbits}
+            for nic in node.nics.all()
+        },
+    }
+    if "memory_bytes" in node.declared:
+        said["memory"] = in_units(node.declared["memory_bytes"])
+    said |= {what: node.declared[what] for what in ("cpus", "shards_max") if what in node.declared}
+    if node.labels:
+        said["labels"] = node.labels
+    return said
+
+
+def difference(before: Things, after: Things) -> Difference:
+    """What is to be done to get from one to the other, and which of it can't be done now."""
+    differs = [thing for thing in {**before, **after} if before.get(thing) != after.get(thing)]
+    used = {
+        (kind, name): count
+        for kind in (NODE, BOX)
+        for name, count in _streams(kind, before, after, differs).items()
+    }
+    found = [
+        Change(
+            *thing,
+            before.get(thing),
+            after.get(thing),
+            f"{used[thing]} streams run there. Drain it first." if thing in used else "",
+        )
+        for thing in differs
+    ]
+    return Difference(sorted(found, key=lambda change: (KINDS.index(change.kind), change.name)))
+
+
+def _streams(kind: Any, before: Things, after: Things, differs: Iterable[Thing]) -> dict[str, int]:
+    """Of those whose streams would lose their path."""
+    paths = {NODE: ("stamp", "nics"), BOX: ("stamp", "domains")}[kind]
+    touched = [
+        name
+        for one, name in differs
+        if one == kind
+        and (old := before.get((one, name))) is not None
+        and ((new := after.get((one, name))) is None or any(old[part] != new[part] for part in paths))
+    ]
+    return streams_on(kind, touched) if touched else {}
+
+
+def preview(principal: Principal, text: str) -> tuple[Difference, str]:
+    """What a description would change, and the fingerprint of what it would change. Raises Wrong."""
+    services.check_fleet(principal, Role.PLATFORM_ADMIN)
+    before = current()
+    return difference(before, description.parse(text)), fingerprint(before)
+
+
+@transaction.atomic
+def apply(
+    principal: Principal,
+    text: str,
+    *,
+    seen: str | None = None,
+    reason: str = "",
+) -> Difference:
+    """Make the fleet what the description says; all of it or, where something is refused, nothing.
+
+    With `seen`, a fingerprint, only if the fleet is still that. Raises Wrong, Moved and Impossible.
+    """
+    principal.check_may_change()
+    services.check_fleet(principal, Role.PLATFORM_ADMIN)
+    wanted = description.parse(text)
+    _lock()
+    before = current()
+    if seen is not None and seen != fingerprint(before):
+        raise Moved
+    return _become(principal, before, wanted, reason)
+
+
+class Moved(Exception):
+    """The fleet is no longer what somebody has seen."""
+
+    def __init__(self) -> None:
+        super().__init__("The fleet has changed since you looked. Look at the difference again.")
+
+
+def _become(
+    principal: Principal,
+    before: Things,
+    wanted: Things,
+    reason: str,
+    undoes: AuditEntry | None = None,
+) -> Difference:
+    found = difference(before, wanted)
+    if refused := found.refused:
+        named = "; ".join(f"{one.kind} {one.name}: {one.refused}" for one in refused[:5])
+        raise Impossible(f"Nothing was changed. {named}")
+    if not found.changes:
+        return found
+    try:
+        with transaction.atomic():
+            for kind in KINDS:
+                storing.add(kind, found.to_write(kind, "added"))
+                storing.change(kind, found.to_write(kind, "changed"))
+            for kind in reversed(KINDS):
+                storing.remove(kind, found.to_write(kind, "removed"))
+    except ProtectedError as error:
+        held = next(iter(error.protected_objects))
+        raise Impossible(f"Nothing was changed: {held} still needs what would be removed.") from None
+    except IntegrityError:  # an agent has joined meanwhile under a name that was to be added
+        raise Moved from None
+    _record(principal, found, reason, undoes)
+    return found
+
+
+def _lock() -> None:
+    """Imports happen one after the other; nodes' rows are locked as they are written."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
+
+
+# The trail
+
+
+def _record(principal: Principal, found: Difference, reason: str, undoes: AuditEntry | None) -> None:
+    counts = found.counted()
+    said = ", ".join(
+        f"{counts[what]} {what}" for what in ("added", "changed", "removed") if counts[what]
+    )
+    entry = record(
+        principal,
+        "fleet.import",
+        object_type="fleet",
+        object_id="fleet",
+        object_name=said,
+        before={f"{one.kind} {one.name}": one.before for one in found.changes if one.before is not None},
+        after={f"{one.kind} {one.name}": one.after for one in found.changes if one.after is not None},
+        reason=reason,
+        undoes=undoes,
+    )
+    touched = [f"node:{one.name}" for one in found.changes if one.kind == NODE]
+    note("fleet.import", [FLEET, *touched], f"The fleet was changed: {said}.", {"audit_entry": entry.pk})
+
+
+@undoable("fleet.import")
+def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
+    services.check_fleet(principal, Role.PLATFORM_ADMIN)
+    _lock()
+    before, was, became = current(), _things(entry.before), _things(entry.after)
+    if moved := [thing for thing in {**was, **became} if before.get(thing) != became.get(thing)]:
+        raise CannotUndo(f"{' '.join(moved[0])} has changed since.")
+    wanted = {thing: said for thing, said in before.items() if thing not in became} | was
+    try:
+        _become(principal, before, wanted, reason, entry)
+    except Impossible as error:
+        raise CannotUndo(str(error)) from None
+
+
+def _things(said: dict[str, Any] | None) -> Things:
+    """`node ax-1` back to a thing."""
+    found: Things = {}
+    for key, value in (said or {}).items():
+        kind, _, name = key.rpartition(" ")
+        found[kind, name] = value
+    return found
+
+
+def alive_but_removed(found: Difference) -> list[str]:
+    """Nodes that would go although their agents are alive: worth a second look."""
+    names = [one.name for one in found.changes if one.kind == NODE and one.after is None]
+    alive = Node.objects.filter(name__in=names).exclude(state=State.LOST.value)
+    return sorted(alive.values_list("name", flat=True))

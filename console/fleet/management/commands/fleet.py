@@ -1,0 +1,58 @@
+"""`manage.py fleet import FILE` and `manage.py fleet export`: the fleet as a description."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from console.accounts.principal import SYSTEM
+from console.fleet import importing
+from console.fleet.description import Wrong
+from console.fleet.importing import Change, Moved
+from console.fleet.nodes import Impossible
+
+
+class Command(BaseCommand):
+    help = "Import the fleet from a description in YAML, or export it as one. See docs/fleet.md."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        verbs = parser.add_subparsers(dest="verb", required=True)
+        reading = verbs.add_parser("import", help="make the fleet what a description says")
+        reading.add_argument("file", help="the description; - reads standard input")
+        reading.add_argument("--dry-run", action="store_true", help="only say what would change")
+        reading.add_argument("--reason", default="", help="why; stands in the audit trail")
+        verbs.add_parser("export", help="write the description to standard output")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        if options["verb"] == "export":
+            self.stdout.write(importing.export(SYSTEM), ending="")
+            return
+        try:
+            text = _read(options["file"])
+            if options["dry_run"]:
+                found, _ = importing.preview(SYSTEM, text)
+            else:
+                found = importing.apply(SYSTEM, text, reason=options["reason"])
+        except (OSError, UnicodeDecodeError, Wrong, Moved, Impossible) as error:
+            raise CommandError(str(error)) from None
+        for change in found.changes:
+            self.stdout.write(_line(change))
+        counts = ", ".join(f"{count} {what}" for what, count in found.counted().items() if count)
+        self.stdout.write(f"{'would be: ' if options['dry_run'] else ''}{counts or 'nothing to change'}")
+
+
+def _read(file: str) -> str:
+    return sys.stdin.read() if file == "-" else Path(file).read_text()
+
+
+def _line(change: Change) -> str:
+    sign = {"added": "+", "removed": "-", "changed": "~"}[change.what]
+    detail = ""
+    if change.what == "changed":
+        detail = ": " + ", ".join(f"{path} {old} → {new}" for path, old, new in change.differences)
+    refused = f" REFUSED: {change.refused}" if change.refused else ""
+    return f"{sign} {change.kind} {change.name}{detail}{refused}"

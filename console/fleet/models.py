@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from console.placement.topology import NIC_WIO, State
+from console.shell.sealed import SealedText
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # what host names look like, too
+DOMAINS_MAX = 4
+STATES = [(state.value, state.value) for state in State]
+HELD_STATES = [state.value for state in State if state is not State.LOST]
+NOT_JOINED = "It has not joined yet."
+
+named = RegexValidator(NAME, "Lower-case letters, digits, dots, dashes and underscores, at most 63.")
+
+
+class Named(models.Model):
+    """Something of the fleet that has a name of its own kind, and counts its changes."""
+
+    name = models.CharField(max_length=63, unique=True, validators=[named])
+    version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        abstract = True
+        ordering = ("name",)
+        constraints = [
+            models.CheckConstraint(name="%(class)s_name", condition=Q(name__regex=NAME)),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Stamp(Named):
+    """Leaves that share a spine's nearer end, and what is on them: the unit in which a fleet grows."""
+
+
+class Leaf(Named):
+    """A switch. What two of its ports say to one another stays in it; all else crosses the spine."""
+
+    stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="leaves")
+
+
+class SpineLink(Named):
+    """A link from a leaf up to a spine switch."""
+
+    leaf = models.ForeignKey(Leaf, on_delete=models.PROTECT, related_name="spine_links")
+    spine = models.CharField(max_length=63, validators=[named])
+    gbits = models.PositiveIntegerField(validators=[MinValueValidator(1)])
+
+    class Meta(Named.Meta):
+        constraints = [
+            *Named.Meta.constraints,
+            models.CheckConstraint(name="spinelink_gbits", condition=Q(gbits__gt=0)),
+        ]
+
+
+class Joined(models.Model):
+    """What a process tells of itself when it joins, and then with each heartbeat."""
+
+    control_url = models.CharField(max_length=500, blank=True)
+    control_token = SealedText(blank=True, default="", help_text="Sealed at rest.")
+    heartbeat_sha256 = models.BinaryField(max_length=32, null=True)  # of what heartbeats are known by
+    software_version = models.CharField(max_length=60, blank=True)
+    joined_at = models.DateTimeField(null=True, blank=True)
+    last_heartbeat_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        abstract = True
+        constraints = [
+            # Whoever joined can be asked, and is known by something.
+            models.CheckConstraint(
+                name="%(class)s_joined",
+                condition=Q(joined_at=None, heartbeat_sha256=None, control_url="")
+                | Q(joined_at__isnull=False, heartbeat_sha256__isnull=False) & ~Q(control_url=""),
+            ),
+        ]
+
+
+class Node(Named, Joined):
+    """An AX node, or the place for one that has not joined yet.
+
+    `declared` is what people say of it, and `reported` what its agent says; `memory_bytes`, `cpus` and
+    `shards_max` are what follows: what is declared, and else what is reported.
+    """
+
+    stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="nodes")
+    state = models.CharField(max_length=16, choices=STATES, default=State.LOST.value)
+    state_reason = models.CharField(max_length=500, blank=True, default=NOT_JOINED)
+    state_since = models.DateTimeField(default=timezone.now)
+    # What it was before it was lost, and is again when it comes back.
+    held_state = models.CharField(max_length=16, blank=True, default=State.READY.value)
+    held_reason = models.CharField(max_length=500, blank=True)
+    memory_bytes = models.BigIntegerField(default=0, validators=[MinValueValidator(0)])
+    cpus = models.PositiveIntegerField(default=0)
+    shards_max = models.PositiveIntegerField(default=0, help_text="More shards would cost others cores.")
+    declared = models.JSONField(default=dict, blank=True)
+    reported = models.JSONField(default=dict, blank=True)
+    labels = models.JSONField(default=dict, blank=True)
+    protocol_min = models.PositiveSmallIntegerField(default=0)
+    protocol_max = models.PositiveSmallIntegerField(default=0)
+    data_address = models.CharField(max_length=500, blank=True, help_text="What drivers connect to.")
+
+    class Meta(Named.Meta):
+        constraints = [
+            *Named.Meta.constraints,
+            *Joined.Meta.constraints,
+            models.CheckConstraint(
+                name="node_state", condition=Q(state__in=[value for value, _ in STATES])
+            ),
+            models.CheckConstraint(
+                name="node_held_state_while_lost",
+                condition=Q(state=State.LOST.value, held_state__in=HELD_STATES)
+                | ~Q(state=State.LOST.value) & Q(held_state=""),
+            ),
+            models.CheckConstraint(
+                name="node_not_joined_is_lost",
+                condition=Q(joined_at__isnull=False) | Q(state=State.LOST.value),
+            ),
+            models.CheckConstraint(name="node_memory", condition=Q(memory_bytes__gte=0)),
+            models.CheckConstraint(
+                name="node_protocol", condition=Q(protocol_min__lte=F("protocol_max"))
+            ),
+        ]
+        indexes = [models.Index(fields=["state", "name"], name="node_of_state")]
+
+    @property
+    def has_joined(self) -> bool:
+        return self.joined_at is not None
+
+
+class Nic(models.Model):
+    """A port of a node on a leaf, made for so many WIO streams."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="nics")
+    leaf = models.ForeignKey(Leaf, on_delete=models.PROTECT, related_name="nics")
+    name = models.CharField(max_length=63, validators=[named])
+    wio = models.PositiveSmallIntegerField(default=NIC_WIO, validators=[MinValueValidator(1)])
+    gbits = models.PositiveIntegerField(default=100, validators=[MinValueValidator(1)])
+
+    class Meta:
+        ordering = ("name",)
+        constraints = [
+            models.UniqueConstraint(name="nic_once", fields=["node", "name"]),
+            models.CheckConstraint(name="nic_name", condition=Q(name__regex=NAME)),
+            models.CheckConstraint(name="nic_wio", condition=Q(wio__gt=0)),
+            models.CheckConstraint(name="nic_gbits", condition=Q(gbits__gt=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.node.name}/{self.name}"
+
+
+class Box(Named):
+    """A CS-X: four domains, each with WIO streams and ports on leaves."""
+
+    stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="boxes")
+
+    class Meta(Named.Meta):
+        verbose_name_plural = "boxes"
+
+
+class Domain(models.Model):
+    box = models.ForeignKey(Box, on_delete=models.CASCADE, related_name="domains")
+    index = models.PositiveSmallIntegerField(validators=[MaxValueValidator(DOMAINS_MAX - 1)])
+    wio = models.PositiveSmallIntegerField(validators=[MinValueValidator(1)])
+
+    class Meta:
+        ordering = ("index",)
+        constraints = [
+            models.UniqueConstraint(name="domain_once", fields=["box", "index"]),
+            models.CheckConstraint(name="domain_index", condition=Q(index__lt=DOMAINS_MAX)),
+            models.CheckConstraint(name="domain_wio", condition=Q(wio__gt=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.box.name}/{self.index}"
+
+
+class Port(models.Model):
+    """Where a domain is plugged in."""
+
+    domain = models.ForeignKey(Domain, on_delete=models.CASCADE, related_name="ports")
+    leaf = models.ForeignKey(Leaf, on_delete=models.PROTECT, related_name="ports")
+
+    class Meta:
+        ordering = ("leaf__name",)
+        constraints = [models.UniqueConstraint(name="port_once", fields=["domain", "leaf"])]
+
+    def __str__(self) -> str:
+        return f"{self.domain} on {self.leaf.name}"
+
+
+class Driver(Named, Joined):
+    """The SwDriver of one job: what decides what is cached. It may run on a node, or elsewhere."""
+
+    model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
+    node = models.ForeignKey(
+        Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="drivers"
+    )
+    lost_at = models.DateTimeField(null=True, blank=True)  # since when nothing is heard of it
+
+    class Meta(Named.Meta):
+        constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]
+
+
+class Watch(models.Model):
+    """Since when the console listens to heartbeats without a break. One row."""
+
+    listening_since = models.DateTimeField()
+    swept_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(name="watch_once", condition=Q(id=1))]
+
+    def __str__(self) -> str:
+        return f"since {self.listening_since:%Y-%m-%d %H:%M:%S}"
+
+
+class JoinToken(models.Model):
+    """Good for so many processes of one kind to join with, until it expires. Only a hash is kept."""
+
+    class Kind(models.TextChoices):
+        NODE = "node"
+        DRIVER = "driver"
+
+    public_id = models.CharField(max_length=12, unique=True)
+    secret_sha256 = models.BinaryField(max_length=32)
+    kind = models.CharField(max_length=8, choices=Kind)
+    note = models.CharField(max_length=120, blank=True)
+    uses_max = models.PositiveIntegerField()
+    uses_left = models.PositiveIntegerField()
+    created_by = models.CharField(max_length=160)
+    created_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-created_at", "-id")
+        constraints = [
+            models.CheckConstraint(name="join_token_kind", condition=Q(kind__in=["node", "driver"])),
+            models.CheckConstraint(
+                name="join_token_uses", condition=Q(uses_left__lte=F("uses_max"), uses_max__gt=0)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.prefix
+
+    @property
+    def prefix(self) -> str:
+        """The part of it that may be shown."""
+        return f"tgj_{self.public_id}"
+
+    @property
+    def state(self) -> str:
+        if self.revoked_at is not None:
+            return "revoked"
+        if self.expires_at <= timezone.now():
+            return "expired"
+        return "active" if self.uses_left else "used up"
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the audit trail keeps of it."""
+        return {
+            "prefix": self.prefix,
+            "kind": self.kind,
+            "note": self.note,
+            "uses": self.uses_max,
+            "expires_at": self.expires_at,
+        }

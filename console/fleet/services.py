@@ -1,0 +1,118 @@
+"""The fleet as others ask for it: what there is, who may see and change it, and what placement reads."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from django.db.models import Prefetch, QuerySet
+from django.http import Http404
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.fleet.models import Box, Domain, Driver, Leaf, Named, Nic, Node, Port, SpineLink
+from console.placement import topology as placement
+from console.placement.topology import State
+
+N = TypeVar("N", bound=Named)
+
+_PORTS = Prefetch("ports", Port.objects.select_related("leaf"))
+
+
+def check_fleet(principal: Principal, at_least: Role = Role.VIEWER) -> None:
+    """The one access function: the fleet is for who has a role on the platform. To others there is none
+    (Http404); who has too little of one gets Refused."""
+    role = principal.platform_role
+    if role is None:
+        raise Http404("There is nothing here, or it is not yours to see.")
+    if role < at_least:
+        raise Refused(f"This needs the role {at_least.label} on the platform; yours is {role.label}.")
+
+
+def visible_nodes(principal: Principal) -> QuerySet[Node]:
+    check_fleet(principal)
+    nics = Prefetch("nics", Nic.objects.select_related("leaf"))
+    return Node.objects.select_related("stamp").prefetch_related(nics)
+
+
+def visible_boxes(principal: Principal) -> QuerySet[Box]:
+    check_fleet(principal)
+    domains = Prefetch("domains", Domain.objects.prefetch_related(_PORTS))
+    return Box.objects.select_related("stamp").prefetch_related(domains)
+
+
+def visible_leaves(principal: Principal) -> QuerySet[Leaf]:
+    check_fleet(principal)
+    return Leaf.objects.select_related("stamp")
+
+
+def visible_spine_links(principal: Principal) -> QuerySet[SpineLink]:
+    check_fleet(principal)
+    return SpineLink.objects.select_related("leaf__stamp")
+
+
+def visible_drivers(principal: Principal) -> QuerySet[Driver]:
+    check_fleet(principal)
+    return Driver.objects.select_related("node")
+
+
+def get(things: QuerySet[N], name: str) -> N:
+    """One of what is visible. Raises Http404."""
+    found = things.filter(name=name).first()
+    if found is None:
+        kind = things.model._meta.verbose_name  # noqa: SLF001 - as Django documents it
+        raise Http404(f"There is no {kind} “{name}” in the fleet.")
+    return found
+
+
+def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: Role) -> N:
+    """One of them, locked until the end of the transaction, for somebody who may change it."""
+    principal.check_may_change()
+    check_fleet(principal, at_least)
+    return get(things.select_for_update(of=("self",)), name)
+
+
+def topology() -> placement.Fleet:
+    """The fleet as placement reads it. What can take no stream yet is left out: a node whose memory
+    nobody has told, a box without ports."""
+    nics = Prefetch("nics", Nic.objects.select_related("leaf"))
+    nodes = Node.objects.filter(memory_bytes__gt=0).prefetch_related(nics)
+    boxes = Box.objects.prefetch_related(Prefetch("domains", Domain.objects.prefetch_related(_PORTS)))
+    return placement.Fleet(
+        nodes=tuple(_node(node) for node in nodes if node.nics.all()),
+        boxes=tuple(_box(box) for box in boxes if _is_whole(box)),
+    )
+
+
+def reachable_nodes() -> QuerySet[Node]:
+    """Those whose agents can be asked now."""
+    return Node.objects.filter(joined_at__isnull=False).exclude(state=State.LOST.value)
+
+
+def reachable_drivers() -> QuerySet[Driver]:
+    return Driver.objects.filter(joined_at__isnull=False, lost_at=None)
+
+
+def _node(node: Node) -> placement.Node:
+    return placement.Node(
+        name=node.name,
+        nics=tuple(placement.Nic(nic.leaf.name, nic.wio) for nic in node.nics.all()),
+        memory_bytes=node.memory_bytes,
+        shards_max=node.shards_max,
+        state=State(node.state),
+    )
+
+
+def _is_whole(box: Box) -> bool:
+    domains = box.domains.all()
+    return bool(domains) and all(domain.ports.all() for domain in domains)
+
+
+def _box(box: Box) -> placement.Box:
+    """Its domains in the order of their numbers, which are 0 to 3."""
+    return placement.Box(
+        name=box.name,
+        domains=tuple(
+            placement.Domain(tuple(port.leaf.name for port in domain.ports.all()), domain.wio)
+            for domain in box.domains.all()
+        ),
+    )

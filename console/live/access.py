@@ -1,0 +1,117 @@
+"""Who is at the other end of a WebSocket, and which topics they may see. The same as for pages and API.
+
+Asked at the upgrade, for each topic, and again and again while the connection lasts: a session that is
+logged out, a token that is revoked and a member who is removed see no more. Nothing here changes
+anything, neither a session nor a cookie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
+from django.http import Http404, parse_cookie
+from django.http.request import validate_host
+from django.utils.crypto import constant_time_compare
+
+from console.accounts.models import User
+from console.accounts.principal import Means, Principal
+from console.accounts.services import principal_for
+from console.api.auth import principal_of_bearer
+from console.api.problems import ApiError
+from console.live.messages import SUBPROTOCOL
+from console.metrics.services import check_topic
+
+BEARER: Final = "bearer."  # a subprotocol that begins so carries a token: browsers can send no header
+Scope = dict[str, Any]
+_KEY: Final = re.compile(r"[a-z0-9]{8,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What they came with: a token, or else the key of a browser's session."""
+
+    session: str = ""
+    token: str = ""
+
+
+def credential_of(scope: Scope) -> Credential:
+    headers = _headers(scope)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return Credential(token=token.strip())
+    offered = [one for one in scope.get("subprotocols", ()) if one.startswith(BEARER)]
+    if offered:
+        return Credential(token=offered[0].removeprefix(BEARER))
+    cookies = parse_cookie(headers.get("cookie", ""))
+    return Credential(session=cookies.get(settings.SESSION_COOKIE_NAME, ""))
+
+
+def subprotocol_of(scope: Scope) -> str | None:
+    """A client that offers some wants to hear which one it is."""
+    return SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
+
+
+def is_ours(scope: Scope) -> bool:
+    """Whether the page that connects is one of this console's. Browsers send cookies from any page, and
+    say from which; whoever sends a token had to know it."""
+    if credential_of(scope).token:
+        return True
+    headers = _headers(scope)
+    origin, host = headers.get("origin", ""), headers.get("host", "")
+    if origin in settings.CSRF_TRUSTED_ORIGINS:
+        return True
+    try:
+        parts = urlsplit(origin)
+        is_allowed = validate_host(parts.hostname or "", settings.ALLOWED_HOSTS)
+    except ValueError:
+        return False
+    return is_allowed and parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+
+
+def principal_of(credential: Credential) -> Principal | None:
+    if credential.token:
+        try:
+            return principal_of_bearer(credential.token)
+        except ApiError:
+            return None
+    return _of_session(credential.session) if _KEY.fullmatch(credential.session) else None
+
+
+def refused(credential: Credential, topics: Collection[str]) -> frozenset[str] | None:
+    """Those of the topics that they may not see; None for somebody who is not known (any more)."""
+    principal = principal_of(credential)
+    if principal is None:
+        return None
+    return frozenset(topic for topic in topics if not may_see(principal, topic))
+
+
+def may_see(principal: Principal, topic: str) -> bool:
+    try:
+        check_topic(principal, topic)
+    except Http404:
+        return False
+    return True
+
+
+def _of_session(key: str) -> Principal | None:
+    """As Django's own look at a session, but read-only: that one would renew it in passing."""
+    session = import_module(settings.SESSION_ENGINE).SessionStore(key).load()
+    user = User.objects.filter(pk=session.get(SESSION_KEY) or 0, is_active=True).first()
+    if user is None or user.must_change_password:
+        return None
+    valid = [user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()]
+    sealed = session.get(HASH_SESSION_KEY, "")
+    if not any(constant_time_compare(sealed, one) for one in valid):
+        return None
+    return principal_for(user, Means.BROWSER)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}

@@ -1,0 +1,54 @@
+"""Live topics over REST, for where WebSockets don't get through."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.api.problems import documented
+from console.live.access import may_see
+from console.live.messages import TOPIC_PATTERN
+from console.live.reading import feed_of
+
+router = Router(tags=["live"])
+
+
+class FrameOut(Schema):
+    v: Literal[1]
+    seq: int = Field(
+        description="Grows from answer to answer. Over a WebSocket, by one from frame to frame."
+    )
+    ts: datetime
+    topic: str
+    kind: Literal["snapshot", "gap"]
+    data: dict[str, Any]
+
+
+class LiveOut(Schema):
+    frames: list[FrameOut] = Field(
+        description="A snapshot; before it a gap, if events after `since` are too many to be told."
+    )
+
+
+@router.get(
+    "/live", response={200: LiveOut, **documented(404)}, summary="A topic as it is now, and events since"
+)
+def poll(
+    request: HttpRequest,
+    topic: Annotated[str, Query(pattern=TOPIC_PATTERN, max_length=240, examples=["fleet"])],
+    since: Annotated[
+        int | None, Query(ge=0, lt=1 << 53, description="`event` of the last frame that is known.")
+    ] = None,
+) -> HttpResponse:
+    """What a WebSocket at `/ws/v1/live` is sent first: see docs/live.md. Ask every five seconds."""
+    if not may_see(requester(request), topic):
+        raise Http404("There is no such topic, or it is not yours to see.")
+    frames = feed_of(topic).opening(since, time.time())
+    # They are JSON already.
+    body = '{"frames": [' + ",".join(frame.text for frame in frames) + "]}"
+    return HttpResponse(body, content_type="application/json")

@@ -1,0 +1,1 @@
+"""Long work: resumable state machines in PostgreSQL, with progress, cancel and a way back."""

@@ -1,0 +1,153 @@
+"""Operations over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Path, Query, Router, Schema, Status
+
+from console.accounts.browser import requester
+from console.api.fields import NO_NUL
+from console.api.idempotency import Answer
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, documented
+from console.operations import services
+from console.operations.core import State
+from console.operations.models import Operation
+
+router = Router(tags=["operations"])
+
+OperationId = Annotated[UUID, Path(description="The operation.")]
+
+
+class ProgressOut(Schema):
+    step: int = Field(description="Steps that are done.")
+    total: int
+    percent: int
+    message: str
+
+
+class ErrorOut(Schema):
+    reason: str
+    detail: str
+
+
+class OperationOut(Schema):
+    id: UUID
+    kind: str
+    target: str = Field(description="What it works on, as its topic.", examples=["session:chat"])
+    sentence: str
+    state: State
+    done: bool
+    progress: ProgressOut
+    error: ErrorOut | None = Field(description="Why it goes back, or went back.")
+    response: dict[str, Any] | None = Field(
+        description="What came of it. Of `error` and this, exactly one."
+    )
+    cancel_requested: bool
+    started_by: str
+    request_id: str
+    created_at: datetime
+    updated_at: datetime
+    done_at: datetime | None
+
+
+def show_operation(operation: Operation) -> OperationOut:
+    return OperationOut(
+        id=operation.pk,
+        kind=operation.kind,
+        target=operation.target,
+        sentence=operation.sentence,
+        state=State(operation.state),
+        done=operation.done,
+        progress=ProgressOut(
+            step=operation.step,
+            total=operation.total,
+            percent=operation.percent,
+            message=operation.message,
+        ),
+        error=ErrorOut(**operation.error) if operation.error else None,
+        response=operation.response,
+        cancel_requested=operation.cancel_requested,
+        started_by=operation.actor_name,
+        request_id=operation.request_id,
+        created_at=operation.created_at,
+        updated_at=operation.updated_at,
+        done_at=operation.done_at,
+    )
+
+
+def address_of(operation: Operation) -> str:
+    return f"/api/v1/operations/{operation.pk}"
+
+
+def accepted(operation: Operation, **headers: str) -> Answer:
+    """202: it was begun, and here it can be followed."""
+    return Answer(202, show_operation(operation), {"Location": address_of(operation), **headers})
+
+
+def busy(error: services.Busy) -> ApiError:
+    """409 with a link to the one that is in the way."""
+    link = f'<{address_of(error.operation)}>; rel="related"'
+    return ApiError("OperationRunning", str(error), headers={"Link": link})
+
+
+@router.get(
+    "/operations", response={200: Page[OperationOut], **documented()}, summary="Operations you may see"
+)
+def list_operations(
+    request: HttpRequest,
+    target: Annotated[
+        str, Query(max_length=120, pattern=NO_NUL, description="As in `session:chat`.")
+    ] = "",
+    kind: Annotated[
+        str, Query(max_length=48, pattern=NO_NUL, description="`session` is also `session.resize`.")
+    ] = "",
+    done: Annotated[bool | None, Query()] = None,
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    found = services.visible_operations(requester(request))
+    found = services.filtered(found, target=target, kind=kind, done=done)
+    return paginate(found, "-id", cursor, limit, show_operation)
+
+
+@router.get(
+    "/operations/{operation_id}",
+    response={200: OperationOut, **documented(404)},
+    summary="How far it is",
+)
+def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationOut:
+    return show_operation(services.get_operation(requester(request), operation_id))
+
+
+@router.delete(
+    "/operations/{operation_id}",
+    response={202: OperationOut, **documented(404)},
+    summary="Cancel it: it goes back to where it was. Again, it changes nothing",
+)
+def cancel_operation(
+    request: HttpRequest, response: HttpResponse, operation_id: OperationId
+) -> Status[OperationOut]:
+    operation = services.cancel(requester(request), operation_id)
+    response["Location"] = address_of(operation)
+    return Status(202, show_operation(operation))
+
+
+@router.post(
+    "/operations/{operation_id}/retry",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Try again what is stuck",
+)
+def retry_operation(
+    request: HttpRequest, response: HttpResponse, operation_id: OperationId
+) -> Status[OperationOut]:
+    try:
+        operation = services.retry(requester(request), operation_id)
+    except services.NotStuck as error:
+        raise ApiError("Conflict", str(error)) from None
+    response["Location"] = address_of(operation)
+    return Status(202, show_operation(operation))

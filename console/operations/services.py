@@ -1,0 +1,301 @@
+"""Starting, seeing, cancelling and advancing operations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q, QuerySet
+from django.http import Http404
+from django.utils import timezone
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.audit.services import record
+from console.operations import core
+from console.operations.core import ENDED, MOVING, Failed, Outcome, Position, State, Waiting
+from console.operations.machines import Doing, Machine, machine_of
+from console.operations.models import Operation
+from console.shell import request_context
+from telemetry.events import note
+from telemetry.topics import OPERATIONS
+
+log = logging.getLogger(__name__)
+
+TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
+SWEEP_MAX: Final = 200
+KEPT: Final = timedelta(days=90)
+TEXT_MAX: Final = 300
+
+
+class Busy(Exception):
+    """Another operation works on the same target; `operation` is that one."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(f"“{operation.sentence}” is not done yet. Wait for it, or cancel it.")
+        self.operation = operation
+
+
+class NotStuck(Exception):
+    """It goes on by itself, or has ended."""
+
+
+def start(
+    principal: Principal,
+    kind: str,
+    target: str,
+    sentence: str,
+    *,
+    plan: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    org_id: int | None = None,
+    role: Role = Role.ON_CALL,
+) -> Operation:
+    """Begin one, in the transaction of the change that asks for it, which records the audit row.
+
+    `plan` says what is to become and `before` how to return; steps read both and change neither.
+    `role` is what cancelling takes. Raises Busy while another one works on this target.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError(f"{kind} must start in the transaction of what asks for it")
+    operation = Operation(
+        kind=kind,
+        target=target,
+        org_id=org_id,
+        role=role,
+        sentence=sentence[:TEXT_MAX],
+        total=len(machine_of(kind).steps),
+        plan=dict(plan),
+        before=dict(before or {}),
+        actor_id=principal.user_id,
+        actor_name=principal.name,
+        request_id=request_context.current_id(),
+    )
+    try:
+        with transaction.atomic():
+            operation.save(force_insert=True)
+    except IntegrityError:
+        running = running_on(target)
+        if running is None:
+            raise
+        raise Busy(running) from None
+    _advance_on_commit(operation)
+    return operation
+
+
+def running_on(target: str) -> Operation | None:
+    return Operation.objects.filter(target=target, done=False).first()
+
+
+def visible_operations(principal: Principal) -> QuerySet[Operation]:
+    """Those of the orgs that they may see; what belongs to no org is for the platform's people."""
+    if principal.on_platform(Role.VIEWER):
+        return Operation.objects.all()
+    confined = principal.token.org_id if principal.token else None
+    if confined is not None:
+        found = Operation.objects.filter(org_id=confined)
+        return found if principal.role_in(confined) else found.none()
+    return Operation.objects.filter(org_id__in=principal.orgs_where(Role.VIEWER))
+
+
+def filtered(
+    operations: QuerySet[Operation], *, target: str = "", kind: str = "", done: bool | None = None
+) -> QuerySet[Operation]:
+    """The same for the page and the API. A kind is also all kinds that begin so."""
+    if target:
+        operations = operations.filter(target=target)
+    if kind:
+        operations = operations.filter(Q(kind=kind) | Q(kind__startswith=f"{kind}."))
+    return operations if done is None else operations.filter(done=done)
+
+
+def get_operation(principal: Principal, operation_id: UUID) -> Operation:
+    """The one access function: a stranger gets Http404."""
+    operation = visible_operations(principal).filter(pk=operation_id).first()
+    if operation is None:
+        raise Http404("There is no such operation, or it is not yours to see.")
+    return operation
+
+
+def may_change(principal: Principal, operation: Operation) -> bool:
+    held = principal.platform_role if operation.org_id is None else principal.role_in(operation.org_id)
+    return held is not None and held >= operation.role and not principal.read_only
+
+
+@transaction.atomic
+def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
+    """Have it go back to where it was. Again, or when it has ended, it changes nothing."""
+    operation = _for_change(principal, operation_id)
+    if operation.done or operation.cancel_requested:
+        return operation
+    operation.cancel_requested = True
+    operation.wake_at = timezone.now()
+    operation.save(update_fields=["cancel_requested", "wake_at"])
+    _record(principal, "operation.cancel", operation, reason)
+    _advance_on_commit(operation)
+    return operation
+
+
+@transaction.atomic
+def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
+    """Try again what is stuck. Raises NotStuck for one that is not."""
+    operation = _for_change(principal, operation_id)
+    if operation.state != State.STUCK:
+        raise NotStuck(f"It is {operation.state}: there is nothing to try again.")
+    now = timezone.now()
+    _put(operation, core.again(_position(operation), now), now)
+    operation.wake_at = now
+    operation.save()
+    _record(principal, "operation.retry", operation, reason)
+    _advance_on_commit(operation)
+    return operation
+
+
+def advance(operation_id: UUID) -> bool:
+    """Do the next step, or look at it again; whether there is more to do at once.
+
+    However many call it, one at a time works on an operation. Who is killed in it has changed nothing.
+    """
+    if not _begin(operation_id):
+        return False
+    with transaction.atomic():
+        operation = _locked(operation_id)
+        if operation is None:
+            return False
+        now = timezone.now()
+        position, wait_seconds = _stepped(operation, machine_of(operation.kind), now)
+        _put(operation, position, now)
+        operation.wake_at = now + timedelta(seconds=wait_seconds)
+        operation.save()
+        if not position.state.moves:
+            _note_end(operation)
+    return position.state.moves and not wait_seconds
+
+
+def take_due(now: datetime) -> list[UUID]:
+    """The operations that somebody should advance now. Nobody else is given them for a while."""
+    due = Operation.objects.filter(state__in=MOVING, wake_at__lte=now).order_by("wake_at")
+    with transaction.atomic():
+        found = list(due.select_for_update(skip_locked=True).values_list("pk", flat=True)[:SWEEP_MAX])
+        Operation.objects.filter(pk__in=found).update(wake_at=now + TAKEN_FOR_LOST)
+    return found
+
+
+def forget_old_operations(now: datetime) -> int:
+    deleted, _ = Operation.objects.filter(done=True, done_at__lt=now - KEPT).delete()
+    return deleted
+
+
+def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tuple[Position, float]:
+    """Where it is after its next step, and how many seconds that waits."""
+    shape, position = machine.shape(), _position(operation)
+    if operation.attempts > core.ATTEMPTS_MAX:
+        return core.worn_out(position, shape, now), 0
+    if operation.cancel_requested:
+        position = core.cancelled(position, shape, now)
+    step = machine.steps[position.step]
+    outcome = _outcome(step.undo if position.state is State.UNDOING else step.do, operation)
+    after = core.after(position, outcome, shape, now)
+    if after.state is State.SUCCEEDED:
+        operation.response = machine.response(operation)
+    if isinstance(outcome, Waiting) and after.state is position.state:
+        return after, outcome.seconds
+    return after, 0
+
+
+def _outcome(doing: Doing, operation: Operation) -> Outcome:
+    """What the step says. One that fails leaves nothing in the database."""
+    with transaction.atomic():
+        outcome = doing(operation)
+        transaction.set_rollback(isinstance(outcome, Failed))
+    if isinstance(outcome, Failed):
+        log.warning("%s of %s failed: %s", operation.kind, operation.target, outcome.detail)
+    return outcome
+
+
+def _begin(operation_id: UUID) -> bool:
+    """Count the attempt where even the death of this process can't take it back."""
+    with transaction.atomic():
+        operation = _locked(operation_id)
+        if operation is None:
+            return False
+        operation.attempts += 1
+        operation.wake_at = timezone.now() + TAKEN_FOR_LOST
+        operation.save(update_fields=["attempts", "wake_at"])
+    return True
+
+
+def _locked(operation_id: UUID) -> Operation | None:
+    """None where it has ended, is stuck, or where somebody else is at it."""
+    found = Operation.objects.filter(pk=operation_id, state__in=MOVING)
+    return found.select_for_update(skip_locked=True).first()
+
+
+def _for_change(principal: Principal, operation_id: UUID) -> Operation:
+    principal.check_may_change()
+    seen = get_operation(principal, operation_id)
+    if not may_change(principal, seen):
+        raise Refused(f"This needs the role {Role(seen.role).label}.")
+    return Operation.objects.select_for_update().get(pk=seen.pk)
+
+
+def _position(operation: Operation) -> Position:
+    error = operation.error
+    return Position(
+        State(operation.state),
+        operation.step,
+        operation.step_since,
+        operation.attempts,
+        Failed(error["reason"], error["detail"]) if error else None,
+        operation.message,
+    )
+
+
+def _put(operation: Operation, position: Position, now: datetime) -> None:
+    shape = machine_of(operation.kind).shape()
+    operation.state = position.state.value
+    operation.step = position.step
+    operation.step_since = position.since
+    operation.attempts = position.attempts
+    operation.message = position.message[:TEXT_MAX]
+    operation.percent = position.percent(shape)
+    error = position.error
+    operation.error = {"reason": error.reason, "detail": error.detail} if error else None
+    operation.done = operation.state in ENDED
+    operation.done_at = now if operation.done else None
+    operation.updated_at = now
+
+
+def _advance_on_commit(operation: Operation) -> None:
+    """Robust: where Redis is away, the sweep finds it later."""
+    from console.operations.tasks import advance_operation
+
+    transaction.on_commit(partial(advance_operation.delay, str(operation.pk)), robust=True)
+
+
+def _note_end(operation: Operation) -> None:
+    said = f": {operation.message}" if operation.message else ""
+    note(
+        f"operation.{operation.state}",
+        [operation.target, OPERATIONS],
+        f"{operation.sentence}: {operation.state}{said}",
+        {"operation": str(operation.pk), "kind": operation.kind},
+    )
+
+
+def _record(principal: Principal, action: str, operation: Operation, reason: str) -> None:
+    record(
+        principal,
+        action,
+        object_type="operation",
+        object_id=operation.pk,
+        object_name=operation.sentence[:160],
+        org_id=operation.org_id,
+        reason=reason,
+        topics=[operation.target, OPERATIONS],
+    )

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.operations import services
+from console.operations.core import State
+from console.operations.forms import FilterForm
+from console.operations.machines import machine_of
+from console.operations.models import Operation
+
+PER_PAGE = 50
+
+
+@require_safe
+@signed_in
+def list_operations(request: SignedInRequest) -> HttpResponse:
+    form = FilterForm(request.GET)
+    values = form.cleaned_data if form.is_valid() else {}
+    found = services.filtered(services.visible_operations(request.principal), **values)
+    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
+    query = request.GET.copy()
+    query.pop("page", None)
+    filtered = any(value for value in query.values())
+    context = {"form": form, "page": page, "query": query.urlencode(), "filtered": filtered}
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "operations/list_live.html" if fragment else "operations/list.html", context)
+
+
+@require_safe
+@signed_in
+def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
+    operation = services.get_operation(request.principal, operation_id)
+    context = {
+        "operation": operation,
+        "steps": _steps(operation),
+        "may_change": services.may_change(request.principal, operation),
+        "is_stuck": operation.state == State.STUCK,
+    }
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(
+        request, "operations/operation_live.html" if fragment else "operations/operation.html", context
+    )
+
+
+@require_POST
+@signed_in
+def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
+    operation = services.cancel(request.principal, operation_id)
+    if operation.done:
+        messages.info(request, "It had ended already.")
+    else:
+        messages.success(request, "It is asked to go back to where it was.")
+    return redirect("operation", operation_id)
+
+
+@require_POST
+@signed_in
+def retry(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
+    try:
+        services.retry(request.principal, operation_id)
+    except services.NotStuck as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, "It is tried again.")
+    return redirect("operation", operation_id)
+
+
+def _steps(operation: Operation) -> list[tuple[str, str, str]]:
+    """For each step: its sentence, the kind of its status, and the status in words."""
+    try:
+        steps = machine_of(operation.kind).steps
+    except LookupError:
+        return []  # of another version of the console
+    return [(step.sentence, *_status(operation, number)) for number, step in enumerate(steps)]
+
+
+def _status(operation: Operation, number: int) -> tuple[str, str]:
+    here = number == operation.step
+    match State(operation.state):
+        case State.SUCCEEDED:
+            return "ok", "done"
+        case State.FAILED | State.CANCELLED:
+            return "off", "taken back"
+        case State.STUCK if here:
+            return "bad", "stuck"
+    going_back = operation.error is not None
+    if here:
+        return ("warn", "being taken back") if going_back else ("warn", "now")
+    if number < operation.step:
+        return "ok", "done"
+    return ("off", "taken back") if going_back else ("off", "to do")

@@ -1,0 +1,486 @@
+"""Policies over REST: of an org, its versions and callers, and of the cluster."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Path, Router, Schema, Status
+
+from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import NO_NUL, Input, Line, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, FieldError, documented
+from console.control.services import Reach, applied
+from console.orgs.api import Slug, ValidateOnly
+from console.orgs.services import for_change, get_org
+from console.policies import callers, documents, plans, previews, services, words
+from console.policies.documents import ClusterPolicies
+from console.policies.models import Caller, PolicyVersion
+from console.policies.previews import Foretold
+from console.policies.services import Cluster, InForce
+from console.policies.shapes import LimitsField, PolicyField
+from swdriver_shim.policy import OrgPolicies
+from swdriver_shim.reuse.preview import Effect, Point
+
+router = Router(tags=["policies"])
+
+Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="Of a version.")]
+Model = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
+Why = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+PlanToken = Annotated[str, Field(max_length=400, pattern=r"^[\x21-\x7e]*$")]
+
+
+class PoliciesIn(Input):
+    policy: PolicyField | None = Field(
+        description="Null: follow the cluster's default. What is not said has the software's default."
+    )
+    models: dict[Model, PolicyField] = Field(
+        {}, max_length=documents.MODELS_MAX, description="Of single models; each stands for itself."
+    )
+
+    def wanted(self) -> OrgPolicies | None:
+        if self.policy is None:
+            if self.models:
+                raise _invalid("/body/models", "Who follows the default has no policies of models.")
+            return None
+        return OrgPolicies(policy=self.policy, models=dict(self.models))
+
+
+class PolicyPut(PoliciesIn):
+    reason: Why = Field(description="Why; it stands in the history.")
+    plan_token: PlanToken | None = Field(
+        None, description="Of a preview: 412 if anything it was made on has changed since."
+    )
+
+
+class PreviewIn(PoliciesIn):
+    model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
+        "", description="On the drivers of this model; else of all that have no policy of their own."
+    )
+
+
+class RestoreIn(Input):
+    reason: Why
+
+
+class LaggingOut(Schema):
+    driver: str
+    why: str
+    as_of: datetime | None
+
+
+class ReachOut(Schema):
+    """How far it has come. `seconds` is what it took until the last driver had it; null until then."""
+
+    drivers: int
+    has_it: int
+    seconds: float | None
+    lagging: list[LaggingOut]
+
+
+class PolicyOut(Schema):
+    org: str
+    version: int = Field(description="Counts changes; it is the ETag. 0: never said anything.")
+    follows_default: bool
+    policy: PolicyField = Field(description="What was said.")
+    models: dict[str, PolicyField]
+    effective: PolicyField = Field(description="What drivers are told: as far as limits allow.")
+    effective_models: dict[str, PolicyField]
+    in_words: str
+    reason: str
+    author: str
+    made_at: datetime | None
+    applied: ReachOut
+    plan_token: str | None = Field(None, description="With validate_only: to apply just this.")
+
+
+class VersionOut(Schema):
+    number: int
+    policy: PolicyField | None
+    models: dict[str, PolicyField]
+    in_words: str
+    author: str
+    reason: str
+    made_at: datetime
+    same_as: int | None = Field(description="The number of the version that it restored.")
+
+
+class EffectOut(Schema):
+    hit_rate: float | None = Field(description="Null: no traffic.")
+    tier2_hit_rate: float
+    bytes: int = Field(description="Of memory that it fills, at most.")
+    error: float = Field(description="Two standard errors of the hit rate, by sampling.")
+
+
+class PointOut(Schema):
+    at: int
+    hit_rate: float
+
+
+class PreviewOut(Schema):
+    plan_token: str
+    now: EffectOut
+    proposed: EffectOut
+    measured_hit_rate: float | None
+    freed_bytes: int = Field(description="Of memory; negative where more is needed.")
+    expiring_columns: int
+    expiring_bytes: int
+    by_ttl: list[PointOut]
+    by_bytes: list[PointOut]
+    drivers_asked: int
+    drivers: int
+    drivers_silent: list[str]
+    as_of: datetime
+    traffic: bool = Field(description="False: nothing is known yet, and all of this says nothing.")
+    reaches_back_seconds: float | None
+    idle_seconds: float | None
+    warnings: list[str]
+
+
+class ClusterOut(Schema):
+    version: int
+    default: PolicyField
+    limits: LimitsField
+    in_words: str
+
+
+class ClusterPut(Input):
+    default: PolicyField
+    limits: LimitsField
+    reason: Why
+
+
+class CallerOut(Schema):
+    id: str
+    name: str
+    prefix: str
+    created_by: str
+    created_at: datetime
+
+
+class CallerIn(Input):
+    name: Line
+    reason: Reason = ""
+
+
+class NewCallerOut(CallerOut):
+    token: str = Field(description="Shown this once. Engines send it to drivers as a bearer.")
+
+
+def show(held: InForce, reach: Reach, plan_token: str | None = None) -> PolicyOut:
+    version = held.version
+    return PolicyOut(
+        org=held.org.slug,
+        version=held.number,
+        follows_default=held.own is None,
+        policy=held.said.policy,
+        models=held.said.models,
+        effective=held.policy,
+        effective_models=held.policies.models,
+        in_words=words.sentence(held.policy),
+        reason=version.reason if version else "",
+        author=version.author_name if version else "",
+        made_at=version.made_at if version else None,
+        applied=show_reach(reach),
+        plan_token=plan_token,
+    )
+
+
+def show_reach(reach: Reach) -> ReachOut:
+    return ReachOut(
+        drivers=len(reach.standings),
+        has_it=reach.has_it,
+        seconds=reach.seconds,
+        lagging=[LaggingOut(driver=one.name, why=one.why_not, as_of=one.as_of) for one in reach.lagging],
+    )
+
+
+def show_version(version: PolicyVersion) -> VersionOut:
+    said = documents.read_org(version.document)
+    return VersionOut(
+        number=version.number,
+        policy=said.policy if said else None,
+        models=said.models if said else {},
+        in_words=words.sentence(said.policy) if said else "It follows the cluster's default.",
+        author=version.author_name,
+        reason=version.reason,
+        made_at=version.made_at,
+        same_as=version.same_as,
+    )
+
+
+def _reach(held: InForce) -> Reach:
+    return applied(held.version.change if held.version else None)
+
+
+@router.get(
+    "/orgs/{slug}/policy",
+    response={200: PolicyOut, **documented(404)},
+    summary="The policy in force, and which drivers have it",
+)
+def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
+    held = services.in_force(get_org(requester(request), slug))
+    response["ETag"] = etag(held.number)
+    return show(held, _reach(held))
+
+
+@router.put(
+    "/orgs/{slug}/policy",
+    response={200: PolicyOut, **documented(404, 409, 412, 428)},
+    summary="Put another policy in force",
+)
+def put_policy(
+    request: HttpRequest,
+    slug: Slug,
+    payload: PolicyPut,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    """Drivers are told after the commit; `applied` says who has it."""
+    principal = requester(request)
+
+    def put() -> Answer:
+        org = for_change(principal, slug)
+        before = services.in_force(org)
+        check_match(if_match, before.number)
+        wanted = payload.wanted()
+        document = documents.write(wanted)
+        if payload.plan_token is not None:
+            _check_plan(payload.plan_token, before, document)
+        held = services.set_policy(principal, org, wanted, reason=payload.reason)
+        token = plans.token_of(before, document) if validate_only else None
+        return Answer(200, show(held, _reach(held), token), {"ETag": etag(held.number)})
+
+    return once(request, key, payload, put, keep=not validate_only)
+
+
+@router.post(
+    "/orgs/{slug}/policy:preview",
+    response={200: PreviewOut, **documented(404)},
+    summary="What a policy would do, from the org's own traffic",
+)
+def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> PreviewOut:
+    """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
+    held = services.in_force(get_org(requester(request), slug))
+    wanted = payload.wanted()
+    services.check(wanted, held.cluster.policies.limits)
+    proposed = wanted or OrgPolicies(policy=held.cluster.policies.default)
+    told = previews.foretell(held.org, held.policies, proposed, payload.model)
+    return show_preview(told, plans.token_of(held, documents.write(wanted)))
+
+
+def show_preview(told: Foretold, plan_token: str) -> PreviewOut:
+    found, known = told.preview, told.known
+    confidence = found.confidence
+    return PreviewOut(
+        plan_token=plan_token,
+        now=_effect(found.now),
+        proposed=_effect(found.proposed),
+        measured_hit_rate=found.measured_hit_rate,
+        freed_bytes=found.freed_bytes,
+        expiring_columns=found.expiring_columns,
+        expiring_bytes=found.expiring_bytes,
+        by_ttl=_points(found.by_ttl),
+        by_bytes=_points(found.by_bytes),
+        drivers_asked=known.asked,
+        drivers=known.drivers,
+        drivers_silent=list(known.silent),
+        as_of=known.at,
+        traffic=confidence is not None,
+        reaches_back_seconds=confidence.reaches_back_seconds if confidence else None,
+        idle_seconds=confidence.idle_seconds if confidence else None,
+        warnings=list(confidence.warnings) if confidence else [],
+    )
+
+
+def _effect(effect: Effect) -> EffectOut:
+    return EffectOut(
+        hit_rate=effect.hit_rate,
+        tier2_hit_rate=effect.tier2_hit_rate,
+        bytes=effect.bytes,
+        error=effect.error,
+    )
+
+
+def _points(points: tuple[Point, ...]) -> list[PointOut]:
+    return [PointOut(at=one.at, hit_rate=one.hit_rate) for one in points]
+
+
+# Versions
+
+
+@router.get(
+    "/orgs/{slug}/policy/versions",
+    response={200: Page[VersionOut], **documented(404)},
+    summary="Every policy that was in force, the newest first",
+)
+def list_versions(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug)
+    return paginate(services.versions_of(org), "-number", cursor, limit, show_version)
+
+
+@router.get(
+    "/orgs/{slug}/policy/versions/{number}",
+    response={200: VersionOut, **documented(404)},
+    summary="One version",
+)
+def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
+    return show_version(services.get_version(get_org(requester(request), slug), number))
+
+
+@router.post(
+    "/orgs/{slug}/policy/versions/{number}/restore",
+    response={200: PolicyOut, **documented(404, 409, 412, 428)},
+    summary="Put an earlier version in force again, byte for byte",
+)
+def restore_version(
+    request: HttpRequest,
+    slug: Slug,
+    number: Number,
+    payload: RestoreIn,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    """0 is what there was before the first: the cluster's default."""
+    principal = requester(request)
+
+    def restore() -> Answer:
+        org = for_change(principal, slug)
+        check_match(if_match, services.in_force(org).number)
+        held = services.restore(principal, org, number, reason=payload.reason)
+        return Answer(200, show(held, _reach(held)), {"ETag": etag(held.number)})
+
+    return once(request, key, payload, restore, keep=not validate_only)
+
+
+# The cluster
+
+
+@router.get(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented()},
+    summary="The default, and the limits that no org's policy crosses",
+)
+def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
+    requester(request)
+    held = services.cluster()
+    response["ETag"] = etag(held.number)
+    return show_cluster(held)
+
+
+@router.put(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented(409, 412, 428)},
+    summary="Change the default and the limits",
+)
+def put_cluster(
+    request: HttpRequest,
+    payload: ClusterPut,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def put() -> Answer:
+        _check_platform_admin(principal)
+        number = services.locked_cluster().number
+        check_match(if_match, number)
+        wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
+        held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
+        return Answer(200, show_cluster(held), {"ETag": etag(held.number)})
+
+    return once(request, key, payload, put, keep=not validate_only)
+
+
+def show_cluster(held: Cluster) -> ClusterOut:
+    return ClusterOut(
+        version=held.number,
+        default=held.policies.default,
+        limits=held.policies.limits,
+        in_words=words.sentence(held.policies.default),
+    )
+
+
+# Callers
+
+
+@router.get(
+    "/orgs/{slug}/callers",
+    response={200: Page[CallerOut], **documented(404)},
+    summary="Who may ask drivers in the name of the org",
+)
+def list_callers(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug, Role.ORG_ADMIN)
+    return paginate(callers.callers_of(org), "pk", cursor, limit, show_caller)
+
+
+@router.post(
+    "/orgs/{slug}/callers",
+    response={201: NewCallerOut, **documented(404)},
+    summary="Add a caller; its token is shown once",
+)
+def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[NewCallerOut]:
+    principal = requester(request)
+    with transaction.atomic():
+        org = for_change(principal, slug)
+        caller, token = callers.add_caller(principal, org, name=payload.name, reason=payload.reason)
+    return Status(201, NewCallerOut(**show_caller(caller).model_dump(), token=token))
+
+
+@router.delete(
+    "/orgs/{slug}/callers/{public_id}",
+    response={204: None, **documented(404)},
+    summary="Remove a caller: drivers refuse its token from then on",
+)
+def remove_caller(
+    request: HttpRequest, slug: Slug, public_id: Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
+) -> Status[None]:
+    principal = requester(request)
+    with transaction.atomic():
+        org = for_change(principal, slug)
+        callers.remove_caller(principal, org, public_id)
+    return Status(204, None)
+
+
+def show_caller(caller: Caller) -> CallerOut:
+    return CallerOut(
+        id=caller.public_id,
+        name=caller.name,
+        prefix=caller.prefix,
+        created_by=caller.created_by,
+        created_at=caller.created_at,
+    )
+
+
+# Inside
+
+
+def _check_platform_admin(principal: Principal) -> None:
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+
+
+def _check_plan(token: str, held: InForce, document: str) -> None:
+    try:
+        plans.check(token, held, document)
+    except plans.StalePlan as error:
+        raise ApiError("StalePlan", str(error), headers={"ETag": etag(held.number)}) from None
+
+
+def _invalid(pointer: str, detail: str) -> ApiError:
+    errors = [FieldError(pointer=pointer, detail=detail)]
+    return ApiError("InvalidRequest", detail, errors=errors)

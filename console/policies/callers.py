@@ -1,0 +1,71 @@
+"""Who may ask drivers in the name of an org: engines, and gateways before them."""
+
+from __future__ import annotations
+
+import secrets
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import Http404
+
+from console.accounts.principal import Principal
+from console.audit.services import record
+from console.control.services import ALL_DRIVERS, changed
+from console.orgs.models import Org
+from console.policies.models import Caller
+from swdriver_shim.desired import token_hash
+from telemetry.topics import of_org
+
+CALLERS_MAX = 100  # of an org
+
+
+def callers_of(org: Org) -> QuerySet[Caller]:
+    return Caller.objects.filter(org=org).order_by("name")
+
+
+@transaction.atomic
+def add_caller(principal: Principal, org: Org, *, name: str, reason: str = "") -> tuple[Caller, str]:
+    """A caller and its token, which nobody can be shown again. `org` came from `for_change`."""
+    if callers_of(org).count() >= CALLERS_MAX:
+        raise ValidationError({"name": [f"At most {CALLERS_MAX}. Remove one that is not used."]})
+    public_id = secrets.token_hex(6)
+    token = f"tgc_{public_id}_{secrets.token_urlsafe(32)}"
+    caller = Caller(
+        org=org,
+        name=name,
+        public_id=public_id,
+        token_sha256=token_hash(token),
+        created_by=principal.name,
+    )
+    caller.full_clean()
+    caller.save()
+    _record(principal, caller, "policy.caller_add", after=True, reason=reason)
+    return caller, token
+
+
+@transaction.atomic
+def remove_caller(principal: Principal, org: Org, public_id: str, *, reason: str = "") -> None:
+    """From then on drivers refuse its token. `org` came from `for_change`. Http404 for no caller."""
+    caller = callers_of(org).filter(public_id=public_id).first()
+    if caller is None:
+        raise Http404(f"{org.name} has no such caller.")
+    _record(principal, caller, "policy.caller_remove", after=False, reason=reason)
+    caller.delete()
+
+
+def _record(principal: Principal, caller: Caller, action: str, *, after: bool, reason: str) -> None:
+    said = caller.snapshot()
+    record(
+        principal,
+        action,
+        object_type="caller",
+        object_id=caller.prefix,
+        object_name=caller.name,
+        org_id=caller.org_id,
+        before=None if after else said,
+        after=said if after else None,
+        reason=reason,
+        topics=[of_org(caller.org.slug)],
+    )
+    changed([ALL_DRIVERS], f"caller {caller.name} of {caller.org.slug}")

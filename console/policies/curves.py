@@ -1,0 +1,105 @@
+"""Hit rate against time to live, or against memory, as an SVG and its table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Final
+
+from console.policies import quantities, words
+from swdriver_shim.reuse.preview import Point
+
+WIDTH: Final = 420
+HEIGHT: Final = 184
+LEFT: Final = 40
+RIGHT: Final = 12
+TOP: Final = 36
+BOTTOM: Final = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line: where the policy stands now, or would."""
+
+    name: str
+    x: float
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Ready to be drawn, in a box of WIDTH by HEIGHT. `rows` is the same as a table."""
+
+    title: str
+    line: str
+    dots: list[tuple[float, float]]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    marks: list[Mark]
+    rows: list[tuple[str, float]]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    bottom: int = HEIGHT - BOTTOM
+    right: int = WIDTH - RIGHT
+    top: int = TOP
+
+
+def by_time(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
+    return _curve("Hit rate by time to live", points, now, proposed, quantities.as_time)
+
+
+def by_memory(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
+    return _curve("Hit rate by memory", points, now, proposed, words.size)
+
+
+def _curve(
+    title: str,
+    points: Sequence[Point],
+    now: int | None,
+    proposed: int | None,
+    show: Callable[[int], str],
+) -> Curve | None:
+    """None where there is nothing to draw a line between. A mark of None is beyond the right end."""
+    if len(points) < 2:
+        return None
+    low, high = log2(max(1, points[0].at)), log2(max(2, points[-1].at))
+    lowest = min(point.hit_rate for point in points)
+    highest = max(point.hit_rate for point in points)
+    floor, ceiling = _bounds(lowest, highest)
+
+    def x(at: int | None) -> float:
+        part = 1.0 if at is None else (log2(max(1, at)) - low) / ((high - low) or 1.0)
+        return round(LEFT + min(1.0, max(0.0, part)) * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(rate: float) -> float:
+        part = (rate - floor) / (ceiling - floor)
+        return round(HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM), 1)
+
+    dots = [(x(point.at), y(point.hit_rate)) for point in points]
+    steps = [floor, (floor + ceiling) / 2, ceiling]
+    marks = [("now", now)] if now == proposed else [("now", now), ("then", proposed)]
+    return Curve(
+        title=title,
+        line=" ".join(f"{across},{down}" for across, down in dots),
+        dots=dots,
+        x_ticks=[Tick(x(point.at), show(point.at)) for point in (points[0], points[-1])],
+        y_ticks=[Tick(y(rate), f"{100 * rate:.0f} %") for rate in steps],
+        marks=[Mark(name, x(at), name, "end" if x(at) > WIDTH / 2 else "start") for name, at in marks],
+        rows=[(show(point.at), point.hit_rate) for point in points],
+    )
+
+
+def _bounds(lowest: float, highest: float) -> tuple[float, float]:
+    """Of the scale: tens of percent around the curve, so that small differences can be seen."""
+    floor = int(lowest * 10) / 10
+    ceiling = min(1.0, (int(highest * 10) + 1) / 10)
+    return (floor, ceiling) if ceiling - floor >= 0.1 else (max(0.0, ceiling - 0.1), ceiling)

@@ -1,0 +1,191 @@
+"""Policies for later and for many over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Path, Router, Schema, Status
+
+from console.accounts.browser import requester
+from console.api.fields import Input, Moment
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, documented
+from console.orgs.api import Slug, ValidateOnly
+from console.orgs.models import SLUG
+from console.orgs.services import for_change, get_org
+from console.policies import bulk, documents, schedule, words
+from console.policies.api import PlanToken, PoliciesIn, Why
+from console.policies.bulk import Planned
+from console.policies.models import ScheduledPolicy
+from console.policies.shapes import PolicyField
+
+router = Router(tags=["policies"])
+
+Id = Annotated[int, Path(ge=1, le=2**63 - 1)]
+SlugIn = Annotated[str, Field(pattern=SLUG, max_length=48)]
+
+
+class ScheduleIn(PoliciesIn):
+    starts_at: Moment
+    lasts_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=366 * 86_400,
+        description="Then it is as it was before; null: it stays.",
+    )
+    reason: Why
+
+
+class ScheduledOut(Schema):
+    id: int
+    policy: PolicyField | None
+    models: dict[str, PolicyField]
+    in_words: str
+    starts_at: datetime
+    ends_at: datetime | None
+    state: str
+    note: str
+    author: str
+    reason: str
+
+
+class BulkIn(Input):
+    orgs: list[SlugIn] = Field(min_length=1, max_length=bulk.ORGS_MAX)
+    changes: dict[str, Any] = Field(
+        description="Fields of a policy that are to have another value; all others stay."
+    )
+    reason: Why
+    plan_token: PlanToken | None = Field(None, description="Of a dry run: 412 if anything has changed.")
+
+
+class BulkOrgOut(Schema):
+    org: str
+    version: int
+    changes: list[tuple[str, str, str]] = Field(description="What, before, after.")
+    refused: list[str]
+
+
+class BulkOut(Schema):
+    plan_token: str
+    orgs: list[BulkOrgOut]
+
+
+def show_scheduled(planned: ScheduledPolicy) -> ScheduledOut:
+    said = documents.read_org(planned.document)
+    return ScheduledOut(
+        id=planned.pk,
+        policy=said.policy if said else None,
+        models=said.models if said else {},
+        in_words=words.sentence(said.policy) if said else "It follows the cluster's default.",
+        starts_at=planned.starts_at,
+        ends_at=planned.ends_at,
+        state=planned.state,
+        note=planned.note,
+        author=planned.author_name,
+        reason=planned.reason,
+    )
+
+
+@router.get(
+    "/orgs/{slug}/policy/scheduled",
+    response={200: Page[ScheduledOut], **documented(404)},
+    summary="What takes over later, and what did",
+)
+def list_scheduled(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug)
+    rows = ScheduledPolicy.objects.select_related("org").filter(org=org)
+    return paginate(rows, "-pk", cursor, limit, show_scheduled)
+
+
+@router.post(
+    "/orgs/{slug}/policy/scheduled",
+    response={201: ScheduledOut, **documented(404, 409)},
+    summary="Have a policy take over later, and for how long",
+)
+def schedule_policy(
+    request: HttpRequest,
+    slug: Slug,
+    payload: ScheduleIn,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def plan() -> Answer:
+        org = for_change(principal, slug)
+        planned = schedule.schedule(
+            principal,
+            org,
+            payload.wanted(),
+            starts_at=payload.starts_at,
+            lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
+            reason=payload.reason,
+        )
+        return Answer(201, show_scheduled(planned))
+
+    return once(request, key, payload, plan, keep=not validate_only)
+
+
+@router.delete(
+    "/orgs/{slug}/policy/scheduled/{number}",
+    response={204: None, **documented(404)},
+    summary="Have it not happen; one that is in force ends now",
+)
+def unschedule_policy(request: HttpRequest, slug: Slug, number: Id) -> Status[None]:
+    principal = requester(request)
+    with transaction.atomic():
+        schedule.take_back(principal, for_change(principal, slug), number)
+    return Status(204, None)
+
+
+@router.post(
+    "/policies/bulk",
+    response={200: BulkOut, **documented(404, 409, 412)},
+    summary="One change for many orgs: for all of them or for none",
+)
+def change_many(
+    request: HttpRequest, payload: BulkIn, key: IdempotencyKey, validate_only: ValidateOnly = False
+) -> HttpResponse:
+    principal = requester(request)
+
+    def change() -> Answer:
+        principal.check_may_change()
+        try:
+            planned = bulk.plan(principal, payload.orgs, payload.changes)
+            if not validate_only:
+                bulk.save(
+                    principal,
+                    payload.orgs,
+                    payload.changes,
+                    reason=payload.reason,
+                    token=payload.plan_token,
+                )
+        except documents.Malformed as error:
+            raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
+        except bulk.Moved as error:
+            raise ApiError("StalePlan", str(error)) from None
+        return Answer(200, show_bulk(planned))
+
+    return once(request, key, payload, change, keep=not validate_only)
+
+
+def show_bulk(planned: list[Planned]) -> BulkOut:
+    return BulkOut(
+        plan_token=bulk.token_of(planned),
+        orgs=[
+            BulkOrgOut(
+                org=one.org.slug,
+                version=one.held.number,
+                changes=one.differences,
+                refused=one.refused,
+            )
+            for one in planned
+        ],
+    )

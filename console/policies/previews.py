@@ -1,0 +1,122 @@
+"""What a policy would do, from what drivers know of the org's own traffic (docs/adr/0022-reuse.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import httpx
+import msgspec
+from django.utils import timezone
+
+from console.control.sending import TIMEOUT, trusted
+from console.fleet.models import Driver
+from console.fleet.services import reachable_drivers
+from console.orgs.models import Org
+from swdriver_shim.policy import OrgPolicies
+from swdriver_shim.reuse.preview import Preview, preview
+from swdriver_shim.reuse.sample import Sample
+
+DRIVERS_MAX: Final = 32  # that are asked: what more of them know changes little, and takes long
+FRESH: Final = timedelta(seconds=15)
+KEPT_MAX: Final = 8  # orgs' samples in memory, half a megabyte for each driver
+_DECODER: Final = msgspec.json.Decoder(Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What drivers have told of an org. `silent`: those who should have, and did not."""
+
+    at: datetime
+    samples: tuple[tuple[str, Sample], ...]  # with the model of each
+    asked: int
+    drivers: int
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """A preview, of the drivers that `model` or all other models run on."""
+
+    preview: Preview
+    known: Known
+    model: str
+
+
+_kept: OrderedDict[int, Known] = OrderedDict()
+_lock = threading.Lock()
+
+
+def foretell(org: Org, now: OrgPolicies, proposed: OrgPolicies, model: str = "") -> Foretold:
+    """What would become of the org under `proposed`. Without `model`: on the drivers whose models have
+    no policy of their own."""
+    known = known_of(org)
+    own = {*now.models, *proposed.models}
+    samples = [
+        sample for told, sample in known.samples if told == model or (not model and told not in own)
+    ]
+    return Foretold(preview(samples, now.of(model), proposed.of(model)), known, model)
+
+
+def known_of(org: Org) -> Known:
+    """Asked of drivers, or as they said some seconds ago: who edits a form asks again and again."""
+    with _lock:
+        known = _kept.get(org.pk)
+    if known is None or timezone.now() - known.at > FRESH:
+        known = _asked(org)
+        with _lock:
+            _kept[org.pk] = known
+            _kept.move_to_end(org.pk)
+            while len(_kept) > KEPT_MAX:
+                _kept.popitem(last=False)
+    return known
+
+
+def forget() -> None:
+    """For tests: what is known is asked for anew."""
+    with _lock:
+        _kept.clear()
+
+
+def _asked(org: Org) -> Known:
+    there = list(reachable_drivers().order_by("name"))
+    asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
+    answers = asyncio.run(_ask(asked, org.slug))
+    samples = tuple(
+        (_model_of(driver), answer)
+        for driver, answer in zip(asked, answers, strict=True)
+        if isinstance(answer, Sample)
+    )
+    silent = [
+        driver.name for driver, answer in zip(asked, answers, strict=True) if isinstance(answer, str)
+    ]
+    return Known(timezone.now(), samples, len(asked), len(there), tuple(silent))
+
+
+def _model_of(driver: Driver) -> str:
+    return str((driver.model or {}).get("name", ""))
+
+
+async def _ask(drivers: list[Driver], org: str) -> list[Sample | str | None]:
+    """A sample; None from who has never heard of the org; or why there is no answer."""
+    async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
+        return await asyncio.gather(*(_sample(client, driver, org) for driver in drivers))
+
+
+async def _sample(client: httpx.AsyncClient, driver: Driver, org: str) -> Sample | str | None:
+    headers = {"Authorization": f"Bearer {driver.control_token}"}
+    address = f"{driver.control_url.rstrip('/')}/v1/reuse"
+    try:
+        answer = await client.get(address, params={"org": org}, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    if answer.status_code in (404, 409):  # never heard of it, or not told anything yet
+        return None
+    try:
+        return _DECODER.decode(answer.content)
+    except msgspec.DecodeError as error:
+        return str(error)

@@ -1,0 +1,122 @@
+"""The proof over REST: retention reports, purges, and the keys that both are signed with."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.roles import Role
+from console.api.fields import NO_NUL, Input
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.operations.api import OperationOut, show_operation
+from console.orgs.api import Slug, ValidateOnly
+from console.orgs.services import for_change, get_org
+from console.policies import proof, purges, signing
+from console.policies.api import Why
+from console.policies.models import PurgeReceipt
+
+router = Router(tags=["policies"])
+
+Days = Annotated[Literal["1", "7", "30", "90"], Query(description="How far back.")]
+
+
+class PurgeIn(Input):
+    model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
+        "", description="On the drivers of this model only. Files in tier 2 go for all models."
+    )
+    reason: Why
+
+
+class ReceiptOut(Schema):
+    id: int
+    org: str
+    model: str | None
+    operation: UUID
+    asked_by: str
+    asked_at: datetime
+    done_at: datetime
+    reason: str
+    columns: int
+    bytes: int
+    tier2_files: int
+    tier2_bytes: int
+    places: dict[str, Any] = Field(description="By driver and node: what each has confirmed.")
+    jws: str = Field(description="All of this, signed.")
+
+
+class ReportOut(Schema):
+    report: dict[str, Any] = Field(description="Null where nothing was told, which is not 0.")
+    jws: str = Field(description="The report, signed with one of `GET /signing-keys`.")
+
+
+class KeysOut(Schema):
+    keys: list[dict[str, str]]
+
+
+@router.get(
+    "/orgs/{slug}/retention",
+    response={200: ReportOut, **documented(404)},
+    summary="That nothing outlived its policy, and what was purged; signed",
+)
+def get_retention(request: HttpRequest, slug: Slug, days: Days = "30") -> ReportOut:
+    org = get_org(requester(request), slug, Role.ON_CALL)
+    statement = proof.report(org, int(days)).statement()
+    return ReportOut(report=statement, jws=signing.sign(statement))
+
+
+@router.get(
+    "/signing-keys",
+    response=KeysOut,
+    auth=None,
+    summary="What statements are signed with, as a JWK set",
+)
+def list_keys(request: HttpRequest) -> KeysOut:
+    del request  # anyone may
+    return KeysOut(keys=signing.public_keys())
+
+
+@router.post(
+    "/orgs/{slug}/purge",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Remove all that is kept of an org, with a receipt",
+)
+def purge_org(
+    request: HttpRequest,
+    slug: Slug,
+    payload: PurgeIn,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def begin() -> Answer:
+        org = for_change(principal, slug)
+        operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
+        return Answer(202, show_operation(operation), {"Location": f"/api/v1/operations/{operation.pk}"})
+
+    return once(request, key, payload, begin, keep=not validate_only)
+
+
+@router.get(
+    "/orgs/{slug}/purges",
+    response={200: Page[ReceiptOut], **documented(404)},
+    summary="Receipts of purges, the newest first",
+)
+def list_purges(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug, Role.ON_CALL)
+    receipts = PurgeReceipt.objects.filter(org_slug=org.slug)
+    return paginate(receipts, "-pk", cursor, limit, show_receipt)
+
+
+def show_receipt(receipt: PurgeReceipt) -> ReceiptOut:
+    statement = receipt.statement()
+    return ReceiptOut(id=receipt.pk, **statement, jws=signing.sign(statement))

@@ -1,0 +1,190 @@
+"""Purging an org, or what it keeps of one model: an operation that ends with a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import httpx
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.audit.services import record
+from console.control.sending import AT_ONCE_MAX, trusted
+from console.fleet.models import Driver, Node
+from console.operations import services as operations
+from console.operations.core import Done, Outcome, Waiting
+from console.operations.machines import Machine, Step, machine
+from console.operations.models import Operation
+from console.orgs.models import Org
+from console.policies.drivers import keys_of
+from console.policies.models import PurgeReceipt
+from console.policies.services import check_reason
+from swdriver_shim.keys import isolation_tag
+from telemetry.topics import of_org
+
+PATIENCE: Final = timedelta(hours=2)  # for who is away; then a person has to look
+SECONDS: Final = 2.0  # that a driver may take for one answer; it goes on by itself
+TIMEOUT: Final = httpx.Timeout(SECONDS + 5, connect=2.0)
+# It is not told of that org, or of none yet.
+KEEPS_NOTHING: Final = (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT)
+_COUNTS: Final = ("columns", "bytes", "tier2_files", "tier2_bytes")
+
+
+@transaction.atomic
+def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Operation:
+    """Begin to remove all of an org that came from `for_change`, or what drivers of a model keep of it.
+
+    Raises operations.Busy while another purge of it goes on; ValidationError without a reason, or for a
+    model that no driver serves.
+    """
+    check_reason(reason)
+    if model and not _of_model(Driver.objects.all(), model):
+        raise ValidationError({"model": ["No driver serves that model."]})
+    what = f"what {org.name} keeps of {model}" if model else f"all that {org.name} keeps"
+    record(
+        principal,
+        "org.purge",
+        object_type="org",
+        object_id=org.slug,
+        object_name=org.name,
+        org_id=org.pk,
+        after={"purged": model or "all models"},
+        reason=reason,
+        topics=[of_org(org.slug)],
+    )
+    return operations.start(
+        principal,
+        "org.purge",
+        of_org(org.slug),
+        f"Purge {what}",
+        plan={"org": org.slug, "model": model, "reason": reason},
+        org_id=org.pk,
+        role=Role.ORG_ADMIN,
+    )
+
+
+def _of_model(drivers: Collection[Driver], model: str) -> list[Driver]:
+    return [driver for driver in drivers if not model or (driver.model or {}).get("name") == model]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Who is asked, and how."""
+
+    name: str
+    url: str
+    token: str
+    body: Mapping[str, Any]
+
+
+def _drivers(operation: Operation) -> Outcome:
+    joined = Driver.objects.filter(joined_at__isnull=False).order_by("name")
+    body = {"org": operation.plan["org"], "seconds": SECONDS}
+    places = [
+        _Place(one.name, f"{one.control_url.rstrip('/')}/v1/purge_org", str(one.control_token), body)
+        for one in _of_model(joined, operation.plan["model"])
+    ]
+    return _asked(operation, "drivers", places)
+
+
+def _agents(operation: Operation) -> Outcome:
+    """Files that no driver of now knows: of models that nobody runs any more."""
+    if operation.plan["model"]:
+        return Done("Files of all its drivers' shards are gone with them.")
+    org = Org.objects.filter(slug=operation.plan["org"]).first()
+    if org is None:
+        return Done("The org is gone, and with it the key that names its files.")
+    tag = isolation_tag(org.slug, bytes(keys_of([org])[org.pk].secret)).hex()
+    joined = Node.objects.filter(joined_at__isnull=False).order_by("name")
+    places = [
+        _Place(one.name, f"{one.control_url.rstrip('/')}/v1/purge", str(one.control_token), {"tag": tag})
+        for one in joined
+    ]
+    return _asked(operation, "nodes", places)
+
+
+def _asked(operation: Operation, kind: str, places: Sequence[_Place]) -> Outcome:
+    """Ask those who have not confirmed yet. What they tell is added up: each has removed it once."""
+    told: dict[str, Any] = operation.notes.setdefault(kind, {})
+    left = [place for place in places if not told.get(place.name, {}).get("done")]
+    for place, answer in zip(left, asyncio.run(_ask(left)), strict=True):
+        before = told.get(place.name, {})
+        counts = {name: before.get(name, 0) + answer.get(name, 0) for name in _COUNTS}
+        told[place.name] = {**answer, **counts}
+    waiting = [place.name for place in left if not told[place.name]["done"]]
+    if not waiting:
+        return Done(f"{len(places)} {kind} have confirmed.")
+    why = told[waiting[0]].get("problem", "it is not done yet")
+    return Waiting(f"{', '.join(waiting)[:200]}: {why}", 1 - len(waiting) / len(places))
+
+
+async def _ask(places: Sequence[_Place]) -> list[dict[str, Any]]:
+    limits = httpx.Limits(max_connections=AT_ONCE_MAX)
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits, verify=trusted()) as client:
+        return await asyncio.gather(*(_purge(client, place) for place in places))
+
+
+async def _purge(client: httpx.AsyncClient, place: _Place) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {place.token}"}
+    try:
+        answer = await client.post(place.url, json=dict(place.body), headers=headers)
+        if answer.status_code in KEEPS_NOTHING:
+            return {"done": True}
+        answer.raise_for_status()
+        return _confirmed(answer.json())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        return {"done": False, "problem": (str(error) or type(error).__name__)[:200]}
+
+
+def _confirmed(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """A driver's receipt, or an agent's, whose files are all that it counts."""
+    if "confirmed" in receipt:
+        seconds = {name: round(at, 3) for name, at in receipt["confirmed"].items()}
+        counts = {name: receipt[name] for name in _COUNTS}
+        return {"done": receipt["done"], **counts, "confirmed_seconds": seconds}
+    return {"done": True, "tier2_files": receipt["columns"], "tier2_bytes": receipt["bytes"]}
+
+
+def _receipt(operation: Operation) -> Outcome:
+    places = {kind: operation.notes.get(kind, {}) for kind in ("drivers", "nodes")}
+    sums = {
+        name: sum(one.get(name, 0) for told in places.values() for one in told.values())
+        for name in _COUNTS
+    }
+    PurgeReceipt.objects.create(
+        org_slug=operation.plan["org"],
+        model=operation.plan["model"],
+        operation_id=operation.pk,
+        asked_by=operation.actor_name,
+        asked_at=operation.created_at,
+        reason=operation.plan["reason"],
+        at=timezone.now(),
+        columns=sums["columns"],
+        bytes=sums["bytes"],
+        files=sums["tier2_files"],
+        file_bytes=sums["tier2_bytes"],
+        places=places,
+    )
+    return Done(f"{sums['columns']:,} columns and {sums['tier2_files']:,} files are gone.")
+
+
+@machine("org.purge")
+class Purge(Machine):
+    """What is gone can't come back, so there is no way back: who can't be reached is waited for."""
+
+    steps = (
+        Step("drivers", "Purge memory and tier 2, by driver", _drivers, patience=PATIENCE, final=True),
+        Step("nodes", "Purge files that no driver knows", _agents, patience=PATIENCE, final=True),
+        Step("receipt", "Write the receipt", _receipt, final=True),
+    )
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return PurgeReceipt.objects.get(operation_id=operation.pk).statement()

@@ -1,0 +1,322 @@
+"""Policies in force: what holds for whom, and every way to change it.
+
+A change is a new version; the one before stays as it is. What is in force is told to every driver after
+the commit (`console.control`), as far as the cluster's limits allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.db.models import Max, QuerySet
+from django.http import Http404
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.audit.models import AuditEntry
+from console.audit.services import CannotUndo, record, undoable
+from console.control.services import ALL_DRIVERS, changed
+from console.orgs import services as orgs
+from console.orgs.models import Org
+from console.policies import documents
+from console.policies.documents import ClusterPolicies
+from console.policies.models import PolicyInForce, PolicyVersion
+from swdriver_shim.policy import OrgPolicies, Policy
+from telemetry.topics import of_org
+
+NO_REASON: Final = "Say why: it stands in the history, beside your name."
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The default and the limits, and which version of them."""
+
+    number: int
+    policies: ClusterPolicies
+    version: PolicyVersion | None
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What holds for an org. `own` is what it has said; None where it follows the default."""
+
+    org: Org
+    number: int
+    own: OrgPolicies | None
+    version: PolicyVersion | None
+    cluster: Cluster
+
+    @property
+    def said(self) -> OrgPolicies:
+        return self.own or OrgPolicies(policy=self.cluster.policies.default)
+
+    @property
+    def policies(self) -> OrgPolicies:
+        """What drivers are told: what was said, as far as the limits allow."""
+        return self.cluster.policies.limits.held_all(self.said)
+
+    @property
+    def policy(self) -> Policy:
+        return self.policies.policy
+
+    @property
+    def document(self) -> str:
+        return documents.write(self.own)
+
+    @property
+    def is_held_back(self) -> bool:
+        return self.policies != self.said
+
+
+# Reading
+
+
+def cluster() -> Cluster:
+    found = PolicyInForce.objects.select_related("version").filter(org=None).first()
+    if found is None:
+        return Cluster(0, ClusterPolicies(), None)
+    return Cluster(found.version.number, documents.read_cluster(found.version.document), found.version)
+
+
+def in_force(org: Org, of_cluster: Cluster | None = None) -> InForce:
+    return in_force_of([org], of_cluster)[0]
+
+
+def in_force_of(found: Iterable[Org], of_cluster: Cluster | None = None) -> list[InForce]:
+    """Of several orgs, in their order, in two statements."""
+    listed, held = list(found), of_cluster or cluster()
+    rows = PolicyInForce.objects.select_related("version__change").filter(org__in=listed)
+    versions = {row.org_id: row.version for row in rows}
+    return [_of(org, versions.get(org.pk), held) for org in listed]
+
+
+def _of(org: Org, version: PolicyVersion | None, held: Cluster) -> InForce:
+    own = documents.read_org(version.document) if version else None
+    return InForce(org, version.number if version else 0, own, version, held)
+
+
+def versions_of(org: Org | None) -> QuerySet[PolicyVersion]:
+    """The newest first."""
+    return PolicyVersion.objects.select_related("change").filter(org=org).order_by("-number")
+
+
+def get_version(org: Org | None, number: int) -> PolicyVersion:
+    version = versions_of(org).filter(number=number).first()
+    if version is None:
+        raise Http404(f"There is no version {number} of this policy.")
+    return version
+
+
+def document_of(org: Org, number: int) -> str:
+    """Of a version, or of version 0, which says nothing."""
+    return get_version(org, number).document if number else documents.write(None)
+
+
+# Changing
+
+
+def check(policies: OrgPolicies | None, limits: documents.Limits) -> None:
+    """Raises ValidationError, by field, for what the cluster's limits refuse."""
+    found = list(documents.problems(policies, limits)) if policies else []
+    if found:
+        raise ValidationError({problem.at: [str(problem)] for problem in found})
+
+
+def set_policy(
+    principal: Principal,
+    org: Org,
+    policies: OrgPolicies | None,
+    *,
+    reason: str,
+    undoes: AuditEntry | None = None,
+) -> InForce:
+    """Put a new version in force for an org that came from `orgs.services.for_change`.
+
+    None is to follow the cluster's default from now on. The same again changes nothing. Raises
+    ValidationError, by field, for what the limits refuse and where there is no reason.
+    """
+    check(policies, cluster().policies.limits)
+    return _put(principal, org, documents.write(policies), reason=reason, undoes=undoes)
+
+
+def restore(
+    principal: Principal,
+    org: Org,
+    number: int,
+    *,
+    reason: str,
+    undoes: AuditEntry | None = None,
+) -> InForce:
+    """Put an earlier version in force again, as a new one that is equal to it byte for byte.
+
+    0 is what there was before the first. Raises ValidationError where limits forbid it by now.
+    """
+    document = document_of(org, number)
+    check(documents.read_org(document), cluster().policies.limits)
+    return _put(principal, org, document, reason=reason, undoes=undoes, same_as=number or None)
+
+
+@transaction.atomic
+def _put(
+    principal: Principal,
+    org: Org,
+    document: str,
+    *,
+    reason: str,
+    undoes: AuditEntry | None,
+    same_as: int | None = None,
+) -> InForce:
+    check_reason(reason)
+    before = in_force(org)
+    if document == before.document:
+        return before
+    after = documents.read_org(document)
+    record(
+        principal,
+        "policy.set",
+        object_type="policy",
+        object_id=org.slug,
+        object_name=org.name,
+        org_id=org.pk,
+        before={"version": before.number, "policies": documents.spelled_out(before.own)},
+        after={"version": _next_number(org), "policies": documents.spelled_out(after)},
+        reason=reason,
+        undoes=undoes,
+        topics=[of_org(org.slug)],
+    )
+    _store(principal, org, document, reason, same_as, f"policy of {org.slug}")
+    return in_force(org)
+
+
+@transaction.atomic
+def set_cluster(
+    principal: Principal,
+    policies: ClusterPolicies,
+    *,
+    reason: str,
+    if_number: int | None = None,
+    undoes: AuditEntry | None = None,
+) -> Cluster:
+    """Change the default and the limits. What orgs have said stays, and is held to the new limits.
+
+    `if_number` is the version that this was decided on: StaleCluster if another one is in force.
+    """
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    check_reason(reason)
+    if list(policies.limits.crossed_by(policies.default)):
+        raise ValidationError(
+            {
+                f"default/{field}": [sentence]
+                for field, sentence in policies.limits.crossed_by(policies.default)
+            }
+        )
+    before = locked_cluster()
+    if if_number is not None and if_number != before.number:
+        raise StaleCluster(before.number)
+    document = documents.write(policies)
+    if before.version is not None and document == before.version.document:
+        return before
+    if before.version is None and policies == before.policies:
+        return before
+    record(
+        principal,
+        "policy.cluster",
+        object_type="policy",
+        object_id="cluster",
+        object_name="Default and limits",
+        before={"version": before.number, "policies": documents.spelled_out(before.policies)},
+        after={"version": _next_number(None), "policies": documents.spelled_out(policies)},
+        reason=reason,
+        undoes=undoes,
+        topics=["fleet"],
+    )
+    _store(principal, None, document, reason, None, "default and limits of policies")
+    return cluster()
+
+
+class StaleCluster(Exception):
+    """Somebody has changed the default or the limits meanwhile; `number` is the version now."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("The default or the limits were changed since you read them. Read them again.")
+        self.number = number
+
+
+def _store(
+    principal: Principal,
+    org: Org | None,
+    document: str,
+    reason: str,
+    same_as: int | None,
+    what: str,
+) -> None:
+    version = PolicyVersion.objects.create(
+        org=org,
+        number=_next_number(org),
+        document=document,
+        author_id=principal.user_id,
+        author_name=principal.name,
+        reason=reason,
+        same_as=same_as,
+        change=changed([ALL_DRIVERS], f"{what}: {reason}"),
+    )
+    PolicyInForce.objects.update_or_create(org=org, defaults={"version": version})
+
+
+def _next_number(org: Org | None) -> int:
+    """Whoever asks holds the org's row, or the cluster's lock."""
+    found = PolicyVersion.objects.filter(org=org).aggregate(last=Max("number"))["last"]
+    return int(found or 0) + 1
+
+
+def locked_cluster() -> Cluster:
+    """Nobody else changes it until the end of the transaction. There may be no row yet to hold."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('policies of the cluster'))")
+    return cluster()
+
+
+def check_reason(reason: str) -> None:
+    if not reason.strip():
+        raise ValidationError({"reason": [NO_REASON]})
+
+
+# Taking back
+
+
+@undoable("policy.set")
+def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    org = Org.objects.filter(pk=entry.org_id or 0).first()
+    if org is None:
+        raise CannotUndo("The org is no more.")
+    org = orgs.for_change(principal, org.slug)
+    before, after = _numbers(entry)
+    if in_force(org).number != after:
+        raise CannotUndo("The policy was changed again since. Undo the later change first.")
+    try:
+        restore(principal, org, before, reason=reason, undoes=entry)
+    except ValidationError as error:
+        raise CannotUndo(" ".join(error.messages)) from None
+
+
+@undoable("policy.cluster")
+def _undo_cluster(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    before, after = _numbers(entry)
+    policies = ClusterPolicies()
+    if before:
+        policies = documents.read_cluster(get_version(None, before).document)
+    try:
+        set_cluster(principal, policies, reason=reason, if_number=after, undoes=entry)
+    except StaleCluster:
+        raise CannotUndo("They were changed again since. Undo the later change first.") from None
+
+
+def _numbers(entry: AuditEntry) -> tuple[int, int]:
+    """Of the versions before and after."""
+    told: list[dict[str, Any]] = [entry.before or {}, entry.after or {}]
+    return int(told[0]["version"]), int(told[1]["version"])

@@ -1,0 +1,58 @@
+"""Rates, sizes and spans, as pages about policies show them."""
+
+from __future__ import annotations
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from console.policies import words
+from swdriver_shim.policy import Policy
+
+register = template.Library()
+
+
+@register.simple_tag
+def percent(rate: float | None) -> str:
+    """Without traffic there is no rate, and that is not 0 %."""
+    return "no traffic" if rate is None else f"{100 * rate:.1f} %"
+
+
+@register.simple_tag
+def points(part: float) -> str:
+    return f"{100 * part:.1f} points"
+
+
+@register.simple_tag
+def size_of(count: float) -> str:
+    """Without its sign, and no more exact than an estimate is."""
+    shown = abs(round(count))
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if shown >= unit:
+            return f"{shown / unit:.1f} {name}"
+    return f"{shown} bytes"
+
+
+@register.simple_tag
+def sentence_of(policy: Policy) -> str:
+    return words.sentence(policy)
+
+
+@register.simple_tag
+def span_of(seconds: float) -> str:
+    """In one unit: it is known no better."""
+    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}s"
+    return words.span(max(1, round(seconds)))
+
+
+@register.simple_tag
+def bar(rate: float | None) -> SafeString:
+    """A rate as a length, beside the number that says the same."""
+    return format_html(
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="bar-ground" width="100" height="8"/>'
+        '<rect class="bar-fill" width="{}" height="8"/></svg>',
+        round(100 * (rate or 0), 1),
+    )

@@ -1,0 +1,348 @@
+"""Sessions over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import Path, Query, Router
+
+from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import Input, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.fleet.models import NAME, Driver, Node
+from console.operations.api import OperationOut, accepted
+from console.orgs.models import SLUG, Org
+from console.orgs.services import get_org
+from console.sessions import jobs, leaving, moves, services, sizing
+from console.sessions.models import Session
+from console.sessions.schemas import (
+    BringBackIn,
+    BringBackOut,
+    JobIn,
+    JobOut,
+    MoveIn,
+    PlanOut,
+    ResizeIn,
+    SessionIn,
+    SessionOut,
+    StreamOut,
+    show_bring_back,
+    show_job,
+    show_plan,
+    show_session,
+    show_stream,
+)
+
+router = Router(tags=["sessions"])
+
+Name = Annotated[str, Path(pattern=SLUG, max_length=48, description="The session.")]
+JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
+NodeName = Annotated[str, Path(pattern=NAME, max_length=63)]
+ValidateOnly = Annotated[
+    bool,
+    Query(description="Check everything, change nothing, answer with the plan and its `plan_token`."),
+]
+PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
+
+
+class UpgradeIn(Input):
+    version: Annotated[str, Query(max_length=60, pattern=r"^[\x21-\x7e]*$")] = ""
+    reason: Reason = ""
+
+
+class DrainIn(Input):
+    reason: Reason = ""
+
+
+@router.get(
+    "/sessions", response={200: Page[SessionOut], **documented()}, summary="Sessions you may see"
+)
+def list_sessions(
+    request: HttpRequest,
+    org: Annotated[str, Query(max_length=48, pattern=r"^[a-z0-9-]*$")] = "",
+    waiting: Annotated[bool | None, Query(description="Those that wait for something.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    found = services.visible_sessions(requester(request))
+    found = services.filtered(found, org=org, waiting=waiting)
+    return paginate(found, "name", cursor, limit, show_session)
+
+
+@router.post(
+    "/sessions",
+    response={200: PlanOut, 202: OperationOut, **documented(404, 409, 412)},
+    summary="Make a session",
+)
+def create_session(
+    request: HttpRequest, payload: SessionIn, key: IdempotencyKey, validate_only: ValidateOnly = False
+) -> HttpResponse:
+    principal = requester(request)
+
+    def create() -> Answer:
+        org = get_org(principal, payload.org) if payload.org else None
+        services.check_may_create(principal, org)
+        session = _new(payload, org)
+        if validate_only:
+            return Answer(200, show_plan(sizing.plan_size(session, payload.boxes)))
+        operation = sizing.create(
+            principal,
+            session,
+            wait_seconds=payload.wait_seconds,
+            plan_token=payload.plan_token,
+            reason=payload.reason,
+        )
+        return accepted(operation)
+
+    return once(request, key, payload, create, keep=not validate_only)
+
+
+def _new(payload: SessionIn, org: Org | None) -> Session:
+    return sizing.new_session(
+        payload.name,
+        org,
+        payload.boxes,
+        path=payload.path or "",
+        bytes_per_token=payload.bytes_per_token,
+    )
+
+
+@router.get("/sessions/{name}", response={200: SessionOut, **documented(404)}, summary="One session")
+def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> SessionOut:
+    session = services.get_session(requester(request), name)
+    response["ETag"] = etag(session.version)
+    return show_session(session)
+
+
+@router.post(
+    "/sessions/{name}/resize",
+    response=PLANNED,
+    summary="Give a session another size; its jobs go on",
+)
+def resize_session(
+    request: HttpRequest,
+    name: Name,
+    payload: ResizeIn,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def resize() -> Answer:
+        session = _for_change(principal, name, if_match)
+        if validate_only:
+            return Answer(200, show_plan(sizing.plan_size(session, payload.boxes)))
+        operation = sizing.resize(
+            principal,
+            session,
+            payload.boxes,
+            wait_seconds=payload.wait_seconds,
+            plan_token=payload.plan_token,
+            reason=payload.reason,
+        )
+        return accepted(operation, ETag=etag(session.version))
+
+    return once(request, key, payload, resize, keep=not validate_only)
+
+
+@router.delete(
+    "/sessions/{name}",
+    response={202: OperationOut, **documented(404, 409, 412, 428)},
+    summary="Delete a session",
+)
+def delete_session(
+    request: HttpRequest,
+    name: Name,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    end_jobs: Annotated[bool, Query(description="Also if it has jobs: they end.")] = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def delete() -> Answer:
+        session = _for_change(principal, name, if_match)
+        return accepted(sizing.delete(principal, session, end_jobs=end_jobs))
+
+    return once(request, key, None, delete)
+
+
+def _for_change(
+    principal: Principal, name: str, if_match: str, at_least: Role = Role.ORG_ADMIN
+) -> Session:
+    session = services.for_change(principal, name, at_least)
+    check_match(if_match, session.version)
+    return session
+
+
+# Jobs and streams
+
+
+@router.get("/sessions/{name}/jobs", response={200: Page[JobOut], **documented(404)}, summary="Its jobs")
+def list_jobs(
+    request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    session = services.get_session(requester(request), name)
+    return paginate(services.jobs_of(session), "pk", cursor, limit, show_job)
+
+
+@router.post(
+    "/sessions/{name}/jobs",
+    response=PLANNED,
+    summary="Register a job: its shards are made, and its driver is told",
+)
+def start_job(
+    request: HttpRequest,
+    name: Name,
+    payload: JobIn,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def start() -> Answer:
+        session = _for_change(principal, name, if_match)
+        driver = Driver.objects.filter(name=payload.driver).first()
+        if driver is None:
+            raise Http404(f"No driver “{payload.driver}” has joined.")
+        if validate_only:
+            plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
+            return Answer(200, show_plan(plan))
+        operation = jobs.start_job(
+            principal,
+            session,
+            payload.name,
+            driver,
+            payload.boxes,
+            wait_seconds=payload.wait_seconds,
+            plan_token=payload.plan_token,
+            reason=payload.reason,
+        )
+        return accepted(operation, ETag=etag(session.version))
+
+    return once(request, key, payload, start, keep=not validate_only)
+
+
+@router.delete(
+    "/sessions/{name}/jobs/{job}",
+    response={202: OperationOut, **documented(404, 409, 412, 428)},
+    summary="End a job: what it keeps in memory goes",
+)
+def end_job(
+    request: HttpRequest, name: Name, job: JobName, if_match: IfMatch, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def end() -> Answer:
+        session = _for_change(principal, name, if_match)
+        operation = jobs.end_job(principal, session, job)
+        return accepted(operation, ETag=etag(session.version))
+
+    return once(request, key, None, end)
+
+
+@router.get(
+    "/sessions/{name}/streams",
+    response={200: Page[StreamOut], **documented(404)},
+    summary="Its streams, and the paths that they take",
+)
+def list_streams(
+    request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    session = services.get_session(requester(request), name)
+    return paginate(services.shards_of(session), "pk", cursor, limit, show_stream)
+
+
+# Moving
+
+
+@router.post(
+    "/sessions/{name}/move",
+    response={202: OperationOut, **documented(404, 409, 412, 428)},
+    summary="Move a stream to another node; its job goes on",
+)
+def move_stream(
+    request: HttpRequest, name: Name, payload: MoveIn, if_match: IfMatch, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def move() -> Answer:
+        session = _for_change(principal, name, if_match, Role.ON_CALL)
+        shard = services.get_shard(session, payload.shard)
+        node = Node.objects.filter(name=payload.node).first()
+        if node is None:
+            raise Http404(f"There is no node “{payload.node}”.")
+        operation = moves.move(principal, session, shard, node, reason=payload.reason)
+        return accepted(operation, ETag=etag(session.version))
+
+    return once(request, key, payload, move)
+
+
+@router.post(
+    "/sessions/{name}/bring-back",
+    response={200: BringBackOut, 202: OperationOut, **documented(404, 409, 412, 428)},
+    summary="Bring its streams back on rails",
+)
+def bring_back(
+    request: HttpRequest,
+    name: Name,
+    payload: BringBackIn,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def bring() -> Answer:
+        session = _for_change(principal, name, if_match, Role.ON_CALL)
+        if validate_only:
+            return Answer(200, show_bring_back(moves.plan_back_on_rails(session, payload.moves_max)))
+        operation = moves.bring_back(
+            principal, session, moves_max=payload.moves_max, reason=payload.reason
+        )
+        return accepted(operation, ETag=etag(session.version))
+
+    return once(request, key, payload, bring, keep=not validate_only)
+
+
+# Nodes
+
+
+@router.post(
+    "/nodes/{name}/drain",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Move everything off a node while jobs go on",
+)
+def drain_node(
+    request: HttpRequest, name: NodeName, payload: DrainIn, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def drain() -> Answer:
+        return accepted(leaving.drain(principal, name, reason=payload.reason))
+
+    return once(request, key, payload, drain)
+
+
+@router.post(
+    "/nodes/{name}/upgrade",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Drain a node, wait for its upgraded agent, and use it again",
+)
+def upgrade_node(
+    request: HttpRequest, name: NodeName, payload: UpgradeIn, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def upgrade() -> Answer:
+        operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
+        return accepted(operation)
+
+    return once(request, key, payload, upgrade)

@@ -1,0 +1,303 @@
+"""The operations of sessions: each a few steps that change intent and wait until it has arrived."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from django.utils import timezone
+
+from console.control import services as control
+from console.fleet.models import Driver, Node
+from console.operations.core import Done, Failed, Outcome, Waiting
+from console.operations.machines import Machine, Step, machine
+from console.operations.models import Operation
+from console.placement.topology import Misconfigured, State
+from console.sessions import moving
+from console.sessions.asking import Facts
+from console.sessions.models import WAIT_SECONDS_MAX, Job, Session, Shard
+from console.sessions.planning import CannotPlan, Proposal
+from console.sessions.reserving import (
+    boxes_of,
+    make_job,
+    places_before,
+    propose_job,
+    propose_size,
+    reserve,
+    send_all,
+)
+from console.sessions.world import World, hold
+
+PLAN_AGAIN_SECONDS: Final = 5.0
+AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
+COPYING: Final = timedelta(minutes=30)
+TOLD: Final = timedelta(minutes=5)
+
+
+def _session(operation: Operation) -> Session:
+    return Session.objects.select_for_update().get(name=operation.plan["session"])
+
+
+def _cannot(operation: Operation, session: Session, error: CannotPlan) -> Outcome:
+    """Wait for what may come, as long as it was asked for."""
+    now = timezone.now()
+    asked = float(operation.plan.get("wait_seconds", 0))
+    if error.cause.is_never or (now - operation.created_at).total_seconds() >= asked:
+        return Failed(error.cause.value, error.sentence)
+    session.cause, session.cause_sentence = error.cause.value, error.sentence[:500]
+    session.waiting_since = session.waiting_since or now
+    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
+    return Waiting(error.sentence, seconds=PLAN_AGAIN_SECONDS)
+
+
+def stop_waiting(session: Session) -> None:
+    session.cause = session.cause_sentence = ""
+    session.waiting_since = None
+    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
+
+
+def _settle(operation: Operation) -> Outcome:
+    return moving.settle(operation, int(operation.notes.get("total", 0)))
+
+
+def _take_back(operation: Operation) -> Outcome:
+    return moving.take_back(operation, places_before(operation))
+
+
+# Making a session, and giving it another size
+
+
+def _place(operation: Operation) -> Outcome:
+    """Reserve what it needs, unless the request has done so already."""
+    if operation.notes.get("placed"):
+        return Done()
+    session = _session(operation)
+    hold()
+    try:
+        proposal = propose_size(World.now(), session, operation.plan["boxes"], timezone.now())
+        proposal.require_whole()
+    except Misconfigured as error:
+        return Failed("Misconfigured", str(error))
+    except CannotPlan as error:
+        return _cannot(operation, session, error)
+    take(operation, session, proposal)
+    return Done(proposal.summary)
+
+
+def take(operation: Operation, session: Session, proposal: Proposal) -> None:
+    """Reserve what the proposal says for this operation."""
+    reserve(operation, session, proposal)
+    stop_waiting(session)
+    operation.notes["placed"] = True
+    operation.save(update_fields=["notes"])
+
+
+def _give_back(operation: Operation) -> Outcome:
+    """The size that it had, and the boxes."""
+    session = _session(operation)
+    session.boxes.filter(box__name__in=operation.before.get("added", ()), ready=False).delete()
+    session.boxes.update(leaving=False)
+    session.boxes_desired = operation.before["boxes"]
+    session.save(update_fields=["boxes_desired"])
+    stop_waiting(session)
+    return Done()
+
+
+def _unmake(operation: Operation) -> Outcome:
+    _session(operation).delete()
+    return Done()
+
+
+def _finish_size(operation: Operation) -> Outcome:
+    session = _session(operation)
+    session.boxes.filter(leaving=True).delete()
+    session.boxes.update(ready=True)
+    return Done()
+
+
+class _Sized(Machine):
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        session = _session(operation)
+        return {"session": session.name, "boxes": list(boxes_of(session))}
+
+
+@machine("session.create")
+class Create(_Sized):
+    steps = (
+        Step("place", "Find boxes with room near them", _place, _unmake, patience=AS_LONG_AS_ASKED),
+        Step("finish", "Hand the boxes over", _finish_size),
+    )
+
+
+@machine("session.resize")
+class Resize(_Sized):
+    steps = (
+        Step("place", "Find boxes and room", _place, _give_back, patience=AS_LONG_AS_ASKED),
+        Step("settle", "Change the shards on their nodes", _settle, _take_back, patience=COPYING),
+        Step("finish", "Hand the boxes over", _finish_size),
+    )
+
+
+# Jobs
+
+
+def _place_job(operation: Operation) -> Outcome:
+    if operation.notes.get("placed"):
+        return Done()
+    session = _session(operation)
+    driver = Driver.objects.get(name=operation.plan["driver"])
+    name, boxes = operation.plan["job"], operation.plan["boxes"]
+    hold()
+    try:
+        proposal = propose_job(World.now(), session, name, driver, boxes, timezone.now())
+        proposal.require_whole()
+    except Misconfigured as error:
+        return Failed("Misconfigured", str(error))
+    except CannotPlan as error:
+        return _cannot(operation, session, error)
+    take_job(operation, session, driver, proposal)
+    return Done(proposal.summary)
+
+
+def take_job(operation: Operation, session: Session, driver: Driver, proposal: Proposal) -> None:
+    make_job(session, operation.plan["job"], driver, proposal)
+    stop_waiting(session)
+    operation.notes["placed"] = True
+    send_all(operation, session, [one for one in proposal.streams if one.changes])
+
+
+def _job(operation: Operation) -> Job | None:
+    found = Job.objects.filter(session__name=operation.plan["session"], name=operation.plan["job"])
+    return found.select_related("driver").first()
+
+
+def _drop_job(operation: Operation) -> Outcome:
+    job = _job(operation)
+    if job is not None:
+        nodes = nodes_of([job])
+        job.delete()
+        tell_nodes(nodes, operation.sentence)
+    stop_waiting(_session(operation))
+    return Done()
+
+
+def _tell_driver(operation: Operation) -> Outcome:
+    """Its homes, once agents have made its shards; and wait until it has connected to all of them."""
+    job = _job(operation)
+    if job is None:
+        return Failed("NoSuchJob", "The job is no more.")
+    if not job.running:
+        job.running = True
+        job.save(update_fields=["running"])
+        control.changed([("driver", job.driver.name)], operation.sentence)
+        return Waiting(f"Driver {job.driver.name} is being told.")
+    facts = Facts(set(), {job.driver})
+    shards = list(job.shards.all())
+    seen = [facts.shard_of(job.driver.name, shard.group, shard.index) for shard in shards]
+    here = sum(one is not None and one["state"] == "here" for one in seen)
+    if here == len(shards):
+        return Done(f"Driver {job.driver.name} has all {here} shards.")
+    return Waiting(f"Driver {job.driver.name} has {here} of {len(shards)} shards.", here / len(shards))
+
+
+def _stop_telling(operation: Operation) -> Outcome:
+    job = _job(operation)
+    if job is not None:
+        job.running = False
+        job.save(update_fields=["running"])
+    return Done()
+
+
+@machine("session.start-job")
+class StartJob(Machine):
+    steps = (
+        Step("place", "Find room for its shards", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
+        Step("make", "Make its shards on their nodes", _settle, _take_back, patience=COPYING),
+        Step("tell", "Tell its driver", _tell_driver, _stop_telling, patience=TOLD),
+    )
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return {"session": operation.plan["session"], "job": operation.plan["job"]}
+
+
+def _end_jobs(operation: Operation) -> Outcome:
+    """Those of the plan, or all. Their shards go, and with them what they kept in memory."""
+    session = _session(operation)
+    jobs = session.jobs.select_related("driver")
+    if "job" in operation.plan:
+        jobs = jobs.filter(name=operation.plan["job"])
+    shards = [shard.name for job in jobs for shard in job.shards.select_related("job__driver")]
+    nodes = nodes_of(list(jobs))
+    operation.notes["shards"], operation.notes["nodes"] = shards, sorted(nodes)
+    jobs.delete()
+    tell_nodes(nodes, operation.sentence)
+    return Done()
+
+
+def _gone(operation: Operation) -> Outcome:
+    """Wait until agents have given the memory back. Who is lost has none to give."""
+    nodes = set(Node.objects.filter(name__in=operation.notes["nodes"]).exclude(state=State.LOST.value))
+    facts = Facts(nodes, set())
+    left = [
+        name
+        for name in operation.notes["shards"]
+        if any(facts.shard_at(node.name, name) for node in nodes)
+    ]
+    silent = [node.name for node in nodes if not facts.node_answers(node.name)]
+    if not left and not silent:
+        return Done()
+    total = max(1, len(operation.notes["shards"]))
+    waits = f"{silent[0]} does not answer." if silent else f"{len(left)} shards are still there."
+    return Waiting(waits, 1 - len(left) / total)
+
+
+@machine("session.end-job")
+class EndJob(Machine):
+    steps = (
+        Step("end", "Take its shards off their nodes", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is free", _gone, patience=TOLD, final=True),
+    )
+
+
+def _delete(operation: Operation) -> Outcome:
+    _session(operation).delete()
+    return Done()
+
+
+@machine("session.delete")
+class Delete(Machine):
+    steps = (
+        Step("end", "Take its shards off their nodes", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is free", _gone, patience=TOLD, final=True),
+        Step("delete", "Give its boxes back", _delete, final=True),
+    )
+
+
+# Moving
+
+
+@machine("session.move")
+class Move(Machine):
+    steps = (Step("move", "Move shards while jobs go on", _settle, _take_back, patience=COPYING),)
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return {"session": operation.plan["session"], "moves": len(operation.plan["moves"])}
+
+
+@machine("session.bring-back")
+class BringBack(Move):
+    """The same; its moves were planned to get off the spine."""
+
+
+def nodes_of(jobs: list[Job]) -> set[str]:
+    """All on which these jobs have something, or are about to."""
+    shards = Shard.objects.filter(job__in=jobs).select_related("node", "next_node")
+    return {node.name for shard in shards for node in (shard.node, shard.next_node) if node is not None}
+
+
+def tell_nodes(nodes: set[str], why: str) -> None:
+    if nodes:
+        control.changed([("node", name) for name in sorted(nodes)], why)

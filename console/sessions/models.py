@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce
+from django.db.models.lookups import Exact
+from django.utils import timezone
+
+from console.fleet.models import Box, Driver, Node
+from console.operations.models import Operation
+from console.orgs.models import SLUG, Org
+from console.placement.rules import Cause, Path, Rules
+from console.placement.topology import Tier
+
+PATHS = [(path.value, path.value.replace("_", " ")) for path in Path]
+TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
+named = RegexValidator(SLUG, "Lower-case letters, digits and dashes, at most 48.")
+WAIT_SECONDS_MAX = 7 * 24 * 3600
+BOXES_MAX = 100_000
+
+
+class RuleSet(models.Model):
+    """What sessions may be: of the cluster, where there is no org, or of an org, which is stricter."""
+
+    org = models.OneToOneField(
+        Org, null=True, blank=True, on_delete=models.CASCADE, related_name="session_rules"
+    )
+    path = models.CharField(max_length=16, choices=PATHS, default=Path.PREFER_RAIL.value)
+    refuse_spine = models.BooleanField(default=False)
+    wait_for_rail_seconds = models.PositiveIntegerField(
+        default=0, validators=[MaxValueValidator(WAIT_SECONDS_MAX)]
+    )
+    boxes_min = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1)])
+    boxes_increment = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1)])
+    boxes_max = models.PositiveIntegerField(null=True, blank=True)
+    grant_percent = models.PositiveSmallIntegerField(
+        default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
+    )
+    boxes_quota = models.PositiveIntegerField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(Coalesce("org", Value(0)), name="rules_once_also_of_the_cluster"),
+            models.CheckConstraint(
+                name="rules_boxes",
+                condition=Q(boxes_min__gte=1, boxes_increment__gte=1)
+                & (Q(boxes_max=None) | Q(boxes_max__gte=F("boxes_min"))),
+            ),
+            models.CheckConstraint(
+                name="rules_grant", condition=Q(grant_percent__gte=1, grant_percent__lte=100)
+            ),
+            models.CheckConstraint(
+                name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])
+            ),
+            models.CheckConstraint(
+                name="rules_quota_is_of_an_org", condition=Q(boxes_quota=None) | Q(org__isnull=False)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"Rules of {self.org.slug if self.org else 'the cluster'}"
+
+    def rules(self) -> Rules:
+        """Raises Misconfigured where they contradict themselves."""
+        return Rules(
+            path=Path(self.path),
+            refuse_spine=self.refuse_spine,
+            wait_for_rail_seconds=self.wait_for_rail_seconds,
+            boxes_min=self.boxes_min,
+            boxes_increment=self.boxes_increment,
+            boxes_max=self.boxes_max,
+            grant_percent=self.grant_percent,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the audit trail keeps of it."""
+        return {
+            "path": self.path,
+            "refuse_spine": self.refuse_spine,
+            "wait_for_rail_seconds": self.wait_for_rail_seconds,
+            "boxes_min": self.boxes_min,
+            "boxes_increment": self.boxes_increment,
+            "boxes_max": self.boxes_max,
+            "grant_percent": self.grant_percent,
+            "boxes_quota": self.boxes_quota,
+        }
+
+
+class Session(models.Model):
+    """Boxes that jobs share. Three sizes: desired, which people ask for; granted, the boxes that it has;
+    actual, those of them that can be used. Quotas and rules go by the largest.
+
+    It holds the limits of size that it was last held against, so that the database itself refuses a size
+    that they forbid; rules can't be made stricter than the sessions that there are.
+    """
+
+    name = models.CharField(max_length=48, unique=True, validators=[named])
+    org = models.ForeignKey(
+        Org, null=True, blank=True, on_delete=models.PROTECT, related_name="kvss_sessions"
+    )
+    path = models.CharField(max_length=16, choices=PATHS, blank=True)  # stricter than the rules, or none
+    boxes_desired = models.PositiveIntegerField()
+    boxes_min = models.PositiveIntegerField()
+    boxes_increment = models.PositiveIntegerField()
+    boxes_max = models.PositiveIntegerField(null=True, blank=True)
+    bytes_per_token = models.PositiveIntegerField(
+        default=64 << 10,
+        validators=[MinValueValidator(1)],
+        help_text="Of a job over all its boxes, where none is registered yet: plans go by it.",
+    )
+    deleting = models.BooleanField(default=False)
+    cause = models.CharField(max_length=32, blank=True)
+    cause_sentence = models.CharField(max_length=500, blank=True)
+    waiting_since = models.DateTimeField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = [
+            models.CheckConstraint(name="session_name", condition=Q(name__regex=SLUG)),
+            models.CheckConstraint(
+                name="session_not_below_its_minimum",
+                condition=Q(boxes_min__gte=1, boxes_increment__gte=1, boxes_desired__gte=F("boxes_min")),
+            ),
+            models.CheckConstraint(
+                name="session_on_its_increment",
+                condition=Exact(F("boxes_desired") % F("boxes_increment"), 0),
+            ),
+            models.CheckConstraint(
+                name="session_not_above_its_maximum",
+                condition=Q(boxes_max=None) | Q(boxes_desired__lte=F("boxes_max")),
+            ),
+            models.CheckConstraint(
+                name="session_path", condition=Q(path__in=["", *(value for value, _ in PATHS)])
+            ),
+            models.CheckConstraint(
+                name="session_waits_for_a_cause",
+                condition=Q(cause="", waiting_since=None)
+                | ~Q(cause="") & Q(waiting_since__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the audit trail keeps of it."""
+        return {
+            "name": self.name,
+            "org": self.org.slug if self.org else None,
+            "boxes": self.boxes_desired,
+            "path": self.path,
+            "bytes_per_token": self.bytes_per_token,
+        }
+
+    @property
+    def is_never(self) -> bool:
+        """Whether waiting can't help."""
+        return bool(self.cause) and Cause(self.cause).is_never
+
+
+class SessionBox(models.Model):
+    """A box that a session has been granted. A box belongs to one session at most."""
+
+    session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="boxes")
+    box = models.OneToOneField(Box, on_delete=models.PROTECT, related_name="session_box")
+    ready = models.BooleanField(default=False)  # its streams are where they should be
+    leaving = models.BooleanField(default=False)  # a shrink has chosen it
+
+    class Meta:
+        ordering = ("box__name",)
+
+    def __str__(self) -> str:
+        return f"{self.box.name} of {self.session.name}"
+
+
+class Job(models.Model):
+    """One replica of one model on some boxes of a session. It has one driver."""
+
+    session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="jobs")
+    name = models.CharField(max_length=48, validators=[named])
+    driver = models.OneToOneField(Driver, on_delete=models.PROTECT, related_name="job")
+    running = models.BooleanField(default=False)  # its driver has been told its homes
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = [
+            models.UniqueConstraint(name="job_once", fields=["session", "name"]),
+            models.CheckConstraint(name="job_name", condition=Q(name__regex=SLUG)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.session.name}/{self.name}"
+
+
+class JobBox(models.Model):
+    """A box that a job runs on, which so can't leave the session."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="boxes")
+    session_box = models.ForeignKey(SessionBox, on_delete=models.PROTECT, related_name="jobs")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(name="job_box_once", fields=["job", "session_box"])]
+
+    def __str__(self) -> str:
+        return f"{self.job} on {self.session_box.box.name}"
+
+
+class Phase(models.TextChoices):
+    """Of a shard on its way from what it is to what it is to be."""
+
+    SETTLED = "", "settled"  # documents say what it is; `next` is only reserved
+    MAKING = "making", "being made"  # its next node is told to have it; the driver uses the old one
+    MOVING = (
+        "moving",
+        "moving",
+    )  # the driver is told to go on at the next node, and takes the bytes along
+    SIZING = "sizing", "changing its size"  # in place
+
+
+class Shard(models.Model):
+    """A stream: what a (job, group, box, domain) keeps on a node, and on which path.
+
+    With `next_node` it is to become something else: another size in the same place, or another place.
+    The memory of both is taken until that is done, and `operation` is who does it.
+    """
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
+    group = models.CharField(max_length=200)
+    index = models.PositiveSmallIntegerField()
+    box = models.ForeignKey(Box, on_delete=models.PROTECT, related_name="shards")
+    domain = models.PositiveSmallIntegerField()
+    wio = models.PositiveSmallIntegerField()
+    slot_bytes = models.PositiveIntegerField()
+
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="shards")
+    slots = models.BigIntegerField()
+    count_from = models.BigIntegerField(default=0)  # where the node counts evicts from, if it makes it
+    tier = models.PositiveSmallIntegerField(choices=TIERS)
+    port_leaf = models.CharField(max_length=63)
+    nic_leaf = models.CharField(max_length=63)
+    why = models.CharField(max_length=500, blank=True)  # not on a better path
+
+    next_node = models.ForeignKey(
+        Node, null=True, on_delete=models.PROTECT, related_name="coming_shards"
+    )
+    next_slots = models.BigIntegerField(null=True)
+    next_count_from = models.BigIntegerField(default=0)
+    next_tier = models.PositiveSmallIntegerField(choices=TIERS, null=True)
+    next_port_leaf = models.CharField(max_length=63, blank=True)
+    next_nic_leaf = models.CharField(max_length=63, blank=True)
+    next_why = models.CharField(max_length=500, blank=True)
+    phase = models.CharField(max_length=8, choices=Phase, blank=True, default=Phase.SETTLED)
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, related_name="shards")
+
+    class Meta:
+        ordering = ("job", "group", "index")
+        constraints = [
+            models.UniqueConstraint(name="shard_once", fields=["job", "group", "index"]),
+            models.CheckConstraint(
+                name="shard_next_is_whole",
+                condition=Q(next_node=None, next_slots=None, next_tier=None, operation=None, phase="")
+                | Q(
+                    next_node__isnull=False,
+                    next_slots__isnull=False,
+                    next_tier__isnull=False,
+                    operation__isnull=False,
+                ),
+            ),
+            models.CheckConstraint(
+                name="shard_sizing_is_in_place",
+                condition=~Q(phase=Phase.SIZING) | Q(next_node=F("node")),
+            ),
+            models.CheckConstraint(
+                name="shard_moving_is_elsewhere",
+                condition=~Q(phase__in=[Phase.MAKING, Phase.MOVING]) | ~Q(next_node=F("node")),
+            ),
+            models.CheckConstraint(name="shard_slots", condition=Q(slots__gte=0, slot_bytes__gt=0)),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """What agents call it. A driver has one job, so this is one shard's only."""
+        return f"{self.job.driver.name}.{self.group}.{self.index}"
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def path(self) -> str:
+        return Tier(self.tier).name.lower()

@@ -1,0 +1,328 @@
+"""What would become of a session: a proposal that says where every stream goes, and why not better.
+
+Pure over a `World`: the same world and wish give the same proposal, so its token tells whether the world
+has moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from console.placement import explain, grants
+from console.placement.bringing_back import bring_back
+from console.placement.grants import Stream
+from console.placement.plan import BringBack, Placed, Unplaced
+from console.placement.planner import plan
+from console.placement.rules import Cause, Limit, Refused, Rules
+from console.placement.topology import Box, Fleet, State, Tier
+from console.sessions.models import Shard
+from console.sessions.world import World, stream_of, trial_job
+
+SENTENCES_MAX: Final = 5  # of streams without a place; the table has them all
+
+
+class CannotPlan(Exception):
+    """Why there is no plan: a cause, which is for never or for not now, and a sentence."""
+
+    def __init__(self, cause: Cause, sentence: str) -> None:
+        super().__init__(sentence)
+        self.cause = cause
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One stream, as it is to be; `node` is empty if there is none for it."""
+
+    job: str
+    group: str
+    index: int
+    box: str
+    domain: int
+    wio: int
+    slot_bytes: int
+    slots: int
+    node: str = ""
+    tier: int = Tier.SPINE
+    port_leaf: str = ""
+    nic_leaf: str = ""
+    why: str = ""
+    node_before: str = ""
+    slots_before: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}.{self.group}.{self.index}"
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def path(self) -> str:
+        return Tier(self.tier).name.lower() if self.node else ""
+
+    @property
+    def is_new(self) -> bool:
+        return not self.node_before
+
+    @property
+    def moves(self) -> bool:
+        return bool(self.node_before) and self.node != self.node_before
+
+    @property
+    def changes(self) -> bool:
+        return self.moves or self.slots != self.slots_before
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a job's memory is worth, and what an equal split would have made of it."""
+
+    job: str
+    memory_bytes: int
+    tokens: int
+    tokens_equal: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """`is_trial`: the session has no job yet, so this is what one over all its boxes would get."""
+
+    session: str
+    boxes: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    streams: tuple[Planned, ...]
+    worth: tuple[Worth, ...]
+    is_trial: bool
+    summary: str
+    cause: Cause | None = None  # why some streams have no place
+    sentence: str = ""
+
+    @property
+    def token(self) -> str:
+        """Of another world, another token."""
+        text = json.dumps(self.shown(), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def paths(self) -> dict[str, int]:
+        count = Counter(one.path for one in self.streams)
+        return {tier.name.lower(): count[tier.name.lower()] for tier in Tier}
+
+    def shown(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["cause"] = self.cause.value if self.cause else ""
+        return found
+
+    def require_whole(self) -> Proposal:
+        """Raises CannotPlan if some streams have no place."""
+        if self.cause:
+            raise CannotPlan(self.cause, self.sentence)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a session is to be."""
+
+    name: str
+    rules: Rules
+    boxes: tuple[str, ...]
+    jobs: tuple[grants.Job, ...] = ()
+    bytes_per_token: int = 1
+    waited_seconds: float = 0.0
+    had: tuple[str, ...] = ()
+
+
+def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
+    """Every rule that this size breaks, and whether the fleet could ever have it."""
+    found = list(rules.refusals(boxes))
+    if boxes > (there := len(fleet.boxes)):
+        sentence = f"The fleet has {there} boxes: ask for {boxes - there} fewer, or add boxes."
+        found.append(Refused(Cause.EXCEEDS_CLUSTER_CAPACITY, sentence))
+    return found
+
+
+def propose(world: World, wish: Wish) -> Proposal:
+    """Where the streams of its jobs go; those that run stay where they may. Raises Misconfigured."""
+    is_trial = not wish.jobs
+    jobs = wish.jobs or (trial_job(world.fleet, wish.boxes, wish.bytes_per_token),)
+    session = grants.Session(wish.name, jobs, wish.rules, wish.waited_seconds, frozenset(wish.boxes))
+    found = plan(world.fleet, grants.streams(world.fleet, [session]), world.running)
+    streams = _Streams(world, session)
+    rows = [streams.planned(one.stream, one) for one in found.placed]
+    rows += [streams.planned(one.stream, one) for one in found.unplaced]
+    worst = max(found.unplaced, key=lambda one: (one.cause.is_never, one.missing_bytes), default=None)
+    return Proposal(
+        session=wish.name,
+        boxes=wish.boxes,
+        added=tuple(box for box in wish.boxes if box not in wish.had),
+        removed=tuple(box for box in wish.had if box not in wish.boxes),
+        streams=tuple(sorted(rows, key=lambda one: (one.job, one.group, one.index))),
+        worth=tuple(_worth(world.fleet, session, job) for job in jobs),
+        is_trial=is_trial,
+        summary=explain.plan(found),
+        cause=worst.cause if worst else None,
+        sentence=" ".join(explain.unplaced(one) for one in found.unplaced[:SENTENCES_MAX]),
+    )
+
+
+class _Streams:
+    """What a plan's streams are as shards: their numbers, their slots, and what they were before."""
+
+    def __init__(self, world: World, session: grants.Session) -> None:
+        self._facts: dict[tuple[str, str, str, int], tuple[int, int]] = {}
+        for job in session.jobs:
+            numbers: Counter[str] = Counter()
+            for shard in job.shards:
+                at = job.name, shard.group, shard.box, shard.domain
+                self._facts[at] = numbers[shard.group], shard.slot_bytes
+                numbers[shard.group] += 1
+        self._here = {key_of(shard): shard for shard in world.shards}
+
+    def planned(self, stream: Stream, one: Placed | Unplaced) -> Planned:
+        index, slot_bytes = self._facts[stream.key[1:]]
+        before = self._here.get(stream.key)
+        found = Planned(
+            job=stream.job,
+            group=stream.group,
+            index=index,
+            box=stream.box,
+            domain=stream.domain,
+            wio=stream.wio,
+            slot_bytes=slot_bytes,
+            slots=stream.memory_bytes // slot_bytes,
+            node_before=before.node.name if before else "",
+            slots_before=before.slots if before else 0,
+            why=explain.why(one.refused, one),
+        )
+        if isinstance(one, Unplaced):
+            return found
+        return replace(
+            found,
+            node=one.node,
+            tier=int(one.tier),
+            port_leaf=one.route.port_leaf,
+            nic_leaf=one.route.nic_leaf,
+        )
+
+
+def _worth(fleet: Fleet, session: grants.Session, job: grants.Job) -> Worth:
+    found = grants.effective(job, grants.job_bytes(fleet, session, job))
+    return Worth(job.name, found.memory_bytes, found.tokens, found.tokens_equal)
+
+
+# Boxes
+
+
+def more_boxes(world: World, had: Sequence[str], count: int) -> tuple[str, ...]:
+    """These boxes and free ones, as many as `count`: near nodes with room first, then by name.
+
+    Raises CannotPlan while too few are free.
+    """
+    free = world.free_boxes
+    wanted = count - len(had)
+    if wanted > len(free):
+        raise CannotPlan(
+            Cause.WAITING_FOR_CAPACITY,
+            f"{wanted} more boxes are wanted, and {len(free)} are free: it waits until another session "
+            "gives some back.",
+        )
+    rooms = _rooms(world)
+    free.sort(key=lambda box: (-_wio_on_rails(box, rooms), box.name))
+    return (*had, *(box.name for box in free[:wanted]))
+
+
+def _rooms(world: World) -> dict[str, int]:
+    """How much memory is free on ready nodes of each leaf."""
+    free = {node.name: node.memory_bytes for node in world.fleet.nodes if node.state is State.READY}
+    for stream, node in world.running.items():
+        if node in free:
+            free[node] -= stream.memory_bytes
+    rooms: dict[str, int] = {}
+    for node, room in free.items():
+        for leaf in world.fleet.node[node].leaves:
+            rooms[leaf] = rooms.get(leaf, 0) + max(0, room)
+    return rooms
+
+
+def _wio_on_rails(box: Box, rooms: dict[str, int]) -> int:
+    """The WIO of the domains that have a leaf with some room."""
+    return sum(
+        domain.wio for domain in box.domains if any(rooms.get(leaf, 0) > 0 for leaf in domain.leaves)
+    )
+
+
+def fewer_boxes(world: World, had: Sequence[str], busy: Collection[str], count: int) -> tuple[str, ...]:
+    """So many of these boxes: those that jobs run on, and of the others those near nodes with room.
+
+    Raises CannotPlan where jobs run on more than `count`.
+    """
+    if len(busy) > count:
+        raise CannotPlan(
+            Cause.WAITING_FOR_DRAIN,
+            f"Jobs run on {len(busy)} of its boxes, and it is to have {count}: end a job first.",
+        )
+    rooms = _rooms(world)
+    idle = [world.fleet.box[box] for box in had if box not in busy]
+    idle.sort(key=lambda box: (-_wio_on_rails(box, rooms), box.name))
+    kept = {*busy, *(box.name for box in idle[: count - len(busy)])}
+    return tuple(box for box in had if box in kept)
+
+
+# Moving what runs
+
+
+def back_on_rails(world: World, session: str, moves_max: int | None = None) -> BringBack:
+    """Which streams of a session to move to get off the spine. What others have is not touched."""
+    own = {stream: node for stream, node in world.running.items() if stream.session == session}
+    others = [(stream, node) for stream, node in world.running.items() if stream.session != session]
+    return bring_back(_less(world.fleet, others), own, moves_max)
+
+
+def key_of(shard: Shard) -> tuple[str, str, str, str, int]:
+    """As its stream has it."""
+    return stream_of(shard, 0).key
+
+
+def _less(fleet: Fleet, taken: Sequence[tuple[Stream, str]]) -> Fleet:
+    """The fleet with so much less room."""
+    bytes_taken: Counter[str] = Counter()
+    shards_taken: Counter[str] = Counter()
+    for stream, node in taken:
+        bytes_taken[node] += stream.memory_bytes
+        shards_taken[node] += 1
+    nodes = tuple(
+        replace(
+            node,
+            memory_bytes=max(1, node.memory_bytes - bytes_taken[node.name]),
+            shards_max=max(0, node.shards_max - shards_taken[node.name]),
+        )
+        for node in fleet.nodes
+    )
+    return Fleet(nodes, fleet.boxes)
+
+
+def away_from(
+    world: World, node: str, shards: Sequence[Shard], limits: Mapping[str, Limit]
+) -> tuple[list[tuple[Shard, Placed]], list[Unplaced]]:
+    """Where these shards of a node go, within the limits of their sessions, and those without a place.
+
+    The node takes nothing new, whatever its state is.
+    """
+    wanted = {
+        replace(stream_of(shard, shard.slots), limit=limits[shard.job.session.name]): shard
+        for shard in shards
+    }
+    nodes = tuple(
+        replace(one, state=State.DRAINING) if one.name == node else one for one in world.fleet.nodes
+    )
+    found = plan(Fleet(nodes, world.fleet.boxes), wanted, world.running)
+    return [(wanted[one.stream], one) for one in found.placed], list(found.unplaced)

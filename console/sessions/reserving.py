@@ -1,0 +1,221 @@
+"""From a session to a proposal, and from a proposal to rows. Whoever calls holds the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from console.fleet.models import Box, Driver, Node
+from console.operations.models import Operation
+from console.placement import grants
+from console.placement.rules import Cause
+from console.sessions import rules as ruling
+from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.moving import Place, place_of, send_to
+from console.sessions.planning import (
+    CannotPlan,
+    Planned,
+    Proposal,
+    Wish,
+    fewer_boxes,
+    more_boxes,
+    propose,
+    refusals,
+)
+from console.sessions.world import World, boxes_for, job_of, model_of
+
+PLACE_FIELDS: Final = ("slots", "tier", "port_leaf", "nic_leaf", "why")
+
+
+def check_size(world: World, session: Session, boxes: int) -> None:
+    """Raises CannotPlan for a size that is never possible, by rule, by quota or by the fleet."""
+    rules = ruling.in_force(session.org, session.path)
+    for refused in refusals(rules, boxes, world.fleet):
+        raise CannotPlan(refused.cause, refused.sentence)
+    org = session.org
+    quota = ruling.of_an_org(org).boxes_quota if org is not None else None
+    if org is None or quota is None:
+        return
+    own = max(session.boxes_desired, session.boxes.count()) if session.pk else 0
+    others = ruling.held_by(org) - own
+    if others + boxes > quota:
+        raise CannotPlan(
+            Cause.EXCEEDS_ORG_QUOTA,
+            f"{org.name} may have {quota} boxes, and its other sessions have {others}: ask for "
+            f"{max(0, quota - others)} at most, or have a platform admin raise the quota.",
+        )
+
+
+def propose_size(world: World, session: Session, boxes: int, now: datetime) -> Proposal:
+    """What it would be with so many boxes. Raises CannotPlan, and Misconfigured."""
+    check_size(world, session, boxes)
+    had = boxes_of(session)
+    _check_settled(world, session)
+    jobs = list(_jobs(session))
+    if boxes >= len(had):
+        wanted = more_boxes(world, had, boxes)
+    else:
+        busy = {box for job in jobs for box in _boxes_of_job(job)}
+        wanted = fewer_boxes(world, had, busy, boxes)
+    placements = tuple(_placement_job(world, job) for job in jobs)
+    found = propose(world, _wish(session, wanted, placements, now))
+    # Who gives boxes back needs no place for what could run on the others.
+    return found if found.added or not found.is_trial else replace(found, cause=None, sentence="")
+
+
+def propose_job(
+    world: World, session: Session, name: str, driver: Driver, boxes: Sequence[str], now: datetime
+) -> Proposal:
+    """What the session would be with this job as well, on these of its boxes, or on as many as it needs.
+
+    Raises CannotPlan, and Misconfigured.
+    """
+    had = boxes_of(session)
+    _check_settled(world, session)
+    if missing := sorted(set(boxes) - set(had)):
+        raise CannotPlan(
+            Cause.MISCONFIGURED, f"These boxes are not of {session.name}: {', '.join(missing)}."
+        )
+    if not had:
+        raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"{session.name} has no boxes yet.")
+    model = model_of(driver)
+    on = boxes or boxes_for(model, world.fleet, had)
+    placements = [_placement_job(world, job) for job in _jobs(session)]
+    placements.append(job_of(world.fleet, name, model, on))
+    return propose(world, _wish(session, had, tuple(placements), now))
+
+
+def propose_without(world: World, session: Session, job: Job, now: datetime) -> Proposal | None:
+    """What the session's other jobs have when this one has ended; None if it was the only one."""
+    left = [other for other in _jobs(session) if other.pk != job.pk]
+    if not left:
+        return None
+    placements = tuple(_placement_job(world, other) for other in left)
+    return propose(world, _wish(session, boxes_of(session), placements, now))
+
+
+def boxes_of(session: Session) -> tuple[str, ...]:
+    if not session.pk:
+        return ()
+    return tuple(session.boxes.values_list("box__name", flat=True).order_by("box__name"))
+
+
+def waited_seconds(session: Session, now: datetime) -> float:
+    return (now - session.waiting_since).total_seconds() if session.waiting_since else 0.0
+
+
+def _wish(session: Session, boxes: tuple[str, ...], jobs: tuple[grants.Job, ...], now: datetime) -> Wish:
+    return Wish(
+        session.name,
+        ruling.in_force(session.org, session.path),
+        tuple(sorted(boxes)),
+        jobs,
+        session.bytes_per_token,
+        waited_seconds(session, now),
+        boxes_of(session),
+    )
+
+
+def _jobs(session: Session) -> Iterator[Job]:
+    if session.pk:
+        yield from session.jobs.select_related("driver").order_by("name")
+
+
+def _boxes_of_job(job: Job) -> list[str]:
+    return list(job.boxes.values_list("session_box__box__name", flat=True))
+
+
+def _placement_job(world: World, job: Job) -> grants.Job:
+    return job_of(world.fleet, job.name, model_of(job.driver), _boxes_of_job(job))
+
+
+def _check_settled(world: World, session: Session) -> None:
+    for shard in world.shards_of(session) if session.pk else ():
+        if shard.operation is not None:
+            raise CannotPlan(
+                Cause.WAITING_FOR_DRAIN,
+                f"“{shard.operation.sentence}” moves some of its shards: it waits until that is done.",
+            )
+
+
+# Rows
+
+
+def reserve(operation: Operation, session: Session, proposal: Proposal) -> None:
+    """Take what it says: boxes, and the next places of shards. How to return goes into `before`."""
+    for name in proposal.added:
+        SessionBox.objects.create(session=session, box=Box.objects.get(name=name))
+    session.boxes.filter(box__name__in=proposal.removed).update(leaving=True)
+    changed = [] if proposal.is_trial else [one for one in proposal.streams if one.changes]
+    operation.before["added"] = list(proposal.added)
+    operation.before["removed"] = list(proposal.removed)
+    send_all(operation, session, changed)
+
+
+def send_all(operation: Operation, session: Session, changed: Sequence[Planned]) -> None:
+    """Reserve the next place of each of these shards; those that are not there yet are made."""
+    nodes = {node.name: node for node in Node.objects.filter(name__in={one.node for one in changed})}
+    related = ("job", "node", "box")
+    shards = {
+        (shard.job.name, shard.group, shard.index): shard
+        for shard in Shard.objects.filter(job__session=session).select_related(*related)
+    }
+    before = dict(operation.before.get("shards", {}))
+    for one in changed:
+        shard = shards.get((one.job, one.group, one.index))
+        if shard is None:
+            shard = _made(session, one, nodes[one.node])
+        else:
+            before[str(shard.pk)] = written(place_of(shard))
+        place = Place(nodes[one.node], one.slots, one.tier, one.port_leaf, one.nic_leaf, one.why[:500])
+        send_to(shard, place, operation)
+    operation.before["shards"] = before
+    operation.notes["total"] = len(changed)
+    operation.save(update_fields=["before", "notes"])
+
+
+def _made(session: Session, one: Planned, node: Node) -> Shard:
+    return Shard(
+        job=session.jobs.get(name=one.job),
+        group=one.group,
+        index=one.index,
+        box=Box.objects.get(name=one.box),
+        domain=one.domain,
+        wio=one.wio,
+        slot_bytes=one.slot_bytes,
+        node=node,
+        slots=0,
+        tier=one.tier,
+        port_leaf=one.port_leaf,
+        nic_leaf=one.nic_leaf,
+    )
+
+
+def make_job(session: Session, name: str, driver: Driver, proposal: Proposal) -> Job:
+    """The job's row, and the boxes that it is on as the proposal says."""
+    job = Job(session=session, name=name, driver=driver)
+    job.full_clean()
+    job.save()
+    on = {one.box for one in proposal.streams if one.job == name}
+    for session_box in session.boxes.filter(box__name__in=on):
+        JobBox.objects.create(job=job, session_box=session_box)
+    return job
+
+
+def written(place: Place) -> dict[str, Any]:
+    """As an operation keeps it."""
+    return {"node": place.node.name} | {name: getattr(place, name) for name in PLACE_FIELDS}
+
+
+def places_before(operation: Operation) -> list[tuple[int, Place]]:
+    """Where the shards of an operation were."""
+    kept: dict[str, dict[str, Any]] = operation.before.get("shards", {})
+    nodes = {
+        node.name: node for node in Node.objects.filter(name__in={one["node"] for one in kept.values()})
+    }
+    return [
+        (int(number), Place(nodes[one["node"]], *(one[name] for name in PLACE_FIELDS)))
+        for number, one in kept.items()
+    ]

@@ -1,0 +1,194 @@
+"""Rules of sessions: of the cluster and, stricter, of orgs. Reading them, and changing them.
+
+Rules are never stricter than the sessions that there are: whoever wants that resizes those first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.db import transaction
+from django.http import Http404
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.audit.models import AuditEntry
+from console.audit.services import CannotUndo, record, undoable
+from console.operations import services as operations
+from console.orgs.models import Org
+from console.orgs.services import get_org
+from console.placement.rules import Path, Rules
+from console.placement.topology import Misconfigured
+from console.sessions.models import RuleSet, Session
+from console.sessions.world import hold
+from telemetry.topics import of_org, of_session
+
+CLUSTER: Final = "cluster"
+NAMED_MAX: Final = 3
+
+
+class Impossible(ValueError):
+    """These rules can't hold now. The text says why, and what to do."""
+
+
+def of_cluster() -> RuleSet:
+    return RuleSet.objects.filter(org=None).first() or RuleSet(org=None)
+
+
+def of_an_org(org: Org) -> RuleSet:
+    """Its own ones, which add to those of the cluster."""
+    return RuleSet.objects.filter(org=org).first() or RuleSet(org=org, path=Path.ANY.value)
+
+
+def in_force(org: Org | None, path: str = "") -> Rules:
+    """For a session of this org that wants at least this path. Raises Misconfigured."""
+    rules = of_cluster().rules()
+    if org is not None:
+        rules = rules.stricter(of_an_org(org).rules())
+    return rules.stricter(Rules(path=Path(path))) if path else rules
+
+
+def get_rules(principal: Principal, org: Org | None) -> RuleSet:
+    """The one access function. Those of the cluster are for who has a role on the platform."""
+    if org is None:
+        if not principal.on_platform(Role.VIEWER):
+            raise Http404("There are no such rules, or they are not yours to see.")
+        return of_cluster()
+    get_org(principal, org.slug)
+    return of_an_org(org)
+
+
+def may_change(principal: Principal, org: Org | None) -> bool:
+    if principal.read_only:
+        return False
+    if org is None:
+        return principal.on_platform(Role.PLATFORM_ADMIN)
+    role = principal.role_in(org.pk)
+    return role is not None and role >= Role.ORG_ADMIN
+
+
+def for_change(principal: Principal, org: Org | None) -> RuleSet:
+    """The rules, while nobody else changes rules or sessions, for somebody who may change them."""
+    principal.check_may_change()
+    get_rules(principal, org)
+    if not may_change(principal, org):
+        needed = Role.PLATFORM_ADMIN if org is None else Role.ORG_ADMIN
+        raise Refused(f"Changing these rules needs the role {needed.label}.")
+    hold()
+    return get_rules(principal, org)
+
+
+@transaction.atomic
+def set_rules(
+    principal: Principal,
+    rules: RuleSet,
+    values: Mapping[str, Any],
+    *,
+    reason: str = "",
+    undoes: AuditEntry | None = None,
+) -> RuleSet:
+    """Change rules that came from `for_change`. The same again changes nothing.
+
+    Raises Impossible where sessions that there are would break them, or where they contradict those of
+    the cluster; Refused for a quota that is not theirs to set.
+    """
+    before = rules.snapshot()
+    for name, value in values.items():
+        setattr(rules, name, value)
+    after = rules.snapshot()
+    if after == before:
+        return rules
+    if after["boxes_quota"] != before["boxes_quota"]:
+        principal.check_platform(Role.PLATFORM_ADMIN)
+    rules.full_clean(validate_constraints=False)
+    rules.version += 1
+    _check(rules)
+    rules.save()
+    _tell_sessions(rules)
+    org = rules.org
+    record(
+        principal,
+        "rules.update",
+        object_type="rules",
+        object_id=org.slug if org else CLUSTER,
+        object_name=str(rules),
+        org_id=org.pk if org else None,
+        before=before,
+        after=after,
+        reason=reason,
+        undoes=undoes,
+        topics=[of_org(org.slug)] if org else [],
+    )
+    return rules
+
+
+def held_by(org: Org | None) -> int:
+    """The boxes of all sessions of an org, each at the largest of its three sizes."""
+    return sum(
+        max(session.boxes_desired, session.boxes.count())
+        for session in Session.objects.filter(org=org).prefetch_related("boxes")
+    )
+
+
+def _check(changed: RuleSet) -> None:
+    try:
+        cluster = changed.rules() if changed.org is None else of_cluster().rules()
+        sets = [*RuleSet.objects.exclude(org=None).exclude(pk=changed.pk).select_related("org")]
+        sets += [changed] if changed.org is not None else []
+        rules = {one.org_id: cluster.stricter(one.rules()) for one in sets}
+    except Misconfigured as error:
+        raise Impossible(str(error)) from None
+    broken = []
+    for session in Session.objects.all():
+        for boxes in {session.boxes_desired, _may_return_to(session)}:
+            refused = next(iter(rules.get(session.org_id, cluster).refusals(boxes)), None)
+            if refused:
+                broken.append(f"{session.name} with {boxes} boxes. {refused.sentence}")
+    if broken:
+        more = f" And {len(broken) - NAMED_MAX} more." if len(broken) > NAMED_MAX else ""
+        raise Impossible(f"Sessions would break them: {' '.join(broken[:NAMED_MAX])}{more}")
+    for one in sets:
+        if one.org and one.boxes_quota is not None and held_by(one.org) > one.boxes_quota:
+            raise Impossible(
+                f"{one.org.name} has {held_by(one.org)} boxes, more than a quota of {one.boxes_quota}: "
+                "shrink its sessions first."
+            )
+
+
+def _may_return_to(session: Session) -> int:
+    """The size that it goes back to if what is being done to it fails."""
+    running = operations.running_on(of_session(session.name))
+    if running is None or running.kind != "session.resize":
+        return session.boxes_desired
+    return int(running.before["boxes"])
+
+
+def _tell_sessions(changed: RuleSet) -> None:
+    """Sessions hold the limits themselves, so that the database can refuse what breaks them."""
+    sessions = Session.objects.select_related("org")
+    if changed.org is not None:
+        sessions = sessions.filter(org=changed.org)
+    for session in sessions:
+        limit_to(session, in_force(session.org))
+        session.save(update_fields=["boxes_min", "boxes_increment", "boxes_max"])
+
+
+def limit_to(session: Session, rules: Rules) -> None:
+    session.boxes_min = rules.boxes_min
+    session.boxes_increment = rules.boxes_increment
+    session.boxes_max = rules.boxes_max
+
+
+@undoable("rules.update")
+def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
+    org = Org.objects.filter(slug=entry.object_id).first() if entry.org_id else None
+    if entry.org_id and org is None:
+        raise CannotUndo("The org is no more.")
+    rules = for_change(principal, org)
+    if rules.snapshot() != entry.after:
+        raise CannotUndo("The rules were changed again since. Undo the later change first.")
+    try:
+        set_rules(principal, rules, entry.before or {}, reason=reason, undoes=entry)
+    except Impossible as error:
+        raise CannotUndo(str(error)) from None

@@ -1,0 +1,159 @@
+"""Sessions: who may see and change them, and how large they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from django.db.models import (
+    Aggregate,
+    BigIntegerField,
+    Count,
+    F,
+    OuterRef,
+    Prefetch,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
+from django.db.models.functions import Coalesce, Concat
+from django.http import Http404
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.fleet.nodes import Kind, tells_streams
+from console.operations.models import Operation
+from console.orgs.models import Org
+from console.orgs.services import get_org
+from console.placement.topology import Tier
+from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.world import hold
+from telemetry.topics import of_session
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In boxes. `held` is what quotas and shares go by."""
+
+    desired: int
+    granted: int
+    actual: int
+
+    @property
+    def held(self) -> int:
+        return max(self.desired, self.granted, self.actual)
+
+
+def sizes(session: Session) -> Sizes:
+    """From boxes that were fetched with it, where they were."""
+    boxes = session.boxes.all()
+    return Sizes(session.boxes_desired, len(boxes), sum(box.ready for box in boxes))
+
+
+def visible_sessions(principal: Principal) -> QuerySet[Session]:
+    """Those of the orgs that they may see, for people of the platform all; with org and boxes."""
+    boxes = Prefetch("boxes", SessionBox.objects.select_related("box"))
+    found = Session.objects.select_related("org").prefetch_related(boxes)
+    topic = Concat(Value(of_session("")), OuterRef("name"))
+    running = Operation.objects.filter(target=topic, done=False).values("pk")
+    found = found.annotate(
+        job_count=Count("jobs"),
+        memory_bytes=_of_shards(Sum(F("slots") * F("slot_bytes"))),
+        spine_count=_of_shards(Count("pk", filter=Q(tier=Tier.SPINE))),
+        operation_id=Subquery(running),
+    )
+    if principal.on_platform(Role.VIEWER):
+        return found
+    confined = principal.token.org_id if principal.token else None
+    if confined is not None:
+        return found.filter(org=confined) if principal.role_in(confined) else found.none()
+    return found.filter(org__in=principal.orgs_where(Role.VIEWER))
+
+
+def _of_shards(aggregate: Aggregate) -> Coalesce:
+    """Of all shards of each session; nothing is 0."""
+    shards = Shard.objects.filter(job__session=OuterRef("pk")).order_by().values("job__session")
+    found = shards.annotate(found=aggregate).values("found")
+    return Coalesce(Subquery(found, output_field=BigIntegerField()), 0)
+
+
+def filtered(
+    sessions: QuerySet[Session], *, org: str = "", waiting: bool | None = None
+) -> QuerySet[Session]:
+    """The same for the page and the API."""
+    if org:
+        sessions = sessions.filter(org__slug=org)
+    return sessions if waiting is None else sessions.filter(waiting_since__isnull=not waiting)
+
+
+def role_on(principal: Principal, session: Session) -> Role | None:
+    return principal.platform_role if session.org_id is None else principal.role_in(session.org_id)
+
+
+def get_session(principal: Principal, name: str, at_least: Role = Role.VIEWER) -> Session:
+    """The one access function: a stranger gets Http404, who may not do it gets Refused."""
+    session = visible_sessions(principal).filter(name=name).first()
+    role = role_on(principal, session) if session else None
+    if session is None or role is None:
+        raise Http404("There is no such session, or it is not yours to see.")
+    if role < at_least:
+        raise Refused(f"This needs the role {at_least.label} on {session.name}; yours is {role.label}.")
+    return session
+
+
+def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN) -> Session:
+    """The session, locked, while nobody else plans or reserves, for somebody who may change it."""
+    principal.check_may_change()
+    session = get_session(principal, name, at_least)
+    hold()
+    locked = Session.objects.select_for_update(of=("self",)).select_related("org")
+    found = locked.filter(pk=session.pk).first()
+    if found is None:
+        raise Http404("There is no such session any more.")
+    return found
+
+
+def check_may_create(principal: Principal, org: Org | None) -> None:
+    principal.check_may_change()
+    if org is None:
+        principal.check_platform(Role.PLATFORM_ADMIN)
+    else:
+        get_org(principal, org.slug, Role.ORG_ADMIN)
+
+
+def get_job(session: Session, name: str) -> Job:
+    job = session.jobs.select_related("driver").filter(name=name).first()
+    if job is None:
+        raise Http404(f"{session.name} has no job {name}.")
+    return job
+
+
+def jobs_of(session: Session) -> QuerySet[Job]:
+    boxes = Prefetch("boxes", JobBox.objects.select_related("session_box__box"))
+    return session.jobs.select_related("driver").prefetch_related(boxes).order_by("name")
+
+
+def get_shard(session: Session, name: str) -> Shard:
+    found = next((shard for shard in shards_of(session) if shard.name == name), None)
+    if found is None:
+        raise Http404(f"{session.name} has no stream {name}.")
+    return found
+
+
+def shards_of(session: Session) -> QuerySet[Shard]:
+    related = ("job__driver", "job__session", "box", "node", "next_node", "operation")
+    found = Shard.objects.filter(job__session=session).select_related(*related)
+    return found.order_by("job__name", "group", "index")
+
+
+@tells_streams
+def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
+    """How many streams begin at each of these boxes; or end on these nodes, or are about to."""
+    fields = ("box__name",) if kind == "box" else ("node__name", "next_node__name")
+    found: Counter[str] = Counter()
+    for field in fields:
+        found.update(Shard.objects.filter(**{f"{field}__in": names}).values_list(field, flat=True))
+    return dict(found)

@@ -1,0 +1,20 @@
+"""How sessions' pages say things."""
+
+from __future__ import annotations
+
+from django import template
+from django.utils.safestring import SafeString
+
+from console.placement.topology import Tier
+from console.shell.templatetags.console import status
+
+register = template.Library()
+
+LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad", "": "off"}
+
+
+@register.simple_tag
+def path(tier: int | str | None) -> SafeString:
+    """A path by shape, colour and word."""
+    name = Tier(tier).name.lower() if isinstance(tier, int) else tier or ""
+    return status(LOOKS[name], name or "no node")

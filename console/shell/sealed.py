@@ -1,0 +1,96 @@
+"""Secrets at rest: what is stored encrypted, so that a copy of the database opens nothing.
+
+The keys come from the secret key of the settings and its fallbacks, by HKDF, so that they are of no use
+for anything else. What a former secret key sealed can be opened for as long as that is a fallback; it is
+sealed anew whenever its row is saved.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from django.conf import settings
+from django.core.exceptions import FieldError
+from django.db import models
+
+if TYPE_CHECKING:
+    TextField = models.TextField[Any, Any]
+else:
+    TextField = models.TextField
+
+PURPOSE = b"tidegate: secrets at rest, 1"
+
+
+class CannotUnseal(Exception):
+    """It was sealed with a secret key that is no longer set, or it was altered."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A stored secret can't be opened. If TIDEGATE_SECRET_KEY was changed, add the former one to "
+            "TIDEGATE_SECRET_KEY_FALLBACKS."
+        )
+
+
+def seal(secret: bytes) -> str:
+    """As text for a column. The same secret is sealed differently each time."""
+    return _keys().encrypt(secret).decode()
+
+
+def unseal(text: str) -> bytes:
+    """What was sealed. Raises CannotUnseal."""
+    try:
+        return _keys().decrypt(text)
+    except InvalidToken:
+        raise CannotUnseal from None
+
+
+class SealedBytes(TextField):
+    """Bytes that the database has only sealed. They can be read and written, and not searched for.
+
+    Empty is stored as it is: that there is no secret is none.
+    """
+
+    def from_db_value(self, value: str | None, *_: Any) -> bytes | None:
+        return unseal(value) if value else None if value is None else b""
+
+    def to_python(self, value: Any) -> Any:
+        return value
+
+    def get_prep_value(self, value: Any) -> str | None:
+        return seal(bytes(value)) if value else None if value is None else ""
+
+    def get_lookup(self, lookup_name: str) -> Any:
+        """What is sealed differently each time can't be compared; only whether there is one can."""
+        if lookup_name == "isnull":
+            return super().get_lookup(lookup_name)
+        raise FieldError(f"{self.name} is sealed: it can't be searched for.")
+
+
+class SealedText(SealedBytes):
+    """The same, for text."""
+
+    def from_db_value(self, value: str | None, *_: Any) -> Any:
+        opened = super().from_db_value(value)
+        return None if opened is None else opened.decode()
+
+    def get_prep_value(self, value: Any) -> str | None:
+        return super().get_prep_value(value if value is None else str(value).encode())
+
+
+def _keys() -> MultiFernet:
+    return _derived(settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+
+
+@lru_cache(maxsize=8)
+def _derived(*secret_keys: str) -> MultiFernet:
+    """The first seals; all of them open."""
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derive(key.encode()))) for key in secret_keys])
+
+
+def _derive(secret_key: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=PURPOSE).derive(secret_key)

@@ -1,0 +1,133 @@
+// What changes on a page, while it is looked at. An element with `data-live-topic` says what it is about:
+//   with hx-get and hx-trigger="live" it is fetched anew when that changed, once a second at most;
+//   inside it, `data-live-figure="refill.p99" data-unit="seconds"` shows the newest number.
+// Charts and others listen to the event `tidegate:live` of the document.
+import { Feed } from "./feed.js";
+import { show } from "./figures.js";
+import { Wire } from "./wire.js";
+
+const STALE_MS = 15_000;
+const REFRESH_MS = 1_000;
+const STATES = {
+  live: ["ok", "live"],
+  polling: ["warn", "asking every 5 s"],
+  away: ["bad", "not connected"],
+  forbidden: ["bad", "no longer yours to see"],
+};
+
+const feeds = new Map();
+const heardAt = new Map(); // by topic, when it was last known to be as it is
+const numbersAt = new Map();
+const refreshing = new WeakSet();
+const refused = new Set();
+const wire = new Wire(feeds, take, showState);
+
+const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic="${CSS.escape(topic)}"]`);
+
+function take(frame) {
+  const feed = feeds.get(frame.topic);
+  if (!feed) return;
+  if (frame.kind === "error") {
+    refuse(frame.topic);
+    return;
+  }
+  const told = feed.take(frame);
+  if (frame.data.read_at && Date.parse(frame.ts) - Date.parse(frame.data.read_at) < STALE_MS) {
+    heardAt.set(frame.topic, Date.now());
+  }
+  if (told.again) wire.subscribe(frame.topic);
+  if (told.gap) refresh(frame.topic);
+  if (told.news) apply(frame.topic, told.news);
+}
+
+// Not theirs to see: the page does without. Who watches nothing needs no connection.
+function refuse(topic) {
+  refused.add(topic);
+  feeds.delete(topic);
+  if (feeds.size) return;
+  wire.rest();
+  document.querySelector("[data-live-state]").hidden = true;
+}
+
+function apply(topic, news) {
+  heardAt.set(topic, Date.now());
+  if (news.numbers) {
+    numbersAt.set(topic, Date.now());
+    showFigures(topic, news.numbers.figures ?? {});
+  }
+  if (news.changed.length) refresh(topic);
+  document.dispatchEvent(new CustomEvent("tidegate:live", { detail: { topic, ...news } }));
+}
+
+function showFigures(topic, figures) {
+  for (const element of elementsOf(topic)) {
+    for (const figure of element.querySelectorAll("[data-live-figure]")) {
+      figure.textContent = show(figures[figure.dataset.liveFigure], figure.dataset.unit);
+    }
+  }
+}
+
+// Fetch partials anew, a little later: what changes often is fetched once, and not by all at once.
+function refresh(topic) {
+  for (const element of elementsOf(topic)) {
+    if (!element.hasAttribute("hx-get") || refreshing.has(element)) continue;
+    refreshing.add(element);
+    setTimeout(() => {
+      refreshing.delete(element);
+      if (element.isConnected) htmx.trigger(element, "live");
+    }, Math.random() * REFRESH_MS);
+  }
+}
+
+function showState(state) {
+  const element = document.querySelector("[data-live-state]");
+  const [kind, text] = STATES[state];
+  element.className = `status status--${kind}`;
+  element.textContent = text;
+  element.hidden = false;
+}
+
+// Figures grey when nothing is heard of them.
+function age() {
+  if (document.hidden) return;
+  const now = Date.now();
+  for (const topic of feeds.keys()) {
+    const isStale = now - (heardAt.get(topic) ?? now) > STALE_MS;
+    const hasOldNumbers = now - (numbersAt.get(topic) ?? now) > STALE_MS;
+    for (const element of elementsOf(topic)) {
+      element.classList.toggle("stale", isStale);
+      for (const figure of element.querySelectorAll("[data-live-figure]")) {
+        figure.classList.toggle("stale", isStale || hasOldNumbers);
+      }
+    }
+  }
+}
+
+// Follow what the page is about, which partials may change.
+function follow() {
+  const wanted = new Set([...document.querySelectorAll("[data-live-topic]")].map((one) => one.dataset.liveTopic));
+  for (const topic of feeds.keys()) {
+    if (wanted.has(topic)) continue;
+    feeds.delete(topic);
+    wire.unsubscribe(topic);
+  }
+  for (const topic of wanted) {
+    if (feeds.has(topic) || refused.has(topic)) continue;
+    feeds.set(topic, new Feed(topic));
+    heardAt.set(topic, Date.now());
+    wire.subscribe(topic);
+  }
+  return feeds.size > 0;
+}
+
+export function startLive() {
+  let started = false;
+  const begin = () => {
+    if (!follow() || started) return;
+    started = true;
+    wire.start();
+    setInterval(age, 1000);
+  };
+  begin();
+  document.addEventListener("htmx:afterSwap", begin);
+}

@@ -1,0 +1,123 @@
+// What Plotly is told to draw: colours from tokens.css, units as in figures.js.
+import { show } from "./figures.js";
+
+const HUES = ["--accent", "--warn", "--series-3", "--series-4", "--series-5", "--bad"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+const POWERS = Array.from({ length: 9 }, (_, power) => 10 ** (power - 6)); // of a heat map, in seconds
+const dates = (times) => times.map((seconds) => new Date(seconds * 1000));
+
+// As the page shows it now; a token alone would still say light-dark(…).
+function colour(token) {
+  const probe = document.createElement("span");
+  probe.style.color = `var(${token})`;
+  document.body.append(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+
+export function tracesOf(data, times) {
+  const traces = data.isHeatMap ? [heatMap(data, times)] : data.series.map((series, place) => line(data, times, series, place));
+  return [...traces, markers(data, times)];
+}
+
+function line(data, times, series, place) {
+  return {
+    type: "scatter",
+    mode: times.length > 90 ? "lines" : "lines+markers", // a step alone is a point, and no line
+    name: series.name,
+    x: dates(times),
+    y: series.values,
+    text: series.values.map((value) => show(value, data.unit)),
+    hovertemplate: "%{text}",
+    connectgaps: false,
+    line: { color: colour(HUES[place % HUES.length]), width: 1.6, dash: DASHES[place % DASHES.length], simplify: false },
+  };
+}
+
+// Buckets in use only, one row each; how many in colour, by their logarithm: one slow refill is to be seen.
+function heatMap(data, times) {
+  const [series] = data.series;
+  const used = data.bounds.map((_, bucket) => series.values.some((counts) => counts?.[bucket]));
+  const first = Math.max(0, used.indexOf(true));
+  const last = used.lastIndexOf(true);
+  const buckets = data.bounds.slice(first, last + 1);
+  const count = (counts, row) => counts?.[first + row] || null;
+  return {
+    type: "heatmap",
+    x: dates(times),
+    y: buckets,
+    z: buckets.map((_, row) => series.values.map((counts) => {
+      const times = count(counts, row);
+      return times === null ? null : Math.log10(times);
+    })),
+    text: buckets.map((bound, row) => series.values.map((counts) => `${count(counts, row) ?? 0} times, up to ${show(bound, "seconds")}`)),
+    hovertemplate: "%{text}<extra></extra>",
+    colorscale: [[0, colour("--heat-low")], [1, colour("--heat-high")]],
+    showscale: false,
+  };
+}
+
+// Events as triangles at the upper edge; their lines are shapes of the layout.
+function markers(data, times) {
+  const shown = data.markers.filter((marker) => times.length && marker.at >= times[0]);
+  return {
+    type: "scatter",
+    mode: "markers",
+    name: "events",
+    yaxis: "y2",
+    x: dates(shown.map((marker) => marker.at)),
+    y: shown.map(() => 1),
+    text: shown.map((marker) => marker.sentence),
+    hovertemplate: "%{text}<extra></extra>",
+    marker: { symbol: "triangle-down", size: 9, color: colour("--quiet") },
+    showlegend: false,
+    cliponaxis: false,
+  };
+}
+
+export function layoutOf(data, times, element) {
+  const [quiet, grid, text, panel] = ["--quiet", "--line", "--text", "--panel"].map(colour);
+  const axis = { gridcolor: grid, linecolor: grid, tickcolor: grid, zerolinecolor: grid, tickfont: { color: quiet, size: 11 }, automargin: true, fixedrange: true };
+  const now = Date.now();
+  const range = data.span === null || !times.length ? dates([data.start, data.end]) : [new Date(now - data.span * 1000), new Date(now)];
+  return {
+    autosize: true,
+    height: 240,
+    margin: { l: 8, r: 8, t: 14, b: 8 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(element).fontFamily, color: text, size: 12 },
+    hovermode: data.isHeatMap ? "closest" : "x unified",
+    hoverlabel: { bgcolor: panel, bordercolor: grid, font: { color: text } },
+    showlegend: !data.isHeatMap && data.series.length > 1,
+    legend: { orientation: "h", x: 0, y: -0.18, font: { size: 11, color: quiet } },
+    xaxis: { ...axis, type: "date", range },
+    yaxis: yAxis(data, axis),
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+    shapes: data.markers.map((marker) => ({
+      type: "line", xref: "x", yref: "paper", x0: new Date(marker.at * 1000), x1: new Date(marker.at * 1000), y0: 0, y1: 1,
+      line: { color: quiet, width: 1, dash: "dot" },
+    })),
+  };
+}
+
+// Labels in our own words: Plotly would write 5m for five milliseconds.
+function yAxis(data, axis) {
+  if (data.isHeatMap) return { ...axis, type: "log", ...ticks(POWERS, data.unit) };
+  const values = data.series.flatMap((series) => series.values).filter((value) => value !== null);
+  const most = data.unit === "share" ? 1 : Math.max(...values, 0) || 1;
+  const step = roundStep(most / 4);
+  const count = Math.ceil(most / step);
+  const steps = Array.from({ length: count + 1 }, (_, place) => place * step);
+  return { ...axis, range: [0, count * step], ...ticks(steps, data.unit) };
+}
+
+function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 2.5, 5, 10].find((factor) => factor * power >= least * 0.999) * power;
+}
+
+function ticks(steps, unit) {
+  return { tickmode: "array", tickvals: steps, ticktext: steps.map((value) => (value === 0 ? "0" : show(value, unit))) };
+}

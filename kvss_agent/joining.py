@@ -1,0 +1,198 @@
+"""Being part of a console's fleet: joining once, and then a heartbeat every few seconds.
+
+Nothing waits for the console, and nothing is given up when it is away: what it was told last goes on. So
+the worst that comes of all this is that the console takes us for lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS_MAX: Final = 5.0
+ANSWER_BYTES_MAX: Final = 64 << 10
+BEAT_SECONDS: Final = 5.0  # until the console says otherwise, within these limits:
+BEAT_SECONDS_MIN: Final = 0.2
+BEAT_SECONDS_MAX: Final = 60.0
+AGAIN_SECONDS: Final = 0.5  # after the first failure; then twice as long each time, up to
+AGAIN_SECONDS_MAX: Final = 10.0
+REFUSED_SECONDS: Final = 15.0  # somebody has to do something first
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def credential(token: str, name: str) -> str:
+    """What the heartbeats of `node:ax-1` are known by. Both sides make it from the token of the control
+    API, so it is never handed over; and it is of no use for anything but heartbeats."""
+    made = hmac.digest(token.encode(), f"tidegate heartbeat 1 {name}".encode(), hashlib.sha256)
+    return "tgh_" + base64.urlsafe_b64encode(made).rstrip(b"=").decode()
+
+
+@dataclass(slots=True)
+class Standing:
+    """How we stand with the console, and what became of each call."""
+
+    state: str = "alone"  # "joining", "joined", "away" (it does not answer), "refused"
+    reason: str = ""
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def shown(self) -> dict[str, str]:
+        return {"state": self.state, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """Where it is, and what we show to be let in."""
+
+    url: str
+    join_token: str = field(default="", repr=False)
+
+    @property
+    def is_in_the_open(self) -> bool:
+        """Whether others on the network could read what we send."""
+        parts = urlsplit(self.url)
+        return parts.scheme == "http" and parts.hostname not in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who joins: `kind` is nodes or drivers; `topic` is what its numbers are told under."""
+
+    kind: str
+    topic: str
+    name: str
+    token: str = field(repr=False)  # of its control API, which the console will ask
+    facts: Mapping[str, Any]  # told with each heartbeat
+    once: Mapping[str, Any]  # told at joining
+
+    def path(self, verb: str) -> str:
+        return f"/api/v1/{self.kind}/{self.name}/{verb}"
+
+
+class _Answer(msgspec.Struct):
+    heartbeat_seconds: float = BEAT_SECONDS
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+_PROBLEM: Final = msgspec.json.Decoder(_Problem)
+
+
+class Member:
+    """Joins and beats, for as long as `run` is not cancelled."""
+
+    def __init__(self, console: Console, identity: Identity, standing: Standing) -> None:
+        self.console = console
+        self.identity = identity
+        self.standing = standing
+        self._credential = credential(identity.token, identity.topic)
+        self._failures = 0
+
+    async def run(self) -> None:
+        self.standing.state = "joining"
+        async with httpx.AsyncClient(
+            base_url=self.console.url, timeout=ANSWER_SECONDS_MAX, follow_redirects=False
+        ) as client:
+            while True:
+                seconds = await self.once(client)
+                # Not all at the same moment, also after the console was away for all of them.
+                await asyncio.sleep(seconds * random.uniform(0.8, 1.0))  # noqa: S311
+
+    async def once(self, client: httpx.AsyncClient) -> float:
+        """Tell that we are there, or join; and after how many seconds again. Raises nothing."""
+        try:
+            us = self.identity
+            answer = await self._ask(client, "heartbeat", self._credential, us.facts)
+            if answer.status_code == HTTPStatus.UNAUTHORIZED and self.console.join_token:
+                told = {**us.facts, **us.once, "control_token": us.token}
+                answer = await self._ask(client, "join", self.console.join_token, told)
+        except httpx.HTTPError as error:
+            return self._away(f"{type(error).__name__}: {error}".rstrip(": "))
+        if answer.is_success:
+            return self._joined(answer)
+        if answer.is_client_error and answer.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+            return self._refused(answer)
+        return self._away(f"it answers {answer.status_code}")
+
+    async def _ask(
+        self, client: httpx.AsyncClient, verb: str, bearer: str, body: Mapping[str, Any]
+    ) -> httpx.Response:
+        """Bounded: an answer is short, whoever gives it."""
+        headers = {"authorization": f"Bearer {bearer}"}
+        path = self.identity.path(verb)
+        async with client.stream("POST", path, json=dict(body), headers=headers) as answer:
+            content = b""
+            async for piece in answer.aiter_bytes():
+                content += piece
+                if len(content) > ANSWER_BYTES_MAX:
+                    raise httpx.DecodingError("its answer is too long", request=answer.request)
+        return httpx.Response(answer.status_code, content=content)
+
+    def _joined(self, answer: httpx.Response) -> float:
+        self._failures = 0
+        self._now("joined", "")
+        try:
+            seconds = _ANSWER.decode(answer.content).heartbeat_seconds
+        except msgspec.DecodeError:
+            seconds = BEAT_SECONDS
+        return min(max(seconds, BEAT_SECONDS_MIN), BEAT_SECONDS_MAX)
+
+    def _refused(self, answer: httpx.Response) -> float:
+        try:
+            said = _PROBLEM.decode(answer.content).detail
+        except msgspec.DecodeError:
+            said = ""
+        if answer.status_code == HTTPStatus.UNAUTHORIZED:
+            said = (
+                "The join token does not work (any more): make a new one on the console's page “Join”."
+                if self.console.join_token
+                else "It does not know us: start once with --join-token."
+            )
+        self._now("refused", said[:500] or f"it answers {answer.status_code}")
+        return REFUSED_SECONDS
+
+    def _away(self, reason: str) -> float:
+        self._failures += 1
+        self._now("away", reason[:500])
+        return float(min(AGAIN_SECONDS * 2 ** min(self._failures - 1, 10), AGAIN_SECONDS_MAX))
+
+    def _now(self, state: str, reason: str) -> None:
+        standing = self.standing
+        standing.calls[state] += 1
+        if (state, reason) != (standing.state, standing.reason):
+            level = logging.INFO if state == "joined" else logging.WARNING
+            log.log(level, "Console %s: %s%s", self.console.url, state, f": {reason}" if reason else "")
+        standing.state, standing.reason = state, reason
+
+
+@contextlib.asynccontextmanager
+async def member(console: Console | None, identity: Identity, standing: Standing) -> AsyncIterator[None]:
+    """Be part of the fleet for as long as this lasts. Without a console we are alone."""
+    if console is None:
+        yield
+        return
+    task = asyncio.create_task(Member(console, identity, standing).run(), name="heartbeat")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,154 @@
+"""The few numbers that everybody looks at, as they are now: how fast evicts and refills are, how much is
+hit, how many bytes go. Of many topics at once, for live viewers.
+
+They come from the same rows as answers to questions do, so a figure is what a chart shows at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from django.db import connection
+
+from telemetry.cells import Cell, Sparse, histogram_of
+from telemetry.folding import BUCKET_SECONDS, bucket_of
+from telemetry.metrics import Kind
+from telemetry.shapes import Series, merged
+from telemetry.storage import Shapes, cells_of
+from telemetry.topics import NODE, kind_of
+
+LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before
+_SHAPES: Final = Shapes()
+_ROWS: Final = (
+    "SELECT t.name, r.bucket, r.shape, r.cells FROM telemetry_{table} AS r "
+    "JOIN telemetry_topic AS t ON t.id = r.topic "
+    "WHERE t.name = ANY(%(topics)s) AND r.bucket >= %(start)s"
+)
+_SELECT: Final = " UNION ALL ".join(_ROWS.format(table=table) for table in ("fresh", "10s"))
+
+Figures = Mapping[str, float]
+
+
+class Names(NamedTuple):
+    """Which metrics the figures of a topic are made of."""
+
+    evict: str
+    refill: str
+    bytes: str
+    hit: str = ""
+    requested: str = ""
+
+
+OF_DRIVERS: Final = Names(
+    "swdriver_evict_seconds",
+    "swdriver_refill_seconds",
+    "swdriver_bytes_total",
+    "swdriver_hit_tokens_total",
+    "swdriver_requested_tokens_total",
+)
+OF_AGENTS: Final = Names("kvss_evict_seconds", "kvss_refill_seconds", "kvss_bytes_total")
+HISTOGRAM_FIGURES: Final = ("rate", "p50", "p99")
+
+
+def names_of(topic: str) -> Names:
+    """A node counts what goes through it; orgs, drivers and the fleet, what prompts were given."""
+    return OF_AGENTS if kind_of(topic) == NODE else OF_DRIVERS
+
+
+def figure_of(topic: str, metric: str, fold: str, labels: Mapping[str, str]) -> str:
+    """The figure that tells the newest value of a series; empty where none does."""
+    names = names_of(topic)
+    if metric in (names.evict, names.refill) and fold in HISTOGRAM_FIGURES and not labels:
+        return f"{'evict' if metric == names.evict else 'refill'}.{fold}"
+    if metric == names.bytes and fold == "rate" and labels.keys() == {"direction"}:
+        return f"bytes.{labels['direction']}"
+    if metric == names.hit and fold == "ratio" and labels.keys() <= {"tier"}:
+        return f"hit.{labels.get('tier', 'rate')}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Figures over the last seconds; and for charts, of each step in them."""
+
+    seconds: float
+    figures: Figures
+    points: Mapping[int, Figures]  # by the beginning of the step
+
+
+def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
+    """Of the step that is under way and the one before it. Topics that told nothing are left out."""
+    start = bucket_of(now) - BUCKET_SECONDS
+    with connection.cursor() as cursor:
+        cursor.execute(_SELECT, {"topics": list(topics), "start": start})
+        rows = sorted(cursor.fetchall(), key=_topic_and_bucket)
+    shapes = _SHAPES.of({shape for _, _, shape, _ in rows})
+    found: dict[str, Now] = {}
+    for topic, its in groupby(rows, key=lambda row: row[0]):
+        steps = {
+            bucket: merged([(shapes[shape], cells_of(cells)) for _, _, shape, cells in pieces])
+            for bucket, pieces in groupby(its, key=lambda row: row[1])
+        }
+        names, over = names_of(topic), now - LAG_SECONDS
+        shape, cells = merged(steps.values())
+        found[topic] = Now(
+            over - start,
+            _figures(shape.pairs(cells), names, over - start),
+            {
+                bucket: _figures(shape.pairs(cells), names, min(BUCKET_SECONDS, over - bucket))
+                for bucket, (shape, cells) in steps.items()
+            },
+        )
+    return found
+
+
+def _topic_and_bucket(row: tuple[Any, ...]) -> tuple[str, int]:
+    return row[0], row[1]
+
+
+def _figures(pairs: Iterable[tuple[Series, Cell]], names: Names, seconds: float) -> dict[str, float]:
+    """What had no traffic is left out: it is not 0."""
+    seconds = max(1.0, seconds)
+    wanted = set(names)
+    listed = [(one, cell) for one, cell in pairs if one.name in wanted]
+    made = dict(_bytes(listed, names, seconds)) | dict(_hits(listed, names))
+    for figure, name in (("evict", names.evict), ("refill", names.refill)):
+        made.update(_latencies(figure, [cell for one, cell in listed if one.name == name], seconds))
+    return made
+
+
+def _latencies(figure: str, cells: list[Sparse], seconds: float) -> Iterator[tuple[str, float]]:
+    histogram = histogram_of(cells)
+    yield f"{figure}.rate", histogram.count / seconds
+    for name, fraction in (("p50", 0.5), ("p99", 0.99)):
+        value = histogram.quantile(fraction)
+        if value is not None:
+            yield f"{figure}.{name}", value
+
+
+def _bytes(
+    listed: list[tuple[Series, Cell]], names: Names, seconds: float
+) -> Iterator[tuple[str, float]]:
+    for direction, count in _by_label(listed, names.bytes, "direction").items():
+        yield f"bytes.{direction}", count / seconds
+
+
+def _hits(listed: list[tuple[Series, Cell]], names: Names) -> Iterator[tuple[str, float]]:
+    requested = sum(_by_label(listed, names.requested, "").values())
+    if requested:
+        hits = _by_label(listed, names.hit, "tier")
+        yield "hit.rate", sum(hits.values()) / requested
+        for tier, count in hits.items():
+            yield f"hit.{tier}", count / requested
+
+
+def _by_label(listed: list[tuple[Series, Cell]], name: str, label: str) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for one, cell in listed:
+        if one.name == name and one.kind is Kind.COUNTER:
+            value = dict(one.labels).get(label, "")
+            sums[value] = sums.get(value, 0.0) + cell
+    return sums

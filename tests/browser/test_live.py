@@ -1,0 +1,190 @@
+"""A page that stays open: what changes is there by itself, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+
+from console.environment import PROJECT
+from swdriver_shim import metrics
+from telemetry.emitter import Emitter
+from telemetry.histogram import Histogram
+from telemetry.metrics import Sink
+from tests.browser.chromium import chromium
+from tests.browser.test_pages import log_in
+from tests.live import LiveConsole, live_console, wait_until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("browser"),
+]
+
+PATH = "/latency/?topic=org:acme&range=15m"
+MS = 30_000.0
+IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
+
+
+class World:
+    """A console, a driver that tells its numbers, and an org whose name changes."""
+
+    def __init__(self, console: LiveConsole, browser: Browser) -> None:
+        self.console = console
+        self.browser = browser
+        headers = {"Authorization": f"Bearer {console.token()}", "Idempotency-Key": "k", "If-Match": "*"}
+        self.api = httpx.Client(base_url=f"{console.address}/api/v1", headers=headers, timeout=30)
+        self.api.post("/orgs", json={"slug": "acme", "name": "Acme"}).raise_for_status()
+        context = browser.new_context(base_url=console.address)
+        log_in(context.new_page(), console)
+        self.cookies = context.cookies()
+        context.close()
+        self.told: list[str] = []  # of all that happened, in order
+
+    def rename(self) -> str:
+        name = f"Acme {len(self.told)}"
+        self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
+        self.told.append(f"org.update: {name}")
+        return self.told[-1]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with (
+        live_console(tmp_path_factory.mktemp("live")) as console,
+        chromium() as browser,
+        subprocess.Popen(
+            [sys.executable, "manage.py", "ingest"], cwd=PROJECT, env=console.environment
+        ) as ingest,
+    ):
+        emitter = Emitter(
+            console.environment["REDIS_URL"], "driver", "1", name="job7", collect=Traffic()
+        )
+        emitter.start()
+        made = World(console, browser)
+        try:
+            yield made
+        finally:
+            made.api.close()
+            emitter.stop()
+            ingest.terminate()
+
+
+class Traffic:
+    """A hundred refills a second, of four milliseconds each."""
+
+    def __init__(self) -> None:
+        self.refills = Histogram()
+
+    def __call__(self, into: Sink) -> None:
+        self.refills.record(0.004, 100)
+        into.put(metrics.REFILL, [({"org": "acme"}, self.refills)])
+
+
+@pytest.fixture
+def open_page(world: World) -> Iterator[Callable[..., Page]]:
+    """A page of somebody who is logged in; `blocked` says what becomes of its WebSockets."""
+    contexts = []
+
+    def open_page(path: str, blocked: Callable[[WebSocketRoute], object] | None = None) -> Page:
+        context = world.browser.new_context(base_url=world.console.address)
+        contexts.append(context)
+        context.add_cookies(world.cookies)  # type: ignore[arg-type]  # as they came
+        page = context.new_page()
+        page.set_default_timeout(MS)
+        if blocked:
+            page.route_web_socket("**/ws/v1/live", blocked)
+        page.goto(path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def markers(page: Page) -> list[str]:
+    """What the first chart shows of events."""
+    found: list[str] = page.evaluate("document.querySelector('[data-chart]').data.at(-1).text")
+    return found
+
+
+def expect_state(page: Page, text: str) -> None:
+    expect(page.locator("[data-live-state]")).to_have_text(text, timeout=MS)
+
+
+def expect_told(page: Page, sentence: str) -> None:
+    expect(page.locator("[hx-trigger=live]")).to_contain_text(sentence, timeout=MS)
+
+
+def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    """Promise 10 in a browser: nothing missing and nothing doubled, and the page is as the API says."""
+    page = open_page(PATH)
+    expect_state(page, "live")
+    figure = page.locator("[data-live-figure='refill.p99']")
+    expect(figure).to_have_text("3.76 ms", timeout=MS)
+    expect(page.locator("[data-live-figure='evict.p99']")).to_have_text("no traffic")
+    wait_until("the chart is drawn", lambda: page.evaluate(IS_DRAWN))
+    expect_told(page, world.rename())
+    world.console.stop()
+    expect(page.locator("[data-live-state]")).not_to_have_text("live", timeout=MS)
+    world.console.process = world.console.serve()
+    world.rename()
+    world.rename()
+    expect_state(page, "live")
+    last = world.rename()
+    expect_told(page, last)
+    wait_until("the chart has it", lambda: last in markers(page))
+    shown = [text for text in markers(page) if text.startswith("org.update")]
+    assert shown == world.told
+    events = world.api.get("/events?topic=org:acme&kind=org.update&order=oldest").json()["items"]
+    assert [event["sentence"] for event in events] == world.told
+
+
+def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callable[..., Page]) -> None:
+    page = open_page(PATH, lambda route: route.close(code=1011))
+    expect_state(page, "asking every 5 s")
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_text("3.76 ms", timeout=MS)
+    expect_told(page, world.rename())
+
+
+def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    tries = []
+
+    def forbid(route: WebSocketRoute) -> None:
+        tries.append(route)
+        route.close(code=4403)
+
+    page = open_page(PATH, forbid)
+    expect_state(page, "no longer yours to see")
+    page.wait_for_load_state("networkidle")
+    assert len(tries) == 1
+
+
+def test_who_is_logged_out_is_asked_to_log_in(world: World, open_page: Callable[..., Page]) -> None:
+    page = open_page(PATH)
+    expect_state(page, "live")
+    page.context.clear_cookies()
+    world.console.restart()
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible(timeout=MS)
+
+
+def test_a_page_without_scripts_has_it_all_as_tables(world: World) -> None:
+    context = world.browser.new_context(base_url=world.console.address, java_script_enabled=False)
+    context.add_cookies(world.cookies)  # type: ignore[arg-type]
+    page = context.new_page()
+    table = page.get_by_text("As a table")
+    wait_until("numbers are there", lambda: page.goto(PATH) and table.count())
+    table.first.click()
+    expect(page.get_by_role("region", name="Refill as a table")).to_contain_text("3.76 ms")
+    page.get_by_role("link", name="1h", exact=True).click()
+    expect(page.get_by_role("link", name="1h", exact=True)).to_have_attribute("aria-current", "true")
+    context.close()

@@ -1,0 +1,118 @@
+"""An org's policy from end to end: edited in a browser, in force on a real driver, taken back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from tests.browser.chromium import chromium
+from tests.console.control.live import Scene, scene
+from tests.live import wait_until
+from tests.swdriver_shim.test_service import C, kv
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("browser"),
+]
+NARROW = ViewportSize(width=390, height=844)
+SECONDS = 30_000
+TOKENS = list(range(2 * C))
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("policies"), "one", "two") as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def log_in(page: Page, acme: Scene) -> None:
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill(acme.console.username)
+    page.get_by_label("Password").fill(acme.console.password)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
+    acme: Scene, browser: Browser
+) -> None:
+    driver = acme.drivers["one"]
+    caller = acme.api.post("/orgs/acme/callers", json={"name": "engine"}).json()["token"]
+    wait_until("the driver knows the caller", lambda: driver.ask(caller, "query", tokens=[1]).is_success)
+    driver.store(caller, TOKENS, kv(len(TOKENS)))
+    assert driver.load(caller, TOKENS)[0] == len(TOKENS)
+
+    context = browser.new_context(base_url=acme.console.address, viewport=NARROW)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type == "error" else None
+    )
+    log_in(page, acme)
+    page.goto("/orgs/acme/policy/")
+    expect(page.get_by_text("for 1 hour after their last use").first).to_be_visible()
+
+    # What is wrong is told while one types; then what it would do, from the org's own traffic.
+    page.get_by_label("Gone after its last use").fill("soon")
+    expect(page.locator("#preview")).to_contain_text("Write a time as", timeout=SECONDS)
+    page.get_by_label("Gone after its last use").fill("1 s")
+    expect(page.locator("#preview")).to_contain_text(
+        "for 1 second after their last use", timeout=SECONDS
+    )
+    expect(page.locator("#preview")).to_contain_text("Hit rate then")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("This field is required.")).to_be_visible()
+    page.get_by_label("Why").fill("GDPR request 4711")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("Version 1 is saved")
+    expect(page.locator("#reach")).to_contain_text("on 2 of 2 drivers", timeout=SECONDS)
+
+    # In force: what had expired is not served, and says why.
+    wait_until("the columns are over", lambda: driver.load(caller, TOKENS)[0] == 0)
+    states = {one["state"] for one in driver.ask(caller, "explain", tokens=TOKENS).json()["full"]}
+    assert states == {"expired"}
+
+    # In the trail, with who and why; and taken back from there.
+    page.goto("/audit/?action=policy")
+    row = page.get_by_role("row", name=re.compile("GDPR request 4711"))
+    row.get_by_role("link").first.click()
+    page.get_by_role("button", name="Undo this change").click()
+    expect(page.get_by_role("status")).to_contain_text("Taken back")
+    page.goto("/orgs/acme/policy/history/")
+    expect(page.get_by_role("heading", name="Version 2")).to_be_visible()
+    page.goto("/orgs/acme/policy/")
+    expect(page.locator("#reach")).to_contain_text("on 2 of 2 drivers", timeout=SECONDS)
+    driver.store(caller, TOKENS, kv(len(TOKENS)))
+    assert driver.load(caller, TOKENS)[0] == len(TOKENS)
+    context.close()
+    assert complaints == []
+
+
+def test_without_scripts_a_policy_is_looked_at_and_saved(acme: Scene, browser: Browser) -> None:
+    key = {"Idempotency-Key": "globex"}
+    acme.api.post("/orgs", json={"slug": "globex", "name": "Globex"}, headers=key).raise_for_status()
+    context = browser.new_context(base_url=acme.console.address, java_script_enabled=False)
+    page = context.new_page()
+    log_in(page, acme)
+    page.goto("/orgs/globex/policy/")
+    page.get_by_role("link", name="Strict").click()
+    expect(page.get_by_label("Gone after its last use")).to_have_value("10 min")
+    page.get_by_label("Memory at most").fill("1 GiB")
+    page.get_by_role("button", name="Look at what it would do").click()
+    expect(page.locator("#preview")).to_contain_text("at most 1 GiB of memory")
+    page.get_by_label("Why").fill("a new contract")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_contain_text("is saved")
+    expect(page.locator(".lead").first).to_contain_text("at most 1 GiB of memory")
+    context.close()

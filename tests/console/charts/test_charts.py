@@ -1,0 +1,195 @@
+"""Charts as the server tells them: the table that is their twin, the CSV, and what the browser draws."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.staticfiles import finders
+from django.db import transaction
+from django.test import Client
+
+from console.accounts.models import User
+from console.charts.finder import folder, styles_it_would_write
+from console.charts.services import plan_of
+from console.metrics.catalog import METRICS
+from telemetry.events import note
+from telemetry.figures import OF_AGENTS, OF_DRIVERS, figure_of, figures_now
+from telemetry.folding import Row, bucket_of
+from telemetry.metrics import Kind
+from telemetry.rollup import RollUp
+from telemetry.shapes import Series, Shape
+from telemetry.storage import FRESH, Names, copy_in, day_of
+from tests.conftest import People
+
+HITS = [
+    Series(Kind.COUNTER, "swdriver_hit_tokens_total", (("tier", tier),)) for tier in ("dram", "tier2")
+]
+ASKED = Series(Kind.COUNTER, "swdriver_requested_tokens_total")
+REFILL = Series(Kind.HISTOGRAM, "swdriver_refill_seconds")
+OUT = Series(Kind.COUNTER, "swdriver_bytes_total", (("direction", "out"),))
+
+
+def tell(topic: str, now: float) -> int:
+    """What happened in the ten seconds before these; in two pieces, as ingest writes them."""
+    RollUp().tend_days(now)
+    shape, bucket = Shape([*HITS, ASKED, REFILL, OUT]), bucket_of(now) - 10
+    cells = shape.cells({HITS[0]: 30, HITS[1]: 10, ASKED: 50, REFILL: [0.1, 48, 9, 1], OUT: 5000})
+    copy_in(FRESH, Names().stored([Row(topic, bucket, shape, cells)] * 2, day_of(now)))
+    return bucket
+
+
+@pytest.fixture
+def page_of(people: People, browser_of: Callable[[User], Client]) -> Callable[..., str]:
+    def page(path: str, who: str = "viewer") -> str:
+        answer = browser_of(getattr(people, who)).get(path)
+        assert answer.status_code == 200
+        return answer.content.decode()
+
+    return page
+
+
+def drawn(page: str) -> list[dict[str, Any]]:
+    """What the browser is given, of each chart."""
+    found = re.findall(r'<script id="chart-[^"]+" type="application/json">(.*?)</script>', page)
+    return [json.loads(text) for text in found]
+
+
+@pytest.mark.django_db
+def test_a_chart_has_its_numbers_once_as_a_drawing_and_once_as_a_table(
+    page_of: Callable[..., str],
+) -> None:
+    bucket = tell("org:acme", time.time())
+    page = page_of("/latency/?topic=org:acme&range=15m")
+    refill, _, heat, _, size, hits = drawn(page)
+    place = (bucket - refill["start"]) // refill["step"]
+    assert [one["name"] for one in refill["series"]] == ["p50", "p99"]
+    assert refill["series"][0]["values"][place] == pytest.approx(0.0037, rel=0.1)
+    assert heat["series"][0]["values"][place][48:50] == [18, 2]
+    assert size["series"][0]["values"][place] == 1000
+    assert {one["name"]: one["values"][place] for one in hits["series"]} == {"dram": 0.6, "tier2": 0.2}
+    assert (refill["unit"], heat["unit"], size["unit"], hits["unit"]) == (
+        "seconds",
+        "seconds",
+        "bytes/s",
+        "share",
+    )
+    tables = re.findall(r"<table>.*?</table>", page, re.DOTALL)
+    assert len(tables) == 4, "what told nothing has no table; it says so"
+    assert page.count("Nothing was told of this") == 2
+    assert "3.76 ms" in tables[0]
+    assert "60 %" in tables[3]
+
+
+@pytest.mark.django_db
+def test_the_csv_of_a_chart_is_where_it_says(
+    page_of: Callable[..., str], people: People, browser_of: Callable[[User], Client]
+) -> None:
+    tell("org:acme", time.time())
+    page = page_of("/latency/?topic=org:acme")
+    addresses = [html.unescape(one) for one in re.findall(r'href="(/api[^"]+\.csv[^"]+)"', page)]
+    assert len(addresses) == 5
+    for address in addresses:
+        answer = browser_of(people.viewer).get(address)
+        assert answer.status_code == 200, answer.content
+        assert answer.content.count(b"\n") > 2
+
+
+@pytest.mark.django_db
+def test_what_happened_stands_on_every_chart_of_its_topic_and_on_no_other(
+    page_of: Callable[..., str],
+) -> None:
+    tell("org:acme", time.time())
+    with transaction.atomic():
+        note("policy.update", ["org:acme"], "</script><b>policy")
+        note("policy.update", ["org:globex"], "of another org")
+    page = page_of("/latency/?topic=org:acme")
+    assert all(
+        [one["sentence"] for one in chart["markers"]] == ["</script><b>policy"] for chart in drawn(page)
+    )
+    assert "</script><b>" not in page
+    assert "of another org" not in page
+
+
+@pytest.mark.django_db
+def test_the_range_stands_in_the_address_and_stays_there(page_of: Callable[..., str]) -> None:
+    page = page_of("/latency/?topic=org:acme&range=6h")
+    assert 'href="?topic=org%3Aacme&amp;range=24h"' in page
+    assert re.search(r'range=6h" aria-current="true"', page)
+    assert drawn(page)[0]["span"] == 6 * 3600
+    fixed = page_of("/latency/?topic=org:acme&from=2026-11-21T03:00&until=2026-11-21T04:00")
+    assert drawn(fixed)[0]["span"] is None
+    assert "is no moment" in page_of("/latency/?topic=org:acme&from=nonsense")
+
+
+@pytest.mark.django_db
+def test_the_picker_has_what_somebody_may_see(page_of: Callable[..., str], people: People) -> None:
+    tell("node:ax-7", time.time())
+    of_member = page_of("/latency/")
+    assert "Latency of org:acme" in of_member
+    assert "ax-7" not in of_member
+    of_platform = page_of("/latency/", "platform_viewer")
+    assert "Latency of fleet" in of_platform
+    assert "<option>node:ax-7</option>" in of_platform
+    page_of("/latency/?topic=node:ax-7", "platform_viewer")
+    people.viewer.memberships.all().delete()
+    assert "a member of no org" in page_of("/latency/")
+
+
+def test_a_mistake_of_a_page_is_one_at_once() -> None:
+    for name, folds, error in (
+        ("nothing", "p50", KeyError),
+        ("swdriver_refill_seconds", "x", ValueError),
+    ):
+        with pytest.raises(error):
+            plan_of("fleet", "Title", name, folds)
+    with pytest.raises(ValueError, match="several lines, or one heat map"):
+        plan_of("fleet", "Title", "swdriver_refill_seconds", "p50 heatmap")
+
+
+# Figures
+
+
+def test_figures_are_made_of_metrics_that_there_are() -> None:
+    names = [name for name in (*OF_DRIVERS, *OF_AGENTS) if name]
+    assert set(names) <= METRICS.keys()
+    assert figure_of("org:a", "swdriver_refill_seconds", "p99", {}) == "refill.p99"
+    assert figure_of("node:a", "kvss_evict_seconds", "rate", {}) == "evict.rate"
+    assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {"tier": "dram"}) == "hit.dram"
+    assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {}) == "hit.rate"
+    assert figure_of("org:a", "swdriver_bytes_total", "rate", {"direction": "out"}) == "bytes.out"
+    assert figure_of("org:a", "swdriver_refill_seconds", "p999", {}) == ""
+    assert figure_of("org:a", "swdriver_refill_seconds", "p99", {"org": "a"}) == ""
+
+
+@pytest.mark.django_db
+def test_figures_are_those_of_the_last_seconds_of_each_topic() -> None:
+    now = bucket_of(time.time()) + 5.5
+    bucket = tell("org:acme", now)
+    tell("org:globex", now - 60)
+    found = figures_now(["org:acme", "org:globex", "org:nobody"], now)
+    assert set(found) == {"org:acme"}, "what is long ago is not now"
+    one = found["org:acme"]
+    assert one.seconds == 15
+    assert one.figures["refill.rate"] == pytest.approx(20 / 15)
+    assert one.figures["refill.p50"] == pytest.approx(0.0037, rel=0.1)
+    assert one.figures["bytes.out"] == pytest.approx(10_000 / 15)
+    assert (one.figures["hit.rate"], one.figures["hit.dram"]) == (0.8, 0.6)
+    assert "evict.p99" not in one.figures, "no traffic is not 0"
+    assert one.points[bucket]["refill.rate"] == pytest.approx(2)
+    RollUp().advance(now + 60)
+    assert figures_now(["org:acme"], now) == {"org:acme": one}, "the same, wherever it is kept"
+
+
+# Plotly
+
+
+def test_plotly_comes_from_the_installed_package_and_alone() -> None:
+    assert finders.find("plotly/plotly.min.js") == str(folder() / "plotly.min.js")
+    assert not finders.find("plotly/widgetbundle.js")
+    assert styles_it_would_write(), "if there are none any more, pages need no place for them"

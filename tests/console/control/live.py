@@ -1,0 +1,137 @@
+"""A console, its worker, an agent and drivers, all as processes: what an admin has before them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from console.environment import PROJECT
+from tests.console.control.drivers import MODEL
+from tests.kvss_agent.plane import SECRET
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.live import LiveConsole, live_console, wait_until
+from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
+
+JOIN = """
+import json, sys
+from django.utils import timezone
+from console.fleet.models import Driver
+for name, url, token, model in json.loads(sys.stdin.read()):
+    now = timezone.now()
+    Driver.objects.create(
+        name=name, control_url=url, control_token=token, model=model, joined_at=now,
+        last_heartbeat_at=now, heartbeat_sha256=b"x" * 32,
+    )
+"""
+
+
+@dataclass
+class Scene:
+    console: LiveConsole
+    api: httpx.Client
+    drivers: dict[str, Daemon]
+    worker: Worker
+
+
+class Worker:
+    """Of Celery, with one process; killed with all that it has started."""
+
+    def __init__(self, console: LiveConsole, log: Path) -> None:
+        self._environment, self._log = console.environment, log
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", "console.celery", "worker"),
+                    *("--pool", "prefork", "--concurrency", "1", "--without-gossip", "--without-mingle"),
+                ],
+                cwd=PROJECT,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def scene(directory: Path, *names: str) -> Iterator[Scene]:
+    """An org `acme`, and these drivers with a shard each; nobody has told them anything yet."""
+    homes = directory / "homes.json"
+    settings = {
+        "DJANGO_SETTINGS_MODULE": "tests.console.control.settings",
+        "TESTS_HOMES": str(homes),
+    }
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(agent(directory / "agent"))
+        homes.write_text(json.dumps({name: _home(there, name) for name in names}))
+        _make_shards(there, names)
+        drivers = {}
+        for name in names:
+            drivers[name] = Daemon(directory / name)
+            stack.callback(_kill, drivers[name])
+        console = stack.enter_context(live_console(directory, settings))
+        told = [[name, str(one.http.base_url), CONTROL, MODEL] for name, one in drivers.items()]
+        manage(console, JOIN, json.dumps(told))
+        worker = Worker(console, directory / "worker.log")
+        stack.callback(worker.kill)
+        headers = {"Authorization": f"Bearer {console.token()}"}
+        api = stack.enter_context(
+            httpx.Client(base_url=f"{console.address}/api/v1", headers=headers, timeout=30)
+        )
+        made = api.post(
+            "/orgs", json={"slug": "acme", "name": "Acme"}, headers={"Idempotency-Key": "org"}
+        )
+        made.raise_for_status()
+        for name, driver in drivers.items():
+            wait_until(f"{name} is told", driver.is_ready, 60)
+        yield Scene(console, api, drivers, worker)
+
+
+def manage(console: LiveConsole, code: str, told: str = "") -> str:
+    """Run this in the console's own environment."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
+        cwd=PROJECT,
+        env=console.environment,
+        input=told,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def _home(there: AgentProcess, name: str) -> dict[str, Any]:
+    home = {"group": "full", "index": 0, "shard": name}
+    home["address"] = f"unix:{there.directory}/data.sock"
+    return {"secret": base64.b64encode(SECRET).decode(), "homes": [home]}
+
+
+def _make_shards(there: AgentProcess, names: tuple[str, ...]) -> None:
+    told = document(1, *(spec(name, 20, EACH * C, driver=name) for name in names))
+    told["peers"] = [{**told["peers"][0], "name": name} for name in (*names, "another-agent")]
+    there.tell(told)
+
+
+def _kill(daemon: Daemon) -> None:
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.http.close()

@@ -1,0 +1,208 @@
+"""Intent reaches real drivers: at once, after they were away, and whoever dies on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from console.control import services as control
+from console.control.documents import Compiler, NotYet
+from console.control.models import Change, Target
+from console.control.sending import Answer
+from console.fleet.models import Driver
+from console.orgs import services as orgs
+from console.policies import callers
+from console.policies import services as policies
+from swdriver_shim.policy import OrgPolicies, Policy
+from tests.conftest import People
+from tests.console.control.drivers import DriverFleet, drivers, join
+from tests.live import listening
+from tests.swdriver_shim.test_service import C, Daemon, kv
+
+__all__ = ["drivers"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+TOKENS = list(range(2 * C))
+
+
+def save(people: People, **policy: Any) -> Change:
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        wanted = OrgPolicies(policy=Policy(**policy))
+        held = policies.set_policy(people.principal("org_admin"), org, wanted, reason="asked for")
+    assert held.version
+    assert held.version.change
+    return held.version.change
+
+
+def caller(people: People) -> str:
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        return callers.add_caller(people.principal("org_admin"), org, name="engine")[1]
+
+
+def target(name: str) -> Target:
+    return Target.objects.get(kind="driver", name=name)
+
+
+def retry_now() -> None:
+    Target.objects.update(retry_at=None)
+
+
+def test_a_saved_policy_is_in_force_on_every_driver_and_its_columns_are_gone(
+    drivers: DriverFleet, people: People
+) -> None:
+    token = caller(people)
+    assert control.push([control.ALL_DRIVERS]) == 0
+    one = drivers.daemons["one"]
+    one_is_ready(one)
+    one.store(token, TOKENS, kv(len(TOKENS)))
+    assert one.load(token, TOKENS)[0] == len(TOKENS)
+
+    change = save(people, tiers="none")
+    reach = control.applied(change)
+    assert (reach.has_it, len(reach.standings), reach.seconds) == (0, 2, None)
+    assert {one.why_not for one in reach.lagging} == {"It is being told."}
+    assert control.push([control.ALL_DRIVERS]) == 0
+    reach = control.applied(Change.objects.get(pk=change.pk))
+    assert (reach.has_it, len(reach.standings)) == (2, 2)
+    assert reach.seconds is not None
+    assert one.load(token, TOKENS) == (0, b"")
+
+
+def test_the_same_intent_is_the_same_generation(drivers: DriverFleet, people: People) -> None:
+    change = save(people, ttl_last_use_seconds=60)
+    for _ in range(3):
+        assert control.reconcile() == 0
+    assert {one.generation for one in Target.objects.all()} == {1}
+    nothing = save(people, ttl_last_use_seconds=60).pk
+    assert nothing == change.pk
+    # What is there already is in force with the next look, without a word to anybody.
+    with transaction.atomic():
+        change = control.changed([control.ALL_DRIVERS], "of no consequence")
+    control.reconcile()
+    assert control.applied(change).has_it == 2
+    assert {one.generation for one in Target.objects.all()} == {1}
+
+
+def test_a_driver_that_was_away_is_told_when_it_is_back(drivers: DriverFleet, people: People) -> None:
+    save(people, ttl_last_use_seconds=60)
+    control.reconcile()
+    drivers.kill("two")
+    change = save(people, ttl_last_use_seconds=30)
+    assert control.push([control.ALL_DRIVERS]) == 1
+    reach = control.applied(change)
+    assert [(one.name, one.has_it) for one in reach.standings] == [("one", True), ("two", False)]
+    assert reach.lagging[0].why_not.startswith("It does not answer")
+    assert Change.objects.get(pk=change.pk).applied_at is None
+    Driver.objects.filter(name="two").update(lost_at=timezone.now())
+    drivers.start("two")  # from what it kept: the generation before
+    retry_now()
+    assert control.reconcile() == 0
+    assert control.applied(Change.objects.get(pk=change.pk)).seconds is not None
+
+
+def test_a_driver_that_has_lost_its_state_is_found_and_told_anew(
+    drivers: DriverFleet, people: People
+) -> None:
+    change = save(people, ttl_last_use_seconds=60)
+    control.reconcile()
+    drivers.kill("one")
+    (drivers.directory / "one" / "desired.json").unlink()
+    daemon = drivers.start("one")
+    Target.objects.update(observed_at=timezone.now() - 2 * control.ASK_EVERY)
+    assert control.reconcile() == 1  # asked, and found out
+    assert not control.applied(change).standings[0].has_it
+    retry_now()
+    assert control.reconcile() == 0
+    assert daemon.control("observed").json()["generation"] == target("one").generation
+
+
+def test_a_driver_that_somebody_else_has_told_is_told_anew(drivers: DriverFleet, people: People) -> None:
+    """As after a database was restored from a backup: it has heard of later generations than we know."""
+    save(people, ttl_last_use_seconds=60)
+    control.reconcile()
+    mine = Compiler("driver").compile("one", control._bases("driver", [target("one")])["one"])
+    told = drivers.daemons["one"].http.put(
+        "/v1/desired",
+        content=mine.of_generation(41),
+        headers={"authorization": f"Bearer {'c' * 40}"},
+    )
+    assert told.status_code == 202
+    change = save(people, ttl_last_use_seconds=30)
+    assert control.push([("driver", "one")]) == 1
+    assert "Somebody else" in target("one").problem
+    assert control.push([("driver", "one")]) == 0
+    assert target("one").generation == 42
+    assert control.applied(change).standings[0].has_it
+
+
+def test_a_driver_without_a_home_is_left_alone(people: People) -> None:
+    with listening() as nobody:
+        join("idle", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        change = save(people, ttl_last_use_seconds=60)
+        control.push([control.ALL_DRIVERS])
+    assert target("idle").generation == 0
+    assert control.applied(change).standings == []
+
+
+def test_who_does_not_answer_costs_nobody_else_anything(drivers: DriverFleet, people: People) -> None:
+    with listening() as silent:  # it takes connections and never says a word
+        port = silent.getsockname()[1]
+        Driver.objects.filter(name="two").update(control_url=f"http://127.0.0.1:{port}")
+        change = save(people, ttl_last_use_seconds=60)
+        assert control.push([control.ALL_DRIVERS]) == 1
+    assert [one.has_it for one in control.applied(change).standings] == [True, False]
+    assert target("two").failures == 1
+    assert target("two").retry_at is not None
+
+
+def test_an_org_that_is_new_or_gone_is_told_of(drivers: DriverFleet, people: People) -> None:
+    control.reconcile()
+    admin = people.principal("platform_admin")
+    orgs.create_org(admin, slug="initech", name="Initech")
+    control.push([control.ALL_DRIVERS])
+    assert drivers.daemons["one"].control("observed").json()["orgs"] == 3
+    with transaction.atomic():
+        orgs.delete_org(admin, orgs.for_change(admin, "initech"))
+    control.push([control.ALL_DRIVERS])
+    assert drivers.daemons["one"].control("observed").json()["orgs"] == 2
+
+
+def test_an_answer_to_an_earlier_document_does_not_count_for_a_later_one(
+    drivers: DriverFleet, people: People
+) -> None:
+    """Two tasks beside each other: the slower one's answer comes when there is a later generation."""
+    save(people, ttl_last_use_seconds=60)
+    control.reconcile()
+    compiled = control._compile("driver", ["one"])
+    [(stale, _)] = compiled.values()
+    later = save(people, ttl_last_use_seconds=30)
+    control._compile("driver", ["one", "two"])
+    answer = Answer(stale.pk, reached=True, generation=1, observed_generation=1)
+    control._note(stale, answer, timezone.now(), was_told=True)
+    found = target("one")
+    assert (found.generation, found.observed_generation) == (2, 1)
+    assert not control.applied(later).standings[0].has_it
+    assert control.push([control.ALL_DRIVERS]) == 0
+
+
+def test_what_a_process_would_refuse_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from console.control import documents
+
+    monkeypatch.setitem(documents._parts, "driver", [lambda _name: {"homes": []}])
+    monkeypatch.setitem(documents._common, "driver", [])
+    with pytest.raises(NotYet, match="model"):
+        Compiler("driver").compile("one", {"driver": "one", "secret": b"s" * 32})
+    monkeypatch.setitem(documents._parts, "node", [])
+    with pytest.raises(NotYet, match="Nobody says"):
+        Compiler("node").compile("ax-1", {})
+
+
+def one_is_ready(daemon: Daemon) -> None:
+    from tests.live import wait_until
+
+    wait_until("it is ready", daemon.is_ready)

@@ -1,0 +1,323 @@
+"""Descriptions of fleets: read, written, compared, imported, taken back."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from console.accounts.principal import SYSTEM, Refused
+from console.audit import services as audit
+from console.audit.models import AuditEntry
+from console.fleet import description, importing, nodes
+from console.fleet.description import Things, Wrong, dump, parse
+from console.fleet.importing import Moved, apply, current, difference, preview
+from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
+from console.fleet.nodes import Impossible
+from telemetry.models import Event
+from tests.conftest import People
+from tests.console.fleet.worlds import World, refreshed
+
+FLEET = """
+stamps:
+  east:
+    leaves:
+      leaf-1: {spine_links: {leaf-1-up: {spine: spine-1, gbits: 400}}}
+      leaf-2:
+    nodes:
+      ax-1:
+        nics: {eth0: {leaf: leaf-1}, eth1: {leaf: leaf-2, wio: 8, gbits: 200}}
+        memory: 512G
+        shards_max: 6
+        labels: {rack: "7"}
+      ax-2: {nics: {eth0: {leaf: leaf-2}}}
+    boxes:
+      cs-1:
+        domains:
+          - {wio: 8, leaves: [leaf-1]}
+          - {wio: 6, leaves: [leaf-2, leaf-1]}
+  west: {}
+"""
+
+
+def test_a_description_says_what_there_is() -> None:
+    things = parse(FLEET)
+    assert things["node", "ax-1"] == {
+        "stamp": "east",
+        "nics": {
+            "eth0": {"leaf": "leaf-1", "wio": 16, "gbits": 100},
+            "eth1": {"leaf": "leaf-2", "wio": 8, "gbits": 200},
+        },
+        "memory": "512G",
+        "shards_max": 6,
+        "labels": {"rack": "7"},
+    }
+    assert things["box", "cs-1"]["domains"][1] == {"wio": 6, "leaves": ["leaf-1", "leaf-2"]}
+    assert things["spine link", "leaf-1-up"] == {"leaf": "leaf-1", "spine": "spine-1", "gbits": 400}
+    assert parse(dump(things)) == things
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "The description is empty"),
+        ("stamps: [", "line 2: "),
+        ("stamps: 7", "line 1, stamps: this should be a mapping"),
+        ("stamp: {}", "'stamp' is not known here; known are stamps"),
+        ("stamps:\n  East: {}", "line 2, stamps: 'East' is no name"),
+        ("stamps:\n  a: {}\n  a: {}", "line 3, stamps: a name is a text, and stands here once"),
+        ("stamps:\n  a: {nodes: {n: {}}}", "line 2, stamps.a.nodes.n: a node needs a NIC"),
+        (
+            "stamps:\n  a:\n    nodes:\n      n: {nics: {e: {leaf: far}}}",
+            "line 4, stamps.a.nodes.n.nics.e: there is no leaf far",
+        ),
+        (
+            "stamps:\n  a: {leaves: {l: {}}}\n  b: {nodes: {n: {nics: {e: {leaf: l}}}}}",
+            "leaf l is of stamp a, this of b",
+        ),
+        (
+            "stamps: {a: {leaves: {l: {}}, nodes: {n: {memory: much, nics: {e: {leaf: l}}}}}}",
+            "nodes.n.memory: 'much' should be a number of bytes",
+        ),
+        ("stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: []}}}}", "has 1 to 4 domains, this has 0"),
+        (
+            "stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: [{wio: 0, leaves: [l]}]}}}}",
+            "domains[0].wio: '0' should be a whole number from 1",
+        ),
+        (
+            "stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: [{wio: 1, leaves: [l, l]}]}}}}",
+            "each on a leaf of its own",
+        ),
+        ("stamps: {a: {leaves: {l: {}}}, b: {leaves: {l: {}}}}", "a leaf of that name already, line 1"),
+        (
+            "stamps: {a: {leaves: {l: {}}, nodes: {n: {labels: {'N!': x}, nics: {e: {leaf: l}}}}}}",
+            "is no name of a label",
+        ),
+        ("stamps: {a: {leaves: {l: {spine_links: {u: {gbits: 4}}}}}}", "`spine` is missing"),
+        ("stamps: &x {a: *x}", "aliases"),
+        ("[" * 100_000, "nested more deeply"),
+        ("stamps: " + " " * (4 << 20), "at most"),
+        ("\x00", "This is no YAML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(Wrong) as raised:
+        parse(text)
+    assert said in str(raised.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(Wrong) as raised:
+        parse("stamps:\n  a: {nodes: {n: {}, m: {}}, boxes: {b: {}}}")
+    assert len(raised.value.problems) == 3
+
+
+NAMES = st.text("abc019._-", min_size=1, max_size=6).filter(lambda name: name[0] not in "._-")
+WORDS = NAMES | st.sampled_from(["stamps", "leaves", "nodes", "nics", "boxes", "domains", "leaf"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(max_size=200) | st.recursive(WORDS, lambda more: st.dictionaries(WORDS, more)).map(str))
+def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str) -> None:
+    try:
+        things = parse(text)
+    except Wrong:
+        return
+    assert parse(dump(things)) == things
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sets(NAMES, min_size=1, max_size=4), st.sets(NAMES, max_size=6))
+def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str]) -> None:
+    things: Things = {("stamp", "on"): {}}
+    for leaf in leaves:
+        things["leaf", leaf] = {"stamp": "on"}
+    for number, name in enumerate(sorted(names)):
+        leaf = sorted(leaves)[number % len(leaves)]
+        nics = {"no": {"leaf": leaf, "wio": 1 + number, "gbits": 100}}
+        things["node", name] = {"stamp": "on", "nics": nics, "memory": f"{1 + number}"}
+        things["box", name] = {"stamp": "on", "domains": [{"wio": 1, "leaves": [leaf]}]}
+    assert parse(dump(things)) == things
+
+
+def test_applying_makes_the_fleet_that_and_again_changes_nothing(db: None) -> None:
+    found = apply(SYSTEM, FLEET, reason="first")
+    assert found.counted() == {"added": 8, "changed": 0, "removed": 0, "refused": 0}
+    assert current() == parse(FLEET)
+    assert apply(SYSTEM, FLEET).changes == []
+    assert apply(SYSTEM, importing.export(SYSTEM)).changes == []
+    assert AuditEntry.objects.filter(action="fleet.import").count() == 1
+    assert Event.objects.get(kind="fleet.import").topics == ["fleet", "node:ax-1", "node:ax-2"]
+    node = Node.objects.get(name="ax-1")
+    assert (node.memory_bytes, node.shards_max, node.state) == (512 << 30, 6, "lost")
+
+
+def test_what_differs_is_said_before_it_is_done(db: None) -> None:
+    apply(SYSTEM, FLEET)
+    changed = FLEET.replace("512G", "1T").replace("  west: {}", "").replace("wio: 6", "wio: 7")
+    changed = changed.replace("ax-2", "ax-3")
+    found, _ = preview(SYSTEM, changed)
+    told = {(one.kind, one.name): one.what for one in found.changes}
+    assert told == {
+        ("stamp", "west"): "removed",
+        ("node", "ax-1"): "changed",
+        ("node", "ax-2"): "removed",
+        ("node", "ax-3"): "added",
+        ("box", "cs-1"): "changed",
+    }
+    [change] = [one for one in found.changes if one.name == "ax-1"]
+    assert change.differences == [("memory", "512G", "1T")]
+    assert current() == parse(FLEET)
+    versions = dict(Node.objects.values_list("name", "version"))
+    apply(SYSTEM, changed)
+    assert current() == parse(changed)
+    assert Node.objects.get(name="ax-1").version == versions["ax-1"] + 1
+    assert not Stamp.objects.filter(name="west").exists()
+
+
+def test_what_agents_report_is_no_part_of_it_and_stays(world: World) -> None:
+    apply(SYSTEM, importing.export(SYSTEM).replace("ax-1:", "ax-1:\n        memory: 2T"))
+    node = refreshed(world.here)
+    assert (node.memory_bytes, node.cpus, node.state) == (2 << 40, 64, "ready")
+    assert node.control_token
+    apply(SYSTEM, importing.export(SYSTEM).replace("memory: 2T", "shards_max: 3"))
+    assert (refreshed(world.here).memory_bytes, refreshed(world.here).shards_max) == (1 << 40, 3)
+
+
+@pytest.fixture
+def streams_on_ax_1() -> Iterator[None]:
+    @nodes.tells_streams
+    def tell(kind: nodes.Kind, names: Collection[str]) -> dict[str, int]:
+        return {"ax-1": 3} if kind == "node" and "ax-1" in names else {}
+
+    yield
+    nodes.forget_streams(tell)
+
+
+def test_nothing_is_done_where_streams_would_lose_their_path(
+    world: World, streams_on_ax_1: None
+) -> None:
+    before = importing.export(SYSTEM)
+    without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})
+    for text in (without, before.replace("wio: 16", "wio: 4")):
+        found, _ = preview(SYSTEM, text)
+        assert [change.refused for change in found.refused] == ["3 streams run there. Drain it first."]
+        with pytest.raises(Impossible, match="3 streams run there"):
+            apply(SYSTEM, text)
+        assert importing.export(SYSTEM) == before
+    apply(SYSTEM, before.replace("ax-1:", "ax-1:\n        memory: 2T"))  # that hurts no stream
+
+
+def test_what_somebody_has_not_seen_is_not_overwritten(world: World) -> None:
+    _, seen = preview(SYSTEM, FLEET)
+    apply(SYSTEM, importing.export(SYSTEM) + "  north: {}\n")
+    with pytest.raises(Moved):
+        apply(SYSTEM, FLEET, seen=seen)
+    _, seen = preview(SYSTEM, FLEET)
+    apply(SYSTEM, FLEET, seen=seen)
+    assert current() == parse(FLEET)
+
+
+def test_an_import_can_be_taken_back_as_long_as_nothing_has_moved(people: People) -> None:
+    admin = people.principal("platform_admin")
+    apply(admin, FLEET)
+    first = current()
+    apply(admin, FLEET.replace("512G", "1T").replace("  west: {}", "  north: {}"))
+    entry = AuditEntry.objects.filter(action="fleet.import").latest("id")
+    audit.undo(admin, entry, "")
+    assert current() == first
+    apply(admin, FLEET.replace("512G", "2T"))
+    entry = AuditEntry.objects.filter(action="fleet.import").latest("id")
+    apply(admin, FLEET.replace("512G", "3T"))
+    with pytest.raises(audit.CannotUndo, match="node ax-1 has changed since"):
+        audit.undo(admin, entry, "")
+
+
+def many(nodes: int) -> Things:
+    """One stamp of 20 leaves and so many nodes."""
+    things: Things = {("stamp", "east"): {}}
+    for leaf in range(20):
+        things["leaf", f"leaf-{leaf}"] = {"stamp": "east"}
+    for node in range(nodes):
+        nic = {"leaf": f"leaf-{node % 20}", "wio": 16, "gbits": 100}
+        things["node", f"ax-{node}"] = {"stamp": "east", "nics": {"eth0": nic}}
+    return things
+
+
+def test_a_thousand_nodes_are_imported_in_few_queries(
+    db: None, django_assert_max_num_queries: Any
+) -> None:
+    lines = [
+        f"      ax-{index}: {{nics: {{eth0: {{leaf: leaf-{index % 20}}}}}}}" for index in range(1000)
+    ]
+    leaves = ", ".join(f"leaf-{index}: {{}}" for index in range(20))
+    text = "\n".join(["stamps:", "  east:", f"    leaves: {{{leaves}}}", "    nodes:", *lines])
+    with django_assert_max_num_queries(60):
+        apply(SYSTEM, text)
+    assert Node.objects.count() == Nic.objects.count() == 1000
+    with django_assert_max_num_queries(10):
+        current()
+
+
+def test_the_command_imports_exports_and_says_what_is_wrong(db: None, tmp_path: Path) -> None:
+    file, said = tmp_path / "fleet.yaml", io.StringIO()
+    file.write_text(FLEET)
+    call_command("fleet", "import", str(file), "--dry-run", stdout=said)
+    assert "+ node ax-1" in said.getvalue()
+    assert not Stamp.objects.exists()
+    call_command("fleet", "import", str(file), stdout=said)
+    assert "8 added" in said.getvalue()
+    out = io.StringIO()
+    call_command("fleet", "export", stdout=out)
+    assert parse(out.getvalue()) == parse(FLEET)
+    file.write_text("stamps:\n  East: {}")
+    with pytest.raises(CommandError, match="line 2, stamps: 'East' is no name"):
+        call_command("fleet", "import", str(file))
+
+
+def test_over_rest(people: People, api_of: Callable[..., Client]) -> None:
+    api = api_of(people.platform_admin)
+    place = "/api/v1/fleet/description"
+
+    def put(yaml: str, if_match: str = "*", query: str = "") -> tuple[int, dict[str, object]]:
+        answer = api.put(
+            f"{place}{query}",
+            {"yaml": yaml},
+            content_type="application/json",
+            headers={"If-Match": if_match},
+        )
+        return answer.status_code, answer.json()
+
+    status, answer = put(FLEET, query="?validate_only=true")
+    assert (status, answer["applied"], len(answer["changes"])) == (200, False, 8)  # type: ignore[arg-type]
+    assert not Box.objects.exists()
+    tag = api.get(place)["ETag"]
+    assert put(FLEET, tag)[0] == 200
+    assert put(FLEET.replace("512G", "1T"), tag)[0] == 412
+    status, answer = put("stamps:\n  East: {}")
+    assert (status, answer["reason"]) == (422, "InvalidRequest")
+    assert "line 2" in str(answer["errors"])
+    assert parse(api.get(place).json()["yaml"]) == parse(FLEET)
+    assert (Leaf.objects.count(), SpineLink.objects.count()) == (2, 1)
+
+
+def test_only_a_platform_admin_imports(people: People) -> None:
+    for name in ("platform_viewer", "platform_on_call"):
+        assert importing.export(people.principal(name))
+        with pytest.raises(Refused):
+            preview(people.principal(name), FLEET)
+        with pytest.raises(Refused):
+            apply(people.principal(name), FLEET)
+
+
+def test_the_difference_of_two_fleets_is_pure() -> None:
+    assert difference({}, {}).changes == []
+    assert description.in_units(3 << 40) == "3T"
+    assert description.in_units(1) == "1"

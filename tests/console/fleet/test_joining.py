@@ -1,0 +1,219 @@
+"""Who is let into the fleet, who is not, and what heartbeats say."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from console.audit.models import AuditEntry
+from console.fleet import joining, nodes, services, tokens
+from console.fleet.joining import NicFacts, TokenIsUsedUp
+from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp
+from console.fleet.nodes import Impossible
+from console.placement.topology import State
+from kvss_agent.joining import credential
+from telemetry.models import Event
+from tests.conftest import People
+from tests.console.fleet.worlds import (
+    CONTROL_TOKEN,
+    DRIVER_FACTS,
+    FACTS,
+    PLUGGED,
+    World,
+    new_token,
+    refreshed,
+)
+
+OF_AX_1 = credential(CONTROL_TOKEN, "node:ax-1")
+
+
+def test_an_agent_joins_as_a_new_node_with_what_it_tells(world: World) -> None:
+    node = world.here
+    assert (node.state, node.stamp, node.held_state) == ("ready", world.stamp, "")
+    assert (node.memory_bytes, node.cpus, node.shards_max) == (1 << 40, 64, 64)
+    assert [(nic.name, nic.leaf.name) for nic in node.nics.all()] == [("eth0", "leaf-1")]
+    assert node.control_token == CONTROL_TOKEN
+    entry = AuditEntry.objects.get(action="node.join")
+    assert CONTROL_TOKEN not in str(entry.after)
+    assert Event.objects.get(kind="node.join").topics == ["node:ax-1", "fleet"]
+
+
+def test_an_agent_joins_as_the_node_that_waits_for_it_and_what_is_declared_holds(world: World) -> None:
+    world.waits.declared = {"memory_bytes": 1 << 30, "shards_max": 3}
+    world.waits.held_state, world.waits.held_reason = "cordoned", "not yet"
+    world.waits.save()
+    node = joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
+    assert (node.memory_bytes, node.cpus, node.shards_max) == (1 << 30, 64, 3)
+    assert (node.state, node.state_reason) == ("cordoned", "not yet")
+    assert [nic.leaf.name for nic in node.nics.all()] == ["leaf-2"]  # as the fleet says, not the agent
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "nics", "said"),
+    [
+        ("ax-9", FACTS, (), "The fleet has no node ax-9"),
+        ("ax-9", FACTS, (NicFacts("eth0", "nowhere", 16, 100),), "There is no leaf nowhere"),
+        ("ax-9", FACTS, (*PLUGGED, NicFacts("eth1", "far", 16, 100)), "leaves of one stamp"),
+        ("ax-9", replace(FACTS, protocol_min=8, protocol_max=9), PLUGGED, "speaks protocol 8 to 9"),
+        ("ax-9", replace(FACTS, software_version="1.0.0"), PLUGGED, "Update the console"),
+        ("ax-1", FACTS, PLUGGED, "ax-1 is taken, and alive"),
+    ],
+)
+def test_who_is_not_let_in_hears_why_and_uses_nothing_up(
+    world: World, name: str, facts: Any, nics: Any, said: str
+) -> None:
+    Leaf.objects.create(name="far", stamp=Stamp.objects.create(name="west"))
+    token = new_token(uses=1)
+    with pytest.raises(Impossible, match=said):
+        joining.join_node(token, name, "x" * 32, facts, nics)
+    assert JoinToken.objects.get(pk=token.pk).uses_left == 1
+    assert refreshed(world.here).control_token == CONTROL_TOKEN
+
+
+def test_a_token_is_for_one_kind(world: World) -> None:
+    with pytest.raises(Impossible, match="lets a driver join"):
+        joining.join_node(new_token("driver"), "ax-9", CONTROL_TOKEN, FACTS, PLUGGED)
+    with pytest.raises(Impossible, match="lets a node join"):
+        joining.join_driver(new_token(), "job-7", CONTROL_TOKEN, DRIVER_FACTS)
+
+
+def test_a_machine_made_anew_takes_its_name_over_once_the_former_one_is_lost(world: World) -> None:
+    Node.objects.filter(name="ax-1").update(state="lost", held_state="draining")
+    node = joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+    assert (node.state, node.control_token) == ("draining", "n" * 32)
+    assert not joining.node_beats("ax-1", OF_AX_1, FACTS)
+    assert joining.node_beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
+
+
+def test_a_token_that_is_used_up_expired_or_revoked_lets_nobody_in(world: World, people: People) -> None:
+    admin = people.principal("platform_admin")
+    in_an_hour = timezone.now() + timedelta(hours=1)
+    token, text = tokens.issue(admin, kind="node", uses=1, expires_at=in_an_hour)
+    assert tokens.authenticate(text) == token
+    assert tokens.authenticate(f"{text[:-1]}{'A' if text[-1] != 'A' else 'B'}") is None
+    assert tokens.authenticate("tgj_nonsense") is None
+    joining.join_node(token, "ax-2", CONTROL_TOKEN, FACTS)
+    assert tokens.authenticate(text) is None
+    with pytest.raises(TokenIsUsedUp):
+        joining.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED)
+    assert not Node.objects.filter(name="ax-3").exists()
+    revoked, text = tokens.issue(admin, kind="node", uses=9, expires_at=in_an_hour)
+    tokens.revoke(admin, revoked.public_id)
+    tokens.revoke(admin, revoked.public_id)
+    assert tokens.authenticate(text) is None
+    _, text = tokens.issue(admin, kind="node", uses=9, expires_at=timezone.now())
+    assert tokens.authenticate(text) is None
+    actions = [entry.action for entry in AuditEntry.objects.filter(object_type="join_token")]
+    assert actions.count("join_token.revoke") == 1
+    assert text not in str([entry.after for entry in AuditEntry.objects.all()])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_last_use_of_a_token_is_had_by_one(world: World) -> None:
+    token, let_in, refused = new_token(uses=1), [], []
+    together = threading.Barrier(4)
+
+    def join(name: str) -> None:
+        together.wait(30)
+        try:
+            let_in.append(joining.join_node(token, name, CONTROL_TOKEN, FACTS, PLUGGED))
+        except TokenIsUsedUp:
+            refused.append(name)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=join, args=(f"ax-1{index}",)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(let_in), len(refused)) == (1, 3)
+    assert Node.objects.filter(name__startswith="ax-1", name__gt="ax-1").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_name_is_had_by_one(world: World) -> None:
+    token, let_in, refused = new_token("driver", uses=9), [], []
+    together = threading.Barrier(4)
+
+    def join(secret: str) -> None:
+        together.wait(30)
+        try:
+            joining.join_driver(token, "job-7", secret * 32, DRIVER_FACTS)
+            let_in.append(secret)
+        except Impossible:
+            refused.append(secret)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=join, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(let_in), len(refused)) == (1, 3)
+    assert Driver.objects.get(name="job-7").control_token == let_in[0] * 32
+    assert JoinToken.objects.get(pk=token.pk).uses_left == 8
+
+
+def test_heartbeats_are_known_by_what_follows_from_the_token(world: World) -> None:
+    before = refreshed(world.here)
+    assert joining.node_beats("ax-1", OF_AX_1, FACTS)
+    after = refreshed(world.here)
+    assert after.last_heartbeat_at is not None
+    assert before.last_heartbeat_at is not None
+    assert after.last_heartbeat_at > before.last_heartbeat_at
+    assert after.version == before.version
+    for name, shown in (
+        ("ax-1", "tgh_wrong"),
+        ("ax-1", CONTROL_TOKEN),
+        ("ax-1", credential(CONTROL_TOKEN, "node:ax-2")),
+        ("ax-2", credential("", "node:ax-2")),  # has not joined
+        ("nobody", OF_AX_1),
+    ):
+        assert not joining.node_beats(name, shown, FACTS)
+
+
+def test_a_heartbeat_that_says_something_new_is_followed(world: World) -> None:
+    Node.objects.filter(name="ax-1").update(declared={"cpus": 8})
+    joining.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    node = refreshed(world.here)
+    assert (node.software_version, node.cpus, node.reported["cpus"]) == ("0.1.1", 8, 128)
+    assert node.version == world.here.version + 1
+    assert Event.objects.get(kind="node.software").sentence == "ax-1 runs 0.1.1."
+    joining.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    assert refreshed(world.here).version == node.version
+
+
+def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:
+    model = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024]}]}
+    joining.join_driver(new_token("driver"), "job-7", CONTROL_TOKEN, DRIVER_FACTS, model)
+    Driver.objects.filter(name="job-7").update(lost_at=timezone.now())
+    assert not services.reachable_drivers().exists()
+    assert joining.driver_beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
+    assert [driver.model for driver in services.reachable_drivers()] == [model]
+    assert Event.objects.filter(kind="driver.back").count() == 1
+
+
+def test_a_node_that_is_lost_comes_back_as_what_it_was_told_to_be_meanwhile(
+    world: World, people: People
+) -> None:
+    admin = people.principal("platform_admin")
+    nodes.set_state(admin, world.here, State.CORDONED, reason="loud fan")
+    Node.objects.filter(name="ax-1").update(
+        state="lost", held_state="cordoned", held_reason="loud fan", state_reason="silent"
+    )
+    joining.node_beats("ax-1", OF_AX_1, FACTS)
+    assert (refreshed(world.here).state, refreshed(world.here).state_reason) == ("cordoned", "loud fan")
+    Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned")
+    nodes.set_state(admin, refreshed(world.here), State.READY)
+    assert refreshed(world.here).state == "lost"
+    joining.node_beats("ax-1", OF_AX_1, FACTS)
+    assert refreshed(world.here).state == "ready"
+    assert Event.objects.filter(kind="node.back").count() == 2

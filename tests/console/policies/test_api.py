@@ -1,0 +1,177 @@
+"""Policies over REST: who overwrites whom, plans that hold or do not, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.audit.models import AuditEntry
+from console.control.models import Change
+from console.policies.models import PolicyVersion
+from tests.conftest import People
+
+pytestmark = pytest.mark.django_db
+POLICY = "/api/v1/orgs/acme/policy"
+
+
+@pytest.fixture
+def olga(people: People, api_of: Callable[..., Client]) -> Client:
+    return api_of(people.org_admin)
+
+
+def put(client: Client, body: dict[str, Any], match: str = "*", key: str = "k", query: str = "") -> Any:
+    headers = {"If-Match": match, "Idempotency-Key": key}
+    whole = {"reason": "asked for", **body}
+    return client.put(f"{POLICY}{query}", whole, content_type="application/json", headers=headers)
+
+
+def preview(client: Client, policy: dict[str, Any] | None) -> Any:
+    return client.post(f"{POLICY}:preview", {"policy": policy}, content_type="application/json")
+
+
+def test_a_policy_is_read_changed_and_read_again(olga: Client) -> None:
+    before = olga.get(POLICY)
+    assert (before["ETag"], before.json()["follows_default"]) == ('"0"', True)
+    body = {"policy": {"ttl_last_use_seconds": 600}, "models": {"llama": {"tiers": "none"}}}
+    answer = put(olga, body, match=before["ETag"])
+    assert answer.status_code == 200, answer.content
+    assert answer["ETag"] == '"1"'
+    found = olga.get(POLICY).json()
+    assert found["policy"]["ttl_last_use_seconds"] == 600
+    assert found["models"]["llama"]["tiers"] == "none"
+    assert found["in_words"].startswith("Prompts are kept in memory only, never on disk, for 10 minutes")
+    assert (found["author"], found["reason"]) == ("olga by token test", "asked for")
+    assert found["applied"] == {"drivers": 0, "has_it": 0, "seconds": None, "lagging": []}
+    [version] = olga.get(f"{POLICY}/versions").json()["items"]
+    assert version == olga.get(f"{POLICY}/versions/1").json()
+
+
+def test_nobody_overwrites_what_they_have_not_seen(olga: Client) -> None:
+    put(olga, {"policy": {"share": 1}}, match='"0"')
+    late = put(olga, {"policy": {"share": 2}}, match='"0"', key="k2")
+    assert (late.status_code, late["ETag"]) == (412, '"1"')
+    assert late.json()["reason"] == "StaleVersion"
+    headers = {"Idempotency-Key": "k3"}
+    bare = olga.put(POLICY, {"policy": {}}, content_type="application/json", headers=headers)
+    assert bare.status_code == 428
+
+
+def test_sent_twice_it_is_done_once(olga: Client) -> None:
+    first = put(olga, {"policy": {"share": 1}}, match='"0"')
+    again = put(olga, {"policy": {"share": 1}}, match='"0"')
+    assert again["Idempotency-Replayed"] == "true"
+    assert again.content == first.content
+    assert put(olga, {"policy": {"share": 2}}, match='"0"').status_code == 422
+    counts = PolicyVersion.objects.count(), AuditEntry.objects.filter(action="policy.set").count()
+    assert counts == (1, 1)
+
+
+def test_a_dry_run_changes_nothing_and_gives_the_token_to_do_it(olga: Client) -> None:
+    dry = put(olga, {"policy": {"share": 1}}, query="?validate_only=true").json()
+    assert (dry["version"], dry["policy"]["share"]) == (1, 1)
+    assert (PolicyVersion.objects.count(), Change.objects.count()) == (0, 0)
+    done = put(olga, {"policy": {"share": 1}, "plan_token": dry["plan_token"]}, match='"0"')
+    assert done.status_code == 200
+
+
+@pytest.mark.parametrize("moved", ["policy", "limits", "another", "made up"])
+def test_a_plan_is_refused_when_the_world_has_moved(
+    moved: str, olga: Client, people: People, api_of: Callable[..., Client]
+) -> None:
+    token = preview(olga, {"share": 1}).json()["plan_token"]
+    wanted = {"share": 1}
+    if moved == "policy":
+        put(olga, {"policy": {"share": 3}}, key="meanwhile")
+    elif moved == "limits":
+        api_of(people.platform_admin).put(
+            "/api/v1/policies/cluster",
+            {"default": {}, "limits": {"priority_max": 90}, "reason": "contract"},
+            content_type="application/json",
+            headers={"If-Match": "*", "Idempotency-Key": "c"},
+        )
+    elif moved == "another":
+        wanted = {"share": 2}
+    else:
+        token = "x"
+    late = put(olga, {"policy": wanted, "plan_token": token})
+    assert (late.status_code, late.json()["reason"]) == (412, "StalePlan")
+    assert late.json()["detail"].endswith((".", "again."))
+
+
+def test_a_preview_without_traffic_says_so(olga: Client) -> None:
+    told = preview(olga, {"ttl_last_use_seconds": 60}).json()
+    assert (told["traffic"], told["proposed"]["hit_rate"], told["drivers"]) == (False, None, 0)
+
+
+def test_an_earlier_version_is_restored_byte_for_byte(olga: Client) -> None:
+    put(olga, {"policy": {"share": 1}}, key="a")
+    put(olga, {"policy": {"share": 2}}, key="b")
+    answer = olga.post(
+        f"{POLICY}/versions/1/restore",
+        {"reason": "as before"},
+        content_type="application/json",
+        headers={"If-Match": '"2"', "Idempotency-Key": "c"},
+    )
+    assert answer.status_code == 200, answer.content
+    first, third = (PolicyVersion.objects.get(number=number) for number in (1, 3))
+    assert (third.document.encode(), third.same_as) == (first.document.encode(), 1)
+
+
+def test_limits_are_told_with_the_field(
+    olga: Client, people: People, api_of: Callable[..., Client]
+) -> None:
+    body = {
+        "default": {"ttl_last_use_seconds": 60},
+        "limits": {"ttl_last_use_seconds_max": 600},
+        "reason": "contract",
+    }
+    headers = {"If-Match": "*", "Idempotency-Key": "c"}
+    admin = api_of(people.platform_admin)
+    done = admin.put("/api/v1/policies/cluster", body, content_type="application/json", headers=headers)
+    assert (done.status_code, done["ETag"]) == (200, '"1"')
+    for answer in (
+        put(olga, {"policy": {"ttl_last_use_seconds": 3600}}),
+        preview(olga, {"ttl_last_use_seconds": 3600}),
+    ):
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert error["pointer"] == "/body/policy/ttl_last_use_seconds"
+        assert "600" in error["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"policy": {"ttl_last_use_seconds": 0}},
+        {"policy": {"ttl_last_use_seconds": True}},
+        {"policy": {"unknown": 1}},
+        {"policy": []},
+        {"policy": None, "models": {"llama": {}}},
+        {"policy": {}, "models": {"": {}}},
+        {"policy": {}, "reason": " "},
+        {"policy": {}, "reason": "\x00"},
+        {"policy": {}, "plan_token": "\n"},
+    ],
+)
+def test_what_is_no_policy_is_422(body: dict[str, Any], olga: Client) -> None:
+    answer = put(olga, body)
+    assert answer.status_code == 422, answer.content
+    assert PolicyVersion.objects.count() == 0
+
+
+def test_a_callers_token_is_shown_once(olga: Client) -> None:
+    made = olga.post("/api/v1/orgs/acme/callers", {"name": "vllm"}, content_type="application/json")
+    token = made.json()["token"]
+    [listed] = olga.get("/api/v1/orgs/acme/callers").json()["items"]
+    assert token.startswith(listed["prefix"])
+    assert "token" not in listed
+    twice = olga.post("/api/v1/orgs/acme/callers", {"name": "vllm"}, content_type="application/json")
+    assert twice.status_code == 422
+    assert olga.delete(f"/api/v1/orgs/acme/callers/{listed['id']}").status_code == 204
+    assert olga.get("/api/v1/orgs/acme/callers").json()["items"] == []
+    actions = list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
+    assert actions[-2:] == ["policy.caller_add", "policy.caller_remove"]
+    assert all(token not in str(entry.after) for entry in AuditEntry.objects.all())

@@ -1,0 +1,219 @@
+"""Policies that take over later and give way again, and one change for many orgs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.test import Client
+from django.utils import timezone
+
+from console.audit.models import AuditEntry
+from console.orgs import services as orgs
+from console.policies import bulk, schedule, services
+from console.policies.documents import ClusterPolicies, Limits
+from console.policies.models import PolicyVersion, ScheduledPolicy
+from swdriver_shim.policy import OrgPolicies, Policy
+from tests.conftest import People
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+def save(people: People, slug: str = "acme", **policy: Any) -> None:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        wanted = OrgPolicies(policy=Policy(**policy))
+        services.set_policy(admin, orgs.for_change(admin, slug), wanted, reason="asked for")
+
+
+def tonight(people: People, lasts: timedelta | None = 48 * HOUR, **policy: Any) -> datetime:
+    principal = people.principal("org_admin")
+    starts_at = timezone.now() + HOUR
+    with transaction.atomic():
+        schedule.schedule(
+            principal,
+            orgs.for_change(principal, "acme"),
+            OrgPolicies(policy=Policy(**policy)),
+            starts_at=starts_at,
+            lasts=lasts,
+            reason="an audit of theirs",
+        )
+    return starts_at
+
+
+def ttl(people: People) -> int | None:
+    return services.in_force(people.acme).policy.ttl_last_use_seconds
+
+
+def state() -> str:
+    return ScheduledPolicy.objects.get().state
+
+
+def test_it_begins_and_ends_by_itself_and_what_was_before_is_back_byte_for_byte(people: People) -> None:
+    save(people, ttl_last_use_seconds=600)
+    before = services.in_force(people.acme).document
+    starts_at = tonight(people, ttl_last_use_seconds=60)
+    assert schedule.run_due(starts_at - HOUR / 2) == 0
+    assert ttl(people) == 600
+    assert schedule.run_due(starts_at) == 1
+    assert (ttl(people), state()) == (60, "in force")
+    assert schedule.run_due(starts_at + HOUR) == 0
+    assert schedule.run_due(starts_at + 48 * HOUR) == 1
+    assert (services.in_force(people.acme).document, state()) == (before, "done")
+    newest = services.versions_of(people.acme)[0]
+    assert (newest.number, newest.same_as, newest.author_name) == (3, 1, "system")
+    assert "olga scheduled: an audit of theirs" in newest.reason
+    assert schedule.run_due(starts_at + 99 * HOUR) == 0
+
+
+def test_without_an_end_it_stays(people: People) -> None:
+    starts_at = tonight(people, lasts=None, ttl_last_use_seconds=60)
+    schedule.run_due(starts_at)
+    assert (ttl(people), state()) == (60, "done")
+
+
+def test_what_somebody_saves_meanwhile_stays(people: People) -> None:
+    starts_at = tonight(people, ttl_last_use_seconds=60)
+    schedule.run_due(starts_at)
+    save(people, ttl_last_use_seconds=30)
+    schedule.run_due(starts_at + 48 * HOUR)
+    assert (ttl(people), state()) == (30, "overtaken")
+
+
+def test_new_limits_refuse_it_and_say_so(people: People) -> None:
+    starts_at = tonight(people, priority=90)
+    told = ClusterPolicies(limits=Limits(priority_max=50))
+    services.set_cluster(people.principal("platform_admin"), told, reason="a contract")
+    schedule.run_due(starts_at)
+    assert state() == "refused"
+    assert "limit" in ScheduledPolicy.objects.get().note
+
+
+@pytest.mark.parametrize("after", [timedelta(0), HOUR], ids=["before", "while in force"])
+def test_it_can_be_taken_back(after: timedelta, people: People) -> None:
+    starts_at = tonight(people, ttl_last_use_seconds=60)
+    schedule.run_due(starts_at - HOUR + after)
+    principal = people.principal("org_admin")
+    with transaction.atomic():
+        org = orgs.for_change(principal, "acme")
+        schedule.take_back(principal, org, ScheduledPolicy.objects.get().pk)
+    assert (ttl(people), state()) == (3600, "cancelled")
+    assert schedule.run_due(starts_at + 48 * HOUR) == 0
+    assert AuditEntry.objects.filter(action="policy.unschedule").count() == 1
+
+
+def test_nobody_begins_what_is_over_already(people: People) -> None:
+    starts_at = tonight(people, ttl_last_use_seconds=60)
+    schedule.run_due(starts_at + 99 * HOUR)
+    assert (ttl(people), state(), PolicyVersion.objects.count()) == (3600, "done", 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_however_many_clocks_there_are_it_begins_once(people: People) -> None:
+    starts_at = tonight(people, ttl_last_use_seconds=60)
+    start = threading.Barrier(3)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            start.wait(30)
+            schedule.run_due(starts_at)
+        except BaseException as error:  # noqa: BLE001 - it is told in the test's own thread
+            failed.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+    assert PolicyVersion.objects.count() == 1
+    assert AuditEntry.objects.filter(action="policy.set").count() == 1
+
+
+def test_it_is_planned_listed_and_taken_back_over_rest(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    olga = api_of(people.org_admin)
+    body = {
+        "policy": {"ttl_last_use_seconds": 60},
+        "starts_at": (timezone.now() + HOUR).isoformat(),
+        "lasts_seconds": 3600,
+        "reason": "tonight",
+    }
+    path, headers = "/api/v1/orgs/acme/policy/scheduled", {"Idempotency-Key": "k"}
+    made = olga.post(path, body, content_type="application/json", headers=headers)
+    assert made.status_code == 201, made.content
+    [listed] = olga.get(path).json()["items"]
+    assert (listed["state"], listed["in_words"][:16]) == ("waiting", "Prompts are kept")
+    assert olga.delete(f"{path}/{listed['id']}").status_code == 204
+    assert olga.delete(f"{path}/{listed['id']}").status_code == 404
+    past = {**body, "starts_at": "2020-01-01T00:00:00Z"}
+    headers = {"Idempotency-Key": "past"}
+    refused = olga.post(path, past, content_type="application/json", headers=headers)
+    assert refused.json()["errors"][0]["pointer"] == "/body/starts_at"
+
+
+# Many at once
+
+
+def test_one_change_for_many_is_made_for_all_or_for_none(people: People) -> None:
+    admin = people.principal("platform_admin")
+    save(people, "acme", priority=40)
+    changes = {"ttl_last_use_seconds": 60}
+    planned = bulk.plan(admin, ["globex", "acme"], changes)
+    assert [(one.org.slug, len(one.differences)) for one in planned] == [("acme", 1), ("globex", 1)]
+    saved = bulk.save(admin, ["globex", "acme"], changes, reason="for all", token=bulk.token_of(planned))
+    assert [held.policy.ttl_last_use_seconds for held in saved] == [60, 60]
+    assert [held.policy.priority for held in saved] == [40, 35]
+    with pytest.raises(bulk.Moved):
+        bulk.save(admin, ["acme"], changes, reason="late", token=bulk.token_of(planned))
+    told = ClusterPolicies(limits=Limits(priority_max=39), default=Policy())
+    services.set_cluster(admin, told, reason="a contract")
+    before = PolicyVersion.objects.count()
+    with pytest.raises(ValidationError, match="Acme: At most 39"):
+        bulk.save(admin, ["acme", "globex"], {"share": 7}, reason="for all")
+    assert PolicyVersion.objects.count() == before
+
+
+def test_many_over_rest(people: People, api_of: Callable[..., Client]) -> None:
+    admin = api_of(people.platform_admin)
+    body: dict[str, Any] = {"orgs": ["acme", "globex"], "changes": {"share": 7}, "reason": "for all"}
+
+    def ask(client: Client, told: dict[str, Any], key: str, query: str = "") -> Any:
+        headers = {"Idempotency-Key": key}
+        path = f"/api/v1/policies/bulk{query}"
+        return client.post(path, told, content_type="application/json", headers=headers)
+
+    dry = ask(admin, body, "a", "?validate_only=true").json()
+    assert [one["changes"] for one in dry["orgs"]] == [[["Share of memory", "100", "7"]]] * 2
+    assert PolicyVersion.objects.count() == 0
+    done = ask(admin, {**body, "plan_token": dry["plan_token"]}, "b")
+    assert done.status_code == 200, done.content
+    assert PolicyVersion.objects.count() == 2
+    assert ask(admin, {**body, "plan_token": dry["plan_token"]}, "c").status_code == 412
+    assert ask(api_of(people.org_admin), body, "d").status_code == 404  # globex is not theirs to know
+    wrong = ask(admin, {**body, "changes": {"shares": 7}}, "e")
+    assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/body/changes")
+
+
+def test_many_are_edited_in_a_browser(people: People, browser_of: Callable[..., Client]) -> None:
+    ada = browser_of(people.platform_admin)
+    form = {"org": ["acme", "globex"], "ttl_last_use_seconds": "5 min", "reason": "for all"}
+    looked = ada.post("/policies/bulk/", {**form, "look": ""})
+    assert looked.status_code == 200
+    assert b"5 minutes" in looked.content
+    token = looked.context["token"]
+    refused = ada.post("/policies/bulk/", {**form, "token": "x" * 64, "save": ""})
+    assert b"Something has changed" in refused.content
+    saved = ada.post("/policies/bulk/", {**form, "token": token, "save": ""})
+    assert (saved.status_code, saved["Location"]) == (302, "/policies/")
+    assert {version.reason for version in PolicyVersion.objects.all()} == {"for all"}

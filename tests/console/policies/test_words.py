@@ -1,0 +1,124 @@
+"""What people read and type: sentences, times, sizes, curves. All of it pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.policies import curves, quantities, words
+from console.policies.documents import FIELDS
+from console.policies.templates import TEMPLATES
+from swdriver_shim.policy import Policy, Tiers
+from swdriver_shim.reuse.preview import Point
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (
+            Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200),
+            (
+                "Prompts are kept in memory only, never on disk, for 10 minutes after their last use, "
+                "and at most 2 hours in all."
+            ),
+        ),
+        (
+            Policy(ttl_last_use_seconds=None, ttl_first_use_seconds=90, scrub=True),
+            (
+                "Prompts are kept in memory only, never on disk, for 1 minute and 30 seconds after they "
+                "were first stored, however often they are used. What goes is overwritten."
+            ),
+        ),
+        (
+            Policy(ttl_last_use_seconds=None, tiers=Tiers.TIER2, dram_bytes_max=64 << 30),
+            (
+                "Prompts are kept in memory and in tier 2 for as long as there is room. They take at "
+                "most 64 GiB of memory on each driver."
+            ),
+        ),
+        (
+            Policy(tiers=Tiers.TIER2, encrypt_tier2=True, tier2_bytes_max=3 << 29),
+            (
+                "Prompts are kept in memory and in encrypted tier 2 for 1 hour after their last use. "
+                "They take at most 1.5 GiB of tier 2."
+            ),
+        ),
+        (Policy(tiers=Tiers.NONE), "Prompts are not kept at all: every one is computed anew."),
+    ],
+)
+def test_a_policy_in_words(policy: Policy, sentence: str) -> None:
+    assert words.sentence(policy) == sentence
+
+
+@given(one=st.integers(1, 40_000_000), other=st.integers(1, 40_000_000))
+def test_two_times_that_differ_never_read_alike(one: int, other: int) -> None:
+    assert (words.span(one) == words.span(other)) == (one == other)
+
+
+def test_every_field_has_a_name_and_every_difference_is_told() -> None:
+    assert set(words.LABELS) == set(FIELDS)
+    before, after = Policy(), Policy(dram_bytes_max=1 << 40, priority=10, tiers=Tiers.NONE)
+    assert words.differences(before, after) == [
+        ("Where it may lie", "in memory only, never on disk", "nowhere: nothing is kept"),
+        ("Memory at most", "no limit", "1 TiB"),
+        ("Priority", "35", "10"),
+    ]
+    close = Policy(dram_bytes_max=1 << 40), Policy(dram_bytes_max=(1 << 40) + 1)
+    assert words.differences(*close) == [("Memory at most", str(1 << 40), str((1 << 40) + 1))]
+
+
+@given(st.integers(0, 1 << 60))
+def test_what_is_shown_in_a_field_is_read_back(amount: int) -> None:
+    assert quantities.seconds_of(quantities.as_time(amount)) == amount
+    assert quantities.bytes_of(quantities.as_size(amount)) == amount
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("10 min", 600), ("1.5h", 5400), (" 7 D ", 604_800), ("2m", 120)]
+)
+def test_times_as_people_write_them(text: str, seconds: int) -> None:
+    assert quantities.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10 years", "-5", "1e9", "0.5", "1" * 40, "٣ min"])
+def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(quantities.NotOne, match="10 min"):
+        quantities.seconds_of(text)
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert quantities.bytes_of("1.5 TiB") == 3 << 39
+    assert quantities.bytes_of("64g") == 64 << 30
+    assert quantities.bytes_of("1 GB") == 10**9
+
+
+def test_templates_have_names_that_say_what_they_do() -> None:
+    assert list(TEMPLATES) == ["strict", "balanced", "long-lived", "not stored"]
+    assert words.sentence(TEMPLATES["strict"].policy).startswith("Prompts are kept in memory only")
+
+
+def test_a_curve_has_a_table_and_marks_where_the_policy_stands() -> None:
+    points = [Point(60, 0.31), Point(600, 0.42), Point(3600, 0.47)]
+    curve = curves.by_time(points, now=3600, proposed=600)
+    assert curve is not None
+    assert curve.rows == [("1 min", 0.31), ("10 min", 0.42), ("1 h", 0.47)]
+    assert [tick.text for tick in curve.y_ticks] == ["30 %", "40 %", "50 %"]
+    assert [mark.name for mark in curve.marks] == ["now", "then"]
+    assert curve.marks[0].x == curve.dots[-1][0]
+    assert curve.marks[1].x == curve.dots[1][0]
+    assert curves.by_time(points[:1], now=1, proposed=2) is None
+
+
+@given(
+    rates=st.lists(st.floats(0, 1), min_size=2, max_size=7),
+    now=st.none() | st.integers(0, 1 << 40),
+    then=st.none() | st.integers(0, 1 << 40),
+)
+def test_a_curve_stays_in_its_box(rates: list[float], now: int | None, then: int | None) -> None:
+    points = [Point(60 * 2**at, rate) for at, rate in enumerate(rates)]
+    curve = curves.by_memory(points, now, then)
+    assert curve is not None
+    across = [x for x, _ in curve.dots] + [mark.x for mark in curve.marks]
+    assert all(curve.left <= x <= curve.right for x in across)
+    assert all(curve.top <= y <= curve.bottom for _, y in curve.dots)

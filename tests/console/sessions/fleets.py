@@ -1,0 +1,69 @@
+"""Small fleets as rows: boxes with four domains on four leaves, and a node on each leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.utils import timezone
+
+from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, Stamp
+from console.placement.topology import State
+
+WIO = (3, 4, 3, 2)
+GIB = 1 << 30
+MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [192, 256, 192, 128]}]}
+
+
+def leaf(name: str) -> Leaf:
+    stamp, _ = Stamp.objects.get_or_create(name="s1")
+    return Leaf.objects.get_or_create(name=name, defaults={"stamp": stamp})[0]
+
+
+def make_node(name: str, *leaves: str, memory_bytes: int = GIB, **more: Any) -> Node:
+    now = timezone.now()
+    stamp, _ = Stamp.objects.get_or_create(name="s1")
+    defaults = {
+        "state": State.READY.value,
+        "held_state": "",
+        "state_reason": "",
+        "shards_max": 100,
+        "control_url": "http://127.0.0.1:9",
+        "control_token": "t" * 40,
+        "data_address": f"unix:/nowhere/{name}",
+        "joined_at": now,
+        "last_heartbeat_at": now,
+        "heartbeat_sha256": b"x" * 32,
+    }
+    node = Node.objects.create(name=name, stamp=stamp, memory_bytes=memory_bytes, **(defaults | more))
+    for number, of in enumerate(leaves):
+        Nic.objects.create(node=node, leaf=leaf(of), name=f"nic{number}")
+    return node
+
+
+def make_box(name: str, leaves: Sequence[str] = ("l1", "l2", "l3", "l4")) -> Box:
+    stamp, _ = Stamp.objects.get_or_create(name="s1")
+    box = Box.objects.create(name=name, stamp=stamp)
+    for index, (of, wio) in enumerate(zip(leaves, WIO, strict=True)):
+        domain = Domain.objects.create(box=box, index=index, wio=wio)
+        Port.objects.create(domain=domain, leaf=leaf(of))
+    return box
+
+
+def make_driver(name: str, model: Any = MODEL, **more: Any) -> Driver:
+    now = timezone.now()
+    defaults = {
+        "control_url": "http://127.0.0.1:9",
+        "control_token": "t" * 40,
+        "joined_at": now,
+        "last_heartbeat_at": now,
+        "heartbeat_sha256": b"x" * 32,
+    }
+    return Driver.objects.create(name=name, model=model, **(defaults | more))
+
+
+def make_fleet(boxes: int = 4, **node: Any) -> None:
+    for number in range(1, 5):
+        make_node(f"ax{number}", f"l{number}", **node)
+    for number in range(1, boxes + 1):
+        make_box(f"cs{number}")

@@ -1,0 +1,82 @@
+"""Real agents and drivers, known to the console as if they had joined; and the control loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from console.control import services as control
+from console.fleet.models import Driver, Node
+from console.operations import services as operations
+from console.operations.models import Operation
+from tests.console.sessions.fleets import make_box, make_driver, make_node
+from tests.kvss_agent.process import AgentProcess, agent
+from tests.live import wait_until
+from tests.swdriver_shim.test_service import CONTROL, Daemon
+
+EACH = (64, 64, 64, 64)
+MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": list(EACH)}]}
+MEMORY_BYTES = 4 << 20
+
+
+@dataclass
+class Plane:
+    directory: Path
+    stack: contextlib.ExitStack
+    agents: dict[str, AgentProcess] = field(default_factory=dict)
+    drivers: dict[str, Daemon] = field(default_factory=dict)
+
+    def add_node(self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES) -> Node:
+        started = self.stack.enter_context(agent(self.directory / name))
+        self.agents[name] = started
+        return make_node(
+            name,
+            *leaves,
+            memory_bytes=memory_bytes,
+            control_url=str(started.http.base_url),
+            control_token=(started.directory / "token").read_text().strip(),
+            data_address=f"unix:{started.directory}/data.sock",
+        )
+
+    def add_driver(self, name: str) -> Driver:
+        daemon = Daemon(self.directory / name)
+        self.drivers[name] = daemon
+        self.stack.callback(daemon.stop)
+        return make_driver(name, MODEL, control_url=str(daemon.http.base_url), control_token=CONTROL)
+
+    def slots(self, node: str) -> dict[str, int]:
+        """The shards that an agent says it has, and how large."""
+        return {one["name"]: one["slots"] for one in self.agents[node].observed()["shards"]}
+
+
+def push() -> None:
+    """What the workers of a running console do all the time."""
+    control.push([("node", "*"), ("driver", "*")])
+
+
+def run(operation: Operation) -> Operation:
+    """Advance it as the sweep does, with the control loop beside it, until it has ended or is stuck."""
+
+    def ended() -> bool:
+        while operations.advance(operation.pk):
+            pass
+        push()
+        operation.refresh_from_db()
+        return operation.done or operation.state == "stuck"
+
+    wait_until(f"{operation.sentence} ends", ended, 60)
+    return operation
+
+
+@contextlib.contextmanager
+def plane(directory: Path, nodes: int = 2, boxes: int = 4) -> Iterator[Plane]:
+    """Agents `ax1` and on, all with a NIC on every leaf, a driver `job7`, and boxes `cs1` and on."""
+    with contextlib.ExitStack() as stack:
+        made = Plane(directory, stack)
+        for number in range(1, nodes + 1):
+            made.add_node(f"ax{number}", "l1", "l2", "l3", "l4")
+        for number in range(1, boxes + 1):
+            make_box(f"cs{number}")
+        yield made

@@ -1,0 +1,167 @@
+"""Sessions over REST, as automation uses them: plans, tokens, keys, versions, causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.operations import services as operations
+from console.sessions.models import Session
+from tests.conftest import People
+from tests.console.sessions.fleets import make_fleet
+
+pytestmark = pytest.mark.django_db
+
+
+class Api:
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.key = 0
+
+    def send(
+        self, method: str, path: str, body: Any = None, *, key: str | None = "", **headers: str
+    ) -> Any:
+        self.key += 1
+        sent = dict(headers)
+        if key is not None:
+            sent["Idempotency-Key"] = key or f"k-{self.key}"
+        call = getattr(self.client, method)
+        return call(f"/api/v1{path}", body, content_type="application/json", headers=sent)
+
+    def finish(self, response: Any) -> dict[str, Any]:
+        """Run the operation that was begun to its end, and say what it is then."""
+        assert response.status_code == 202, response.content
+        while operations.advance(response.json()["id"]):
+            pass
+        return dict(self.client.get(response["Location"]).json())
+
+
+@pytest.fixture
+def api(people: People, api_of: Callable[..., Client]) -> Api:
+    make_fleet()
+    return Api(api_of(people.platform_admin))
+
+
+def etag(api: Api, path: str = "/sessions/chat") -> dict[str, str]:
+    return {"If-Match": api.client.get(f"/api/v1{path}")["ETag"]}
+
+
+CHAT = {"name": "chat", "org": "acme", "boxes": 2}
+
+
+def test_made_resized_and_deleted(api: Api) -> None:
+    planned = api.send("post", "/sessions?validate_only=true", CHAT)
+    assert planned.status_code == 200
+    plan = planned.json()
+    assert (plan["added"], plan["rail"], plan["spine"], plan["is_trial"]) == (["cs1", "cs2"], 8, 0, True)
+    assert plan["streams"][0]["path"] == "rail"
+    assert plan["worth"][0]["tokens"] > plan["worth"][0]["tokens_equal"]
+    assert not Session.objects.exists()
+
+    made = api.finish(api.send("post", "/sessions", {**CHAT, "plan_token": plan["plan_token"]}))
+    assert (made["state"], made["response"]["boxes"]) == ("succeeded", ["cs1", "cs2"])
+    assert made["progress"]["percent"] == 100
+    told = api.client.get("/api/v1/sessions/chat").json()
+    assert told["boxes"] == {"desired": 2, "granted": 2, "actual": 2}
+    assert told["org"] == "acme"
+
+    larger = api.send("post", "/sessions/chat/resize", {"boxes": 4}, **etag(api))
+    assert api.finish(larger)["response"]["boxes"] == ["cs1", "cs2", "cs3", "cs4"]
+    deleted = api.send("delete", "/sessions/chat", **etag(api))
+    assert api.finish(deleted)["state"] == "succeeded"
+    assert api.client.get("/api/v1/sessions/chat").status_code == 404
+
+
+def test_repeating_a_request_does_it_once(api: Api) -> None:
+    first = api.send("post", "/sessions", CHAT, key="once")
+    again = api.send("post", "/sessions", CHAT, key="once")
+    assert again["Idempotency-Replayed"] == "true"
+    assert first.json()["id"] == again.json()["id"]
+    other = api.send("post", "/sessions", {**CHAT, "boxes": 1}, key="once")
+    assert (other.status_code, other.json()["reason"]) == (422, "IdempotencyKeyReused")
+    assert Session.objects.count() == 1
+
+
+def test_what_is_missing_is_told(api: Api) -> None:
+    assert api.send("post", "/sessions", CHAT, key=None).json()["reason"] == "IdempotencyKeyMissing"
+    api.finish(api.send("post", "/sessions", CHAT))
+    resize = api.send("post", "/sessions/chat/resize", {"boxes": 3})
+    assert (resize.status_code, resize.json()["reason"]) == (428, "PreconditionRequired")
+    stale = api.send("post", "/sessions/chat/resize", {"boxes": 3}, **{"If-Match": '"77"'})
+    assert (stale.status_code, stale["ETag"]) == (412, etag(api)["If-Match"])
+    assert api.send("post", "/sessions", CHAT).status_code == 422  # there is one of that name
+    assert api.send("post", "/sessions", {**CHAT, "boxes": 0}).status_code == 422
+
+
+def test_causes_say_never_or_not_now(api: Api) -> None:
+    never = api.send("post", "/sessions", {**CHAT, "boxes": 9, "wait_seconds": 60})
+    assert (never.status_code, never.json()["reason"]) == (422, "ExceedsClusterCapacity")
+    api.finish(api.send("post", "/sessions", {**CHAT, "boxes": 3}))
+    another = {"name": "another", "org": "acme", "boxes": 2}
+    refused = api.send("post", "/sessions", another)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "WaitingForCapacity")
+    waiting = api.send("post", "/sessions", {**another, "wait_seconds": 3600})
+    assert waiting.status_code == 202
+    first = api.client.get("/api/v1/sessions/another").json()["waiting"]
+    assert (first["cause"], first["never"]) == ("PendingEvaluation", False)
+    operations.advance(waiting.json()["id"])
+    told = api.client.get("/api/v1/sessions/another").json()
+    assert told["waiting"]["cause"] == "WaitingForCapacity"
+    assert told["operation"] == waiting.json()["id"]
+    listed = api.client.get("/api/v1/sessions?waiting=true").json()["items"]
+    assert [one["name"] for one in listed] == ["another"]
+
+
+def test_a_second_operation_is_refused_with_a_link_to_the_first(api: Api) -> None:
+    begun = api.send("post", "/sessions", CHAT)
+    second = api.send("post", "/sessions/chat/resize", {"boxes": 3}, **etag(api))
+    assert (second.status_code, second.json()["reason"]) == (409, "OperationRunning")
+    assert f"/api/v1/operations/{begun.json()['id']}" in second["Link"]
+
+
+def test_a_plan_token_of_another_world_is_refused(api: Api) -> None:
+    plan = api.send("post", "/sessions?validate_only=true", CHAT).json()
+    api.finish(api.send("post", "/sessions", {"name": "first", "org": "acme", "boxes": 1}))
+    stale = api.send("post", "/sessions", {**CHAT, "plan_token": plan["plan_token"]})
+    assert (stale.status_code, stale.json()["reason"]) == (412, "StalePlan")
+
+
+def test_rules_of_the_cluster_and_stricter_of_an_org(api: Api) -> None:
+    rules = api.client.get("/api/v1/session-rules").json()
+    version = rules.pop("version")
+    pair = {**rules, "boxes_min": 2, "boxes_increment": 2}
+    done = api.send("put", "/session-rules", pair, **{"If-Match": f'"{version}"'})
+    assert (done.status_code, done.json()["version"]) == (200, version + 1)
+    stale = api.send("put", "/session-rules", rules, **{"If-Match": f'"{version}"'})
+    assert stale.status_code == 412
+    odd = api.send(
+        "put", "/orgs/acme/session-rules", {**rules, "boxes_increment": 3}, **{"If-Match": "*"}
+    )
+    assert (odd.status_code, odd.json()["reason"]) == (409, "Conflict")
+    refused = api.send("post", "/sessions", {**CHAT, "boxes": 3})
+    assert (refused.status_code, refused.json()["reason"]) == (422, "NotMultipleOfIncrement")
+    api.finish(api.send("post", "/sessions", CHAT))
+    stricter = api.send("put", "/session-rules", {**pair, "boxes_min": 4}, **{"If-Match": "*"})
+    assert "chat with 2 boxes" in stricter.json()["detail"]
+
+
+def test_lists_take_as_many_queries_for_many_as_for_one(
+    api: Api, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(4):
+        api.finish(api.send("post", "/sessions", {**CHAT, "name": f"s{number}", "boxes": 1}))
+    with django_assert_max_num_queries(7):
+        assert len(api.client.get("/api/v1/sessions").json()["items"]) == 4
+
+
+def test_another_org_sees_nothing_of_it(api: Api, people: People, api_of: Callable[..., Client]) -> None:
+    api.finish(api.send("post", "/sessions", CHAT))
+    api.finish(api.send("post", "/sessions", {"name": "shared", "boxes": 1}))
+    stranger, viewer = api_of(people.stranger), api_of(people.viewer)
+    assert stranger.get("/api/v1/sessions").json()["items"] == []
+    assert stranger.get("/api/v1/sessions/chat").status_code == 404
+    assert [one["name"] for one in viewer.get("/api/v1/sessions").json()["items"]] == ["chat"]
+    assert viewer.get("/api/v1/sessions/shared").status_code == 404

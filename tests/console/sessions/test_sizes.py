@@ -1,0 +1,213 @@
+"""Sessions of boxes: what is granted, refused and waited for, by rules that nobody gets round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from console.fleet.models import Box, Node
+from console.operations import services as operations
+from console.operations.core import State
+from console.operations.models import Operation
+from console.orgs.models import Org
+from console.placement.rules import Cause
+from console.sessions import rules, services, sizing
+from console.sessions.changing import StalePlan
+from console.sessions.models import RuleSet, Session
+from console.sessions.planning import CannotPlan
+from tests.conftest import People
+from tests.console.operations.test_operations import run
+from tests.console.sessions.fleets import make_box, make_fleet, make_node
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def fleet(db: None) -> None:
+    make_fleet()
+
+
+def create(
+    people: People,
+    name: str = "chat",
+    boxes: int = 2,
+    org: Org | None = None,
+    bytes_per_token: int | None = None,
+    **more: Any,
+) -> Operation:
+    with transaction.atomic():
+        session = sizing.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
+        return sizing.create(people.principal("platform_admin"), session, **more)
+
+
+def resize(people: People, boxes: int, name: str = "chat", **more: Any) -> Operation:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        return sizing.resize(admin, services.for_change(admin, name), boxes, **more)
+
+
+def set_rules(people: People, org: Org | None = None, **values: Any) -> RuleSet:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        return rules.set_rules(admin, rules.for_change(admin, org), values)
+
+
+def boxes_of(name: str = "chat") -> list[str]:
+    return list(Box.objects.filter(session_box__session__name=name).values_list("name", flat=True))
+
+
+def test_a_session_is_made_grown_and_shrunk(people: People) -> None:
+    made = run(create(people))
+    assert (made.state, made.response) == (State.SUCCEEDED, {"session": "chat", "boxes": ["cs1", "cs2"]})
+    assert run(resize(people, 4)).response == {
+        "session": "chat",
+        "boxes": ["cs1", "cs2", "cs3", "cs4"],
+    }
+    assert len(run(resize(people, 1)).response["boxes"]) == 1  # type: ignore[index]
+    session = Session.objects.get()
+    assert services.sizes(session) == services.Sizes(desired=1, granted=1, actual=1)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "cause"),
+    [
+        (1, Cause.BELOW_MINIMUM_SIZE),
+        (3, Cause.NOT_MULTIPLE_OF_INCREMENT),
+        (6, Cause.EXCEEDS_MAXIMUM),
+    ],
+)
+def test_what_rules_forbid_is_never_made(people: People, boxes: int, cause: Cause) -> None:
+    for number in range(5, 9):
+        make_box(f"cs{number}")
+    set_rules(people, boxes_min=2, boxes_increment=2, boxes_max=4)
+    with pytest.raises(CannotPlan) as refused:
+        create(people, boxes=boxes, wait_seconds=3600)
+    assert refused.value.cause is cause
+    assert cause.is_never
+    assert not Session.objects.exists()
+
+
+def test_the_fleet_and_the_quota_of_an_org_bound_it(people: People) -> None:
+    with pytest.raises(CannotPlan) as refused:
+        create(people, boxes=5, wait_seconds=3600)
+    assert refused.value.cause is Cause.EXCEEDS_CLUSTER_CAPACITY
+    set_rules(people, people.acme, boxes_quota=3)
+    create(people, boxes=2)
+    with pytest.raises(CannotPlan) as refused:
+        create(people, "another", boxes=2)
+    assert refused.value.cause is Cause.EXCEEDS_ORG_QUOTA
+    assert "ask for 1 at most" in refused.value.sentence
+    create(people, "of-globex", boxes=2, org=people.globex)
+
+
+def test_it_waits_for_boxes_and_gets_them_when_others_give_them_back(people: People) -> None:
+    run(create(people, "first", boxes=3))
+    with pytest.raises(CannotPlan) as refused:
+        create(people, "second", boxes=2)
+    assert (refused.value.cause, refused.value.cause.is_never) == (Cause.WAITING_FOR_CAPACITY, False)
+    waiting = run(create(people, "second", boxes=2, wait_seconds=3600))
+    second = Session.objects.get(name="second")
+    assert (waiting.state, second.cause) == (State.RUNNING, "WaitingForCapacity")
+    assert "1 are free" in second.cause_sentence
+    assert services.sizes(second) == services.Sizes(desired=2, granted=0, actual=0)
+    assert services.sizes(second).held == 2
+    run(resize(people, 1, "first"))
+    assert run(waiting).state == State.SUCCEEDED
+    second.refresh_from_db()
+    assert (second.cause, second.waiting_since, len(boxes_of("second"))) == ("", None, 2)
+
+
+def test_waiting_that_is_cancelled_leaves_nothing(people: People) -> None:
+    run(create(people, "first", boxes=3))
+    waiting = run(create(people, "second", boxes=2, wait_seconds=3600))
+    operations.cancel(people.principal("platform_admin"), waiting.pk)
+    assert run(waiting).state == State.CANCELLED
+    assert not Session.objects.filter(name="second").exists()
+    growing = run(resize(people, 4, "first"))
+    assert growing.state == State.SUCCEEDED
+
+
+def test_a_resize_that_is_cancelled_returns_to_the_size_before(people: People) -> None:
+    run(create(people, "first", boxes=3))
+    run(create(people, "second", boxes=1))
+    waiting = run(resize(people, 4, "first", wait_seconds=3600))
+    assert Session.objects.get(name="first").boxes_desired == 4
+    operations.cancel(people.principal("platform_admin"), waiting.pk)
+    assert run(waiting).state == State.CANCELLED
+    first = Session.objects.get(name="first")
+    assert (first.boxes_desired, first.cause, len(boxes_of("first"))) == (3, "", 3)
+
+
+def test_require_rail_waits_for_one_and_the_switch_refuses_the_spine(people: People) -> None:
+    Node.objects.update(state="cordoned")
+    make_node("bx1", "far", memory_bytes=4 << 30)
+    set_rules(people, path="require_rail")
+    with pytest.raises(CannotPlan) as refused:
+        create(people, boxes=1)
+    assert refused.value.cause is Cause.WAITING_FOR_RAIL
+    assert not refused.value.cause.is_never
+    set_rules(people, path="any", refuse_spine=True)
+    with pytest.raises(CannotPlan) as refused:
+        create(people, boxes=1)
+    assert refused.value.cause is Cause.SPINE_REFUSED_BY_RULE
+    set_rules(people, refuse_spine=False)
+    assert run(create(people, boxes=1)).state == State.SUCCEEDED
+
+
+def test_rules_are_never_stricter_than_the_sessions_that_there_are(people: People) -> None:
+    run(create(people, boxes=3))
+    with pytest.raises(rules.Impossible) as refused:
+        set_rules(people, boxes_increment=2)
+    assert "chat with 3 boxes" in str(refused.value)
+    with pytest.raises(rules.Impossible):
+        set_rules(people, people.acme, boxes_min=4)
+    with pytest.raises(rules.Impossible):
+        set_rules(people, people.acme, boxes_quota=2)
+    set_rules(people, people.globex, boxes_min=4)
+    set_rules(people, boxes_increment=3)
+    assert Session.objects.get().boxes_increment == 3
+
+
+def test_the_database_itself_refuses_a_size_off_the_rules(people: People) -> None:
+    set_rules(people, boxes_min=2, boxes_increment=2, boxes_max=4)
+    run(create(people, boxes=2))
+    for boxes in (0, 1, 3, 6):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Session.objects.update(boxes_desired=boxes)
+
+
+def test_a_plan_holds_only_while_the_world_is_as_it_was(people: People) -> None:
+    with transaction.atomic():
+        plan = sizing.plan_size(sizing.new_session("chat", people.acme, 2), 2)
+    assert (plan.added, plan.is_trial, plan.paths) == (
+        ("cs1", "cs2"),
+        True,
+        {"rail": 8, "leaf": 0, "spine": 0},
+    )
+    run(create(people, "other", boxes=1))
+    with pytest.raises(StalePlan):
+        create(people, plan_token=plan.token)
+    with transaction.atomic():
+        plan = sizing.plan_size(sizing.new_session("chat", people.acme, 2), 2)
+    run(create(people, plan_token=plan.token))
+    assert boxes_of() == list(plan.added)
+
+
+def test_one_operation_at_a_time_works_on_a_session(people: People) -> None:
+    run(create(people, "first", boxes=3))
+    waiting = run(create(people, "second", boxes=2, wait_seconds=3600))
+    with pytest.raises(operations.Busy) as busy:
+        resize(people, 1, "second")
+    assert busy.value.operation.pk == waiting.pk
+
+
+def test_deleting_gives_the_boxes_back(people: People) -> None:
+    run(create(people))
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        operation = sizing.delete(admin, services.for_change(admin, "chat"))
+    assert run(operation).state == State.SUCCEEDED
+    assert not Session.objects.exists()
+    assert run(create(people, "next", boxes=4)).state == State.SUCCEEDED

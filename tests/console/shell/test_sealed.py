@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import FieldError
+from django.db import connection
+from django.utils import timezone
+
+from console.fleet.models import Driver
+from console.shell.sealed import CannotUnseal, seal, unseal
+
+FORMER, NEW = "f" * 50, "n" * 50
+
+
+def test_what_is_sealed_opens_again_and_looks_different_each_time() -> None:
+    assert unseal(seal(b"\x00secret\xff")) == b"\x00secret\xff"
+    assert seal(b"secret") != seal(b"secret")
+    assert "secret" not in seal(b"secret")
+
+
+def test_a_former_secret_key_opens_what_it_sealed_as_long_as_it_is_a_fallback(settings: Any) -> None:
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = FORMER, []
+    sealed = seal(b"secret")
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = NEW, [FORMER]
+    assert unseal(sealed) == b"secret"
+    settings.SECRET_KEY_FALLBACKS = []
+    with pytest.raises(CannotUnseal, match="TIDEGATE_SECRET_KEY_FALLBACKS"):
+        unseal(sealed)
+
+
+def test_what_was_altered_does_not_open() -> None:
+    sealed = seal(b"secret")
+    flipped = sealed[:-2] + ("A" if sealed[-2] != "A" else "B") + sealed[-1]
+    with pytest.raises(CannotUnseal):
+        unseal(flipped)
+    with pytest.raises(CannotUnseal):
+        unseal("nonsense")
+
+
+def test_the_database_never_has_it_in_the_open(db: None) -> None:
+    driver = Driver.objects.create(
+        name="d",
+        control_url="http://127.0.0.1:8420",
+        control_token="a very secret token",
+        heartbeat_sha256=bytes(32),
+        joined_at=timezone.now(),
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT control_token FROM fleet_driver WHERE name = 'd'")
+        stored = cursor.fetchone()[0]
+    assert "secret" not in stored
+    assert Driver.objects.get(pk=driver.pk).control_token == "a very secret token"
+    with pytest.raises(FieldError, match="can't be searched"):
+        Driver.objects.filter(control_token="a very secret token").exists()
+
+
+def test_no_secret_is_stored_as_none(db: None) -> None:
+    assert Driver.objects.create(name="d").control_token == ""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT control_token FROM fleet_driver")
+        assert cursor.fetchone()[0] == ""
