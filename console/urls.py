@@ -66,6 +66,7 @@ urlpatterns = [
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
+    path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),

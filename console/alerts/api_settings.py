@@ -77,7 +77,7 @@ def show_rule(rule: Rule, current: Thresholds, for_all: Thresholds) -> RuleOut:
         means=rule.means,
         remedy=rule.remedy,
         runbook=f"docs/runbooks/{rule.runbook}",
-        metrics=sorted({reading.metric for reading in rule.readings.values()}),
+        metrics=rule.metrics,
         enabled=current.enabled,
         limits=shown,
         version=current.version,

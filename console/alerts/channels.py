@@ -4,6 +4,7 @@ they say; the members of an org see those of their org."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -187,10 +188,11 @@ def _record(
 
 
 def with_counts(channels: QuerySet[Channel]) -> QuerySet[Channel, Any]:
-    """With what waits, what was given up, and when it was last told something."""
-    states = Notification.State
+    """With what waits, what was given up within a day, and when it was last told something."""
+    states, today = Notification.State, timezone.now() - timedelta(days=1)
+    alerts = Q(notifications__created_at__gt=today) & ~Q(notifications__what=Notification.What.TEST)
     return channels.annotate(
         waiting=Count("notifications", filter=Q(notifications__state=states.WAITING)),
-        given_up=Count("notifications", filter=Q(notifications__state=states.GIVEN_UP)),
+        given_up=Count("notifications", filter=alerts & Q(notifications__state=states.GIVEN_UP)),
         told_at=Max("notifications__sent_at"),
     )

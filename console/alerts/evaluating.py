@@ -18,11 +18,12 @@ from console.alerts.flipping import fingerprint, first_seen, observe
 from console.alerts.life import OPEN, Verdict
 from console.alerts.limits import limits_of
 from console.alerts.models import SENTENCE_CHARACTERS_MAX, Alert, Evaluation
-from console.alerts.rules import Finding, Rule, Scope, World, patience
+from console.alerts.rules import Finding, Rule, Scope, World, name_of, patience
 from console.alerts.silence import is_silent, numbers_late_seconds
 from console.orgs.models import Org
+from console.sessions.models import Session
 from telemetry.queries import Unanswerable
-from telemetry.topics import ORG, of_org
+from telemetry.topics import ORG, SESSION, of_org, of_session
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,9 @@ NUMBERS_LATE_SECONDS: Final = 60.0  # and those of all
 INSTANCES_MAX: Final = 5000  # of a rule: more breaches than that are one disaster, and told as such
 
 
-def tick(rules: Iterable[Rule] = RULES) -> int:
+def tick(at: datetime, rules: Iterable[Rule] = RULES) -> int:
     """Evaluate what is due; the number of alerts whose state it changed."""
-    now = world.world()
+    now = world.world(at)
     flips = sum(_evaluate(rule, now) for rule in due(rules, now.at))
     hiding.update(now)
     return flips
@@ -69,7 +70,7 @@ def _evaluate(rule: Rule, now: World) -> int:
 def _apply(rule: Rule, now: World) -> tuple[int, str]:
     """Judge, and hold it against what is there. How many flips that made, and what there is to say."""
     limits = limits_of(rule)
-    judged = rule.judge(world.tables(rule), now, limits)
+    judged = rule.judge(world.tables(rule, now.at.timestamp()), now, limits)
     found = {
         fingerprint(rule.slug, one.topic, one.labels): one for one in judged if limits.enabled(one.topic)
     }
@@ -119,7 +120,13 @@ def _why_unknown(rule: Rule, topic: str, now: World) -> str:
 
 
 def _orgs(found: Mapping[str, Finding]) -> dict[str, Org]:
-    """By topic. What is told of an org that the console does not know concerns the platform."""
-    prefix = f"{ORG}:"
-    slugs = {one.topic.removeprefix(prefix) for one in found.values() if one.topic.startswith(prefix)}
-    return {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)}
+    """By topic: whose org it is, or whose session. All else concerns the platform."""
+    slugs = _names(found, ORG)
+    sessions = Session.objects.filter(name__in=_names(found, SESSION), org__isnull=False)
+    return {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)} | {
+        of_session(one.name): one.org for one in sessions.select_related("org") if one.org
+    }
+
+
+def _names(found: Mapping[str, Finding], kind: str) -> set[str]:
+    return {name_of(one.topic) for one in found.values() if one.topic.startswith(f"{kind}:")}

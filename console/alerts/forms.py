@@ -62,7 +62,7 @@ class FilterForm(OrgsMixin):
     )
     org = org_field("all")
     topic = forms.CharField(max_length=240, required=False, help_text="node:ax-7, org:acme")
-    hidden = forms.BooleanField(required=False, label="Also what another one explains")
+    hidden = forms.BooleanField(required=False, label="Explained ones, too")
 
 
 class AcknowledgeForm(forms.Form):

@@ -89,6 +89,23 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """A stream that is placed across the spine."""
+
+    session: str
+    driver: str
+    stream: str  # "group.index" of the driver
+    box: str
+    node: str
+    port_leaf: str
+    nic_leaf: str
+    link: str = ""
+    shard: str = ""
+    allowed: bool | None = None  # None where no session has rules for it
+    why: str = ""  # it is not on a better path
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Who there is, and when anything was heard of them, by topic. Who is in maintenance is left out."""
 
@@ -96,6 +113,9 @@ class World:
     heard: Mapping[str, datetime] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()  # who is registered, heard of or not
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of nodes, by their NICs
+    crossings: tuple[Crossing, ...] = ()  # of sessions
+    drivers_of_sessions: frozenset[str] = frozenset()
+    link_gbits: Mapping[str, int] = field(default_factory=dict)
     missing_records: int = 0
     rolled_up_to: datetime | None = None
 
@@ -150,6 +170,10 @@ class Rule:
     @property
     def defaults(self) -> dict[str, float]:
         return {limit.name: limit.default for limit in self.limits}
+
+    @property
+    def metrics(self) -> list[str]:
+        return sorted({reading.metric for reading in self.readings.values()})
 
     @property
     def per_org(self) -> bool:

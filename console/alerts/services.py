@@ -20,10 +20,11 @@ from console.alerts.life import OPEN, State
 from console.alerts.models import Alert, Comment, Evaluation
 from console.alerts.rules import TICK_SECONDS, Severity
 from console.audit.services import record
+from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
 from telemetry.events import events_of
 from telemetry.models import Event
-from telemetry.topics import ALERTS, FLEET
+from telemetry.topics import ALERTS, FLEET, of_org
 
 BEFORE: Final = timedelta(minutes=30)  # an alert begins, what has changed is shown
 RELATED_MAX: Final = 20
@@ -108,6 +109,17 @@ def gravest_first(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
 def _place(field: str, values: Sequence[str]) -> Case:
     cases = [When(**{field: str(value)}, then=Value(place)) for place, value in enumerate(values)]
     return Case(*cases, default=Value(len(values)), output_field=IntegerField())
+
+
+def live_topic(principal: Principal, alert: Alert | None = None) -> str:
+    """What they may listen to, to hear of this alert, or of theirs. Nothing for a member of many orgs,
+    whose page asks now and then."""
+    if principal.on_platform(Role.VIEWER):
+        return ALERTS
+    if alert:
+        return alert.topic
+    orgs = list(Org.objects.filter(pk__in=principal.orgs_where(Role.VIEWER))[:2])
+    return of_org(orgs[0].slug) if len(orgs) == 1 else ""
 
 
 # In hand

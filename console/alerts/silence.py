@@ -41,7 +41,7 @@ def silent(kind: str, *, registered_only: bool = False) -> Judge:
                 if for_seconds is not None
                 else f"{name_of(topic)} is registered and was never heard of today"
             )
-            evidence = {"last_heard": heard.isoformat() if heard else None}
+            evidence = {"last_heard": f"{heard:%Y-%m-%d %H:%M:%S} UTC" if heard else None}
             evidence["leaves"] = ", ".join(world.leaves.get(topic, ()))
             verdict = Verdict.BREACH if breach else Verdict.FINE
             yield Finding(topic, verdict, said, for_seconds, threshold, evidence=evidence)

@@ -1,16 +1,22 @@
-"""What the page of an alert tells beside its state: its history, what to ask, and what would end it."""
+"""What the page of an alert tells beside its state: its history, and what to ask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from django.http import Http404
+
 from console.accounts.principal import Principal
 from console.alerts.models import Alert, Notification
+from console.metrics.services import check_topic
+from telemetry.queries import Fold
+from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
+# What is judged by counts in buckets, or by sums, is seen better so.
+_FOLDS: Final = {Fold.HEATMAP: "p50 p99", Fold.SUM: "rate"}
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,57 @@ def questions(alert: Alert) -> list[tuple[str, str]]:
     if rule is None:
         return []
     found = {
-        reading.address(alert.topic, alert.labels): reading.metric for reading in rule.readings.values()
+        reading.address(_asked_of(alert, reading.topic), alert.labels): reading.metric
+        for reading in rule.readings.values()
     }
     return [(metric, address) for address, metric in found.items()]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a chart of an alert's numbers shows."""
+
+    topic: str
+    title: str
+    metric: str
+    fold: str
+    by: str
+    over: str
+    where: str
+
+
+def charts(principal: Principal, alert: Alert) -> list[Drawn]:
+    """Of the first metric that its rule reads, if they may see the numbers of its topic."""
+    rule = alert.definition
+    reading = next(iter(rule.readings.values()), None) if rule else None
+    if rule is None or reading is None:
+        return []
+    topic = _asked_of(alert, reading.topic)
+    try:
+        check_topic(principal, topic)
+    except Http404:
+        return []
+    its = {name: alert.labels[name] for name in reading.by if name in alert.labels}
+    where = {**reading.where, **its}
+    return [
+        Drawn(
+            topic,
+            rule.title,
+            reading.metric,
+            _FOLDS.get(reading.fold, reading.fold),
+            " ".join(name for name in reading.by if name not in its and len(reading.by) == 1),
+            reading.over or "",
+            # Of what is parted by blanks none can have one; empty labels tell nothing.
+            " ".join(f"{name}:{text}" for name, text in where.items() if text and " " not in text),
+        )
+    ]
+
+
+def _asked_of(alert: Alert, read: str) -> str:
+    """The topic that has the numbers: the alert's, unless the rule read those of one of its labels."""
+    kind = kind_of(read)
+    named = alert.labels.get(kind)
+    return f"{kind}:{named}" if named and kind != kind_of(alert.topic) else alert.topic
 
 
 def matchers_of(alert: Alert) -> list[str]:
@@ -64,35 +118,3 @@ def matchers_of(alert: Alert) -> list[str]:
         *about,
         *(f"{label}={text}" for label, text in sorted(alert.labels.items())),
     ]
-
-
-# What would end it
-
-
-@dataclass(frozen=True)
-class Fix:
-    """Something to do, and the page where it is done, if there is one."""
-
-    text: str
-    address: str = ""
-
-
-Find = Callable[[Principal, Alert], list[Fix]]
-_FINDERS: dict[str, Find] = {}
-
-
-def fix_of(rule: str) -> Callable[[Find], Find]:
-    """Register who knows what would end alerts of a rule, in the case at hand."""
-
-    def register(find: Find) -> Find:
-        _FINDERS[rule] = find
-        return find
-
-    return register
-
-
-def fixes(principal: Principal, alert: Alert) -> list[Fix]:
-    """What the rule says in general, after what is known of this case."""
-    rule, find = alert.definition, _FINDERS.get(alert.rule)
-    of_this_case = find(principal, alert) if find else []
-    return [*of_this_case, *([Fix(rule.remedy)] if rule else [])]

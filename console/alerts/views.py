@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts import channels, limits, runbooks, services, silences, timeline
+from console.alerts import channels, fixes, limits, runbooks, services, silences, timeline
 from console.alerts.catalogue import RULES
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.forms import (
@@ -31,8 +31,10 @@ from console.alerts.forms import (
 from console.alerts.models import Channel, Evaluation
 from console.alerts.services import Filters
 from console.audit.services import visible_entries
+from console.operations.services import Busy
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser, visible_orgs
+from console.sessions.planning import CannotPlan
 
 PER_PAGE = 50
 LOG_ROWS = 50
@@ -71,6 +73,7 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
         "filtered": any(query.values()),
         "evaluator": services.Evaluator.now(),
         "hidden": services.visible_alerts(request.principal).exclude(hidden_by=None).count(),
+        "live_topic": services.live_topic(request.principal),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(request, "alerts/list_live.html" if fragment else "alerts/list.html", context)
@@ -80,16 +83,23 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
 @signed_in
 def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id)
+    facts = {
+        "alert": alert,
+        "questions": timeline.questions(alert),
+        "live_topic": services.live_topic(request.principal, alert),
+    }
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "alerts/facts.html", facts)
     role = services.role_over(request.principal, alert.org_id)
     rule = alert.definition
     context = {
-        "alert": alert,
+        **facts,
         "rule": rule,
         "runbook": runbooks.rendered(rule.runbook) if rule else "",
-        "questions": timeline.questions(alert),
+        "charts": timeline.charts(request.principal, alert),
         "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
-        "fixes": timeline.fixes(request.principal, alert),
+        "fixes": fixes.of(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,
@@ -149,6 +159,18 @@ def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
         else:
             _complain(request, form)
     return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
+    try:
+        operation = fixes.do(request.principal, alert)
+    except (Busy, CannotPlan) as error:
+        messages.error(request, str(error))
+        return redirect("alert", alert_id)
+    return redirect("operation", operation.pk)
 
 
 def _complain(request: SignedInRequest, form: Form) -> None:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import time
+import math
 from datetime import UTC, datetime
 from typing import Final
 
 from django.db import connection
 from django.db.models import Max, Sum
-from django.utils import timezone
 
-from console.alerts.rules import Rule, Tables, World, question
-from console.fleet.models import Driver, Nic, Node
+from console.alerts.rules import Crossing, Rule, Tables, World, question
+from console.fleet.models import Driver, Nic, Node, SpineLink
 from console.metrics.catalog import METRICS
-from console.placement.topology import State
+from console.placement.topology import State, Tier
+from console.sessions.models import Job, Shard
+from console.sessions.rules import in_force
 from telemetry.models import Source
 from telemetry.queries import ask
 from telemetry.sources import ALIVE
 from telemetry.topics import of_source
 
 SERIES_MAX: Final = 20_000  # of a reading
+CROSSINGS_MAX: Final = 5_000
 
 
-def world() -> World:
-    now = timezone.now()
+def world(now: datetime) -> World:
     resting = set(Node.objects.filter(state=State.MAINTENANCE.value).values_list("name", flat=True))
     told = dict(Source.objects.values_list("topic").annotate(Max("seen_at")).order_by())
     left_out = {of_source("agent", name) for name in resting}
@@ -37,6 +38,9 @@ def world() -> World:
         heard={topic: at for topic, at in told.items() if topic not in left_out},
         expected=frozenset(_registered()) - left_out,
         leaves={node: tuple(dict.fromkeys(its)) for node, its in leaves.items()},
+        crossings=_crossings(),
+        drivers_of_sessions=frozenset(Job.objects.values_list("driver__name", flat=True)),
+        link_gbits=dict(SpineLink.objects.values_list("name", "gbits")),
         missing_records=_missing_records(now),
         rolled_up_to=_rolled_up_to(),
     )
@@ -49,6 +53,32 @@ def _registered() -> list[str]:
         *(of_source("agent", name) for name in nodes),
         *(of_source("driver", name) for name in drivers),
     ]
+
+
+def _crossings() -> tuple[Crossing, ...]:
+    """The shards of sessions that are placed across the spine, with what their rules say of it."""
+    across = Shard.objects.filter(tier=Tier.SPINE.value)
+    related = ("job__session__org", "job__driver", "box", "node")
+    found, worst = list[Crossing](), dict[int, Tier]()
+    for shard in across.select_related(*related).order_by("pk")[:CROSSINGS_MAX]:
+        session = shard.job.session
+        if session.pk not in worst:
+            worst[session.pk] = in_force(session.org, session.path).limit(math.inf).worst
+        found.append(
+            Crossing(
+                session=session.name,
+                driver=shard.job.driver.name,
+                stream=f"{shard.group}.{shard.index}",
+                box=shard.box.name,
+                node=shard.node.name,
+                port_leaf=shard.port_leaf,
+                nic_leaf=shard.nic_leaf,
+                shard=shard.name,
+                allowed=worst[session.pk] >= Tier.SPINE,
+                why=shard.why,
+            )
+        )
+    return tuple(found)
 
 
 def _missing_records(now: datetime) -> int:
@@ -64,9 +94,8 @@ def _rolled_up_to() -> datetime | None:
     return datetime.fromtimestamp(row[0], UTC) if row else None
 
 
-def tables(rule: Rule) -> Tables:
+def tables(rule: Rule, now: float) -> Tables:
     """What the rule reads. Raises telemetry.queries.Unanswerable."""
-    now = time.time()
     return {
         name: ask(question(reading, METRICS, now), now, SERIES_MAX).lines
         for name, reading in rule.readings.items()

@@ -438,6 +438,7 @@ PAGES |= {
     "alert-assign": Case(
         "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
     ),
+    "alert-fix": Case("POST", "/alerts/7/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
     "alert-silences": Case("GET", "/alerts/silences/", known(200)),
     "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
     "alert-rules": Case("GET", "/alerts/rules/", known(200)),

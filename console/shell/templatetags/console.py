@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django import template
+from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -100,10 +101,12 @@ def words(name: str) -> str:
 
 
 @register.filter
-def evidence(value: Any) -> str:
-    """A fact of an alert: a number, a text, or several of them."""
+def evidence(value: Any, name: str = "") -> str:
+    """A fact of an alert by its name: a number, a text, or several of them."""
     if isinstance(value, dict):
-        return ", ".join(f"{words(str(name))} {evidence(one)}" for name, one in value.items())
+        return ", ".join(f"{words(str(key))} {evidence(one, name)}" for key, one in value.items())
     if isinstance(value, list):
-        return ", ".join(evidence(one) for one in value) or "none"
-    return figure(value) if isinstance(value, int | float) else str(value)
+        return ", ".join(evidence(one, name) for one in value) or "none"
+    if isinstance(value, int | float):
+        return filesizeformat(value) if "bytes" in name else figure(value)
+    return str(value)

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import httpx
 
@@ -49,7 +49,7 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     _ends: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         return self

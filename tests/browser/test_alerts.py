@@ -1,0 +1,159 @@
+"""An alert at night: seen on a phone, taken in hand, silenced, and told to a real receiver."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, ViewportSize, expect
+
+from console.environment import PROJECT
+from tests.browser.chromium import chromium
+from tests.browser.test_pages import AXE
+from tests.console.alerts.receivers import hook
+from tests.live import LiveConsole, live_console
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("browser"),
+]
+NARROW = ViewportSize(width=390, height=844)
+SECONDS = 30_000
+_ALERTS = """
+import django; django.setup()
+from tests.console.alerts.things import make_alert
+from console.orgs.models import Org
+from django.utils import timezone
+acme = Org.objects.create(slug="acme", name="Acme")
+cause = make_alert("agent-silent", "node:ax-7", pk=1, begun_at=timezone.now())
+make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, hidden_by=cause, state="no_data")
+windows = {"windows": ["5 m and 1 h"]}
+make_alert("refill-slow", "org:acme", acme, pk=3, evidence=windows, value=0.4, threshold=0.25)
+"""
+_OVER = """
+import django; django.setup()
+from django.db import transaction
+from console.alerts.flipping import observe
+from console.alerts.life import Patience, Verdict
+from console.alerts.models import Alert
+from console.alerts.rules import Finding
+from datetime import timedelta
+from django.utils import timezone
+at_once = Patience(timedelta(0), timedelta(0))
+well = Finding("org:acme", Verdict.FINE, "it is well")
+observe(Alert.objects.get(pk=3), well, at_once, timezone.now())
+"""
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    with live_console(tmp_path_factory.mktemp("alerts")) as console:
+        run(console, _ALERTS)
+        yield console
+
+
+def run(console: LiveConsole, code: str) -> None:
+    """As some process of the console."""
+    environment = {
+        **console.environment,
+        "DJANGO_SETTINGS_MODULE": "console.settings",
+        "PYTHONPATH": str(Path(PROJECT)),
+    }
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=PROJECT, check=True)
+
+
+def check(page: Page) -> None:
+    """Nothing that a screen reader stumbles over, and nobody scrolls sideways at night."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run().then((result) => result.violations)")
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in serious] == []
+    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> None:
+    complaints: list[str] = []
+    with chromium() as browser, hook() as receiver:
+        context = browser.new_context(
+            base_url=console.address, viewport=NARROW, color_scheme="dark", locale="en-GB"
+        )
+        page = context.new_page()
+        page.on(
+            "console",
+            lambda message: complaints.append(message.text) if message.type == "error" else None,
+        )
+        page.goto("/log-in/")
+        page.get_by_label("User name").fill(console.username)
+        page.get_by_label("Password").fill(console.password)
+        page.get_by_role("button", name="Log in").click()
+
+        # What fires, and what that explains; and since nobody evaluates, that as well.
+        page.goto("/alerts/")
+        expect(page.get_by_role("alert")).to_contain_text("Rules are not evaluated")
+        expect(page.get_by_role("heading", name="2 alerts")).to_be_visible()
+        check(page)
+        page.get_by_role("link", name="1 more").click()
+        expect(page.get_by_text("explained by").first).to_be_visible()
+        page.get_by_role("link", name="An agent is silent").first.click()
+        expect(page.get_by_role("link", name="Requests wait at a shard: ax-7, shard a")).to_be_visible()
+        expect(page.get_by_role("heading", name="Runbook")).to_be_visible()
+        check(page)
+
+        # In hand, with a word of what is done, and silenced for the work on it.
+        page.get_by_label("What you are doing about it").fill("walking to the rack")
+        page.get_by_role("button", name="I have it in hand").click()
+        expect(page.get_by_text("admin has it in hand")).to_be_visible()
+        page.get_by_label("Comment").fill("its power is off")
+        page.get_by_role("button", name="Comment").click()
+        expect(page.get_by_text("its power is off")).to_be_visible()
+        page.get_by_role("link", name="Silence it…").click()
+        expect(page.get_by_label("That match")).to_have_value("rule=agent-silent, node=ax-7")
+        page.get_by_label("Why").fill("new power supply")
+        page.get_by_role("button", name="Silence", exact=True).click()
+        expect(page.get_by_role("row", name=re.compile("new power supply"))).to_contain_text("active")
+        check(page)
+        page.goto("/alerts/")
+        expect(page.get_by_role("row", name=re.compile("An agent is silent"))).to_contain_text(
+            "silenced"
+        )
+
+        # What becomes known while the page is open appears on it.
+        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("firing")
+        run(console, _OVER)
+        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_have_count(
+            0, timeout=SECONDS
+        )
+
+        # A channel, told at once, with its answer in the log.
+        page.goto("/alerts/channels/")
+        page.get_by_role("link", name="Add channel").click()
+        page.get_by_label("Name").fill("pager")
+        page.get_by_label("Address").fill("ftp://nowhere")
+        page.get_by_role("button", name="Add channel").click()
+        expect(page.locator(".field-error")).to_contain_text("A URL that begins with https://")
+        page.get_by_label("Address").fill(receiver.address)
+        page.get_by_role("button", name="Add channel").click()
+        expect(page.get_by_role("heading", name="pager")).to_be_visible()
+        page.get_by_role("button", name="Send a test").click()
+        expect(page.locator(".messages")).to_contain_text("200 OK")
+        assert receiver.bodies[0]["what"] == "test"
+        assert "s3cret" not in page.content()
+        check(page)
+
+        # A threshold for all, and it is in the trail.
+        page.goto("/alerts/rules/refill-slow/")
+        page.get_by_label("Objective seconds").fill("0.5")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("row", name=re.compile("objective_seconds"))).to_contain_text(
+            "set for all"
+        )
+        expect(page.get_by_role("link", name="alerts.thresholds")).to_be_visible()
+        check(page)
+        context.close()
+    assert complaints == []

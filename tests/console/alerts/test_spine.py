@@ -1,0 +1,198 @@
+"""Who is placed across the spine is warned of once, with what is known of it and what would end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.accounts.principal import SYSTEM
+from console.alerts import fixes
+from console.alerts.catalogue import BY_SLUG
+from console.alerts.life import Verdict
+from console.alerts.models import Alert, Flip
+from console.alerts.rules import Crossing, World
+from console.alerts.timeline import questions
+from console.fleet.models import Box, Node
+from console.operations.models import Operation
+from console.placement.topology import Tier
+from console.sessions.models import Job, Session, SessionBox, Shard
+from telemetry.metrics import Kind
+from telemetry.rollup import RollUp
+from telemetry.shapes import Series
+from tests.conftest import People
+from tests.console.alerts.numbers import at, judged, line
+from tests.console.alerts.test_evaluating import NOW, heard, put
+from tests.console.alerts.test_evaluating import tick as tick_of
+from tests.console.sessions.fleets import make_driver, make_fleet
+
+PLACED, BURST = BY_SLUG["spine-placement"], BY_SLUG["spine-burst"]
+PATH = {
+    "session": "chat",
+    "stream": "full.1",
+    "node": "ax1",
+    "port_leaf": "l2",
+    "nic_leaf": "l1",
+    "link": "l2-up",
+    "box": "cs1",
+}
+
+
+@pytest.fixture
+def chat(people: People) -> Session:
+    """A job of acme's whose second stream was placed across the spine, though its rail is free now."""
+    RollUp().tend_days(NOW.timestamp())
+    make_fleet(boxes=1)
+    session = Session.objects.create(
+        name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
+    )
+    box = Box.objects.get(name="cs1")
+    SessionBox.objects.create(session=session, box=box, ready=True)
+    job = Job.objects.create(session=session, name="serve", driver=make_driver("job7"), running=True)
+    for index in range(4):
+        across = index == 1
+        Shard.objects.create(
+            job=job,
+            group="full",
+            index=index,
+            box=box,
+            domain=index,
+            wio=3,
+            slot_bytes=4096,
+            slots=10,
+            node=Node.objects.get(name="ax1" if across else f"ax{index + 1}"),
+            tier=(Tier.SPINE if across else Tier.RAIL).value,
+            port_leaf=f"l{index + 1}",
+            nic_leaf="l1" if across else f"l{index + 1}",
+            why="ax2 was cordoned" if across else "",
+        )
+    return session
+
+
+def tick() -> int:
+    return tick_of(PLACED)
+
+
+def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -> None:
+    heard("driver:job7")
+    assert tick() == 1
+    alert = Alert.objects.get()
+    assert (alert.state, alert.topic, alert.org) == ("firing", "session:chat", chat.org)
+    assert alert.labels == {"driver": "job7", "stream": "full.1", "node": "ax1"}
+    assert alert.evidence["allowed"] == "the rules allow it"
+    assert alert.evidence["why_not_better"] == "ax2 was cordoned"
+    assert alert.evidence["shard"] == "job7.full.1"
+    for seconds_ago in (0, 300, 0):  # also while the driver is silent
+        heard("driver:job7", seconds_ago)
+        assert tick() == 0
+    heard("web:host")
+    labels = tuple(sorted({**PATH, "tier": "spine", "direction": "out"}.items()))
+    put("driver:job7", {Series(Kind.COUNTER, "tidegate_driver_path_bytes_total", labels): 5e9})
+    assert tick() == 0
+    alert.refresh_from_db()
+    assert alert.evidence["bytes_in_the_last_hour"] == 5e9
+    assert "over l1, the spine and l2-up and l2 to cs1" in alert.sentence
+    [(_, address)] = questions(alert)
+    assert "topic=driver%3Ajob7" in address
+    assert "label=stream%3Afull.1" in address
+    Shard.objects.filter(index=1).update(tier=Tier.RAIL.value)
+    assert tick() == 1, "bytes of before the move are nobody's placement"
+    Shard.objects.filter(index=1).update(tier=Tier.SPINE.value)
+    assert tick() == 1
+    assert [flip.after for flip in Flip.objects.order_by("number")] == ["firing", "resolved", "firing"]
+
+
+def test_rules_that_were_made_stricter_are_told(chat: Session) -> None:
+    chat.path = "require_rail"
+    chat.save()
+    tick()
+    assert Alert.objects.get().evidence["allowed"] == "the rules do not allow it"
+
+
+def test_the_alert_says_which_move_would_end_it_and_does_it(
+    chat: Session, people: People, browser_of: Callable[..., Client]
+) -> None:
+    tick()
+    alert = Alert.objects.get()
+    fix, general = fixes.of(SYSTEM, alert)
+    assert fix.text == "Move job7.full.1 from ax1 to ax2: then it is on its rail. Its job goes on."
+    assert general.text == PLACED.remedy
+    page = browser_of(people.on_call).get(f"/alerts/{alert.pk}/").content.decode()
+    assert fix.text in page
+    assert "Move it now" in page
+    assert "Move it now" not in browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/")
+    operation = Operation.objects.get()
+    assert done["Location"] == f"/operations/{operation.pk}/"
+    shard = Shard.objects.get(index=1)
+    assert shard.next_node
+    assert (shard.next_node.name, shard.operation) == ("ax2", operation)
+
+
+def test_where_no_move_helps_it_says_why(chat: Session) -> None:
+    tick()
+    Node.objects.filter(name="ax2").update(state="cordoned")
+    assert fixes.of(SYSTEM, Alert.objects.get())[0].text == "No move helps now. ax2 was cordoned"
+
+
+def crossing(driver: str, *values: Any, **labels: str) -> Any:
+    return line(f"driver:{driver}", *values, **{**PATH, "direction": "out", **labels})
+
+
+def test_of_drivers_of_no_session_the_paths_that_they_tell_count_but_no_moves() -> None:
+    told = [
+        crossing("alone", 10, session=""),
+        crossing("alone", 5, session="", direction="in"),
+        crossing("alone", 7, session="", stream="full.2", direction="pull"),
+        crossing("alone", 0, session="", stream="full.3"),
+        crossing("job7", 10),
+    ]
+    world = World(at=at(0), drivers_of_sessions=frozenset({"job7"}))
+    [found] = judged(PLACED, {"crossing": told}, world)
+    assert (found.topic, found.value) == ("driver:alone", 15)
+    assert found.evidence["allowed"] == "no session's rules"
+
+
+def test_a_stream_that_a_session_has_placed_is_there_without_a_byte() -> None:
+    placed = Crossing("chat", "job7", "full.1", "cs1", "ax1", "l2", "l1", allowed=True)
+    [found] = judged(PLACED, {"crossing": []}, World(at=at(0), crossings=(placed,)))
+    assert (found.verdict, found.value) == (Verdict.BREACH, 0)
+
+
+def test_a_link_that_is_full_for_ten_seconds_is_a_burst_of_those_who_filled_it() -> None:
+    def burst(*, gbits: dict[str, int], **sessions: list[float | None]) -> Any:
+        lines = [
+            line("fleet", *steps, link="l2-up", session=session) for session, steps in sessions.items()
+        ]
+        [found] = judged(BURST, {"crossing": lines}, World(at=at(0), link_gbits=gbits))
+        return found
+
+    full = 45e9  # bytes in ten seconds: 36 Gbit/s
+    found = burst(gbits={"l2-up": 80}, chat=[0, full, None], code=[None, full, 0])
+    assert (found.verdict, round(found.value)) == (Verdict.BREACH, 72)
+    assert set(found.evidence["bytes_by_session"]) == {"chat", "code"}
+    assert burst(gbits={"l2-up": 80}, chat=[full, 0], code=[0, full]).verdict is Verdict.FINE
+    assert burst(gbits={}, chat=[full], code=[full]).verdict is Verdict.FINE, "of 100 Gbit/s"
+
+
+def test_a_session_of_which_one_node_carries_most_is_uneven() -> None:
+    def uneven(**nodes: float) -> Any:
+        carried = [line("session:chat", moved, node=node) for node, moved in nodes.items()]
+        return [one.verdict for one in judged(BY_SLUG["load-uneven"], {"carried": carried})]
+
+    assert uneven(a=9e9, b=1e9) == [Verdict.BREACH]
+    assert uneven(a=6e9, b=4e9) == [Verdict.FINE]
+    assert uneven(a=9e9) == []
+    assert uneven(a=900, b=100) == []
+
+
+def test_the_share_of_the_spine_is_held_against_all_that_was_moved() -> None:
+    def share(spine: list[float], everything: list[float]) -> Any:
+        tables = {"spine": [line("session:chat", *spine)], "all": [line("session:chat", *everything)]}
+        return [one.verdict for one in judged(BY_SLUG["spine-share"], tables)]
+
+    assert share([1e9, 1e9], [5e9, 5e9]) == [Verdict.BREACH]
+    assert share([0, 5e8], [5e9, 5e9]) == [Verdict.FINE]
+    assert share([100], [100]) == []
