@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from django.utils import timezone
 
-from console.control.sending import TIMEOUT, trusted
+from console.control.sending import trusted
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
@@ -22,6 +22,7 @@ from swdriver_shim.reuse.preview import Preview, preview
 from swdriver_shim.reuse.sample import Sample
 
 DRIVERS_MAX: Final = 32  # that are asked: what more of them know changes little, and takes long
+TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow
 FRESH: Final = timedelta(seconds=15)
 KEPT_MAX: Final = 8  # orgs' samples in memory, half a megabyte for each driver
 _DECODER: Final = msgspec.json.Decoder(Sample)
