@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -128,6 +129,7 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     figure = page.locator("[data-live-figure='refill.p99']")
     expect(figure).to_have_text("3.76 ms", timeout=MS)
     expect(page.locator("[data-live-figure='evict.p99']")).to_have_text("no traffic")
+    expect(page.locator("[data-live-age]")).to_have_text(re.compile(r"\d+ s ago"), timeout=MS)
     wait_until("the chart is drawn", lambda: page.evaluate(IS_DRAWN))
     expect_told(page, world.rename())
     world.console.stop()
