@@ -84,6 +84,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
             base_url=console.address, viewport=NARROW, color_scheme="dark", locale="en-GB"
         )
         page = context.new_page()
+        expect.set_options(timeout=SECONDS)
         page.on(
             "console",
             lambda message: complaints.append(message.text) if message.type == "error" else None,

@@ -1,4 +1,4 @@
-"""A session is made, grown, shrunk, moved off an agent and loses another, under load that never stops."""
+"""A session is made, grown, shrunk, moved off an agent and loses another, while load never stops."""
 
 from __future__ import annotations
 

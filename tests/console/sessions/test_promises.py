@@ -20,13 +20,13 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Rules
 from console.placement.topology import Tier
-from console.sessions import jobs, leaving, moves, moving, rules, services, sizing
+from console.sessions import jobs, leaving, moves, rules, services, sizing
 from console.sessions.models import RuleSet, Session, SessionBox, Shard
 from console.sessions.planning import CannotPlan
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.test_operations import Killed, killed_at_query, run
-from tests.console.sessions.fleets import make_driver, make_fleet, make_node
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node
 from tests.console.sessions.test_sizes import boxes_of, create, resize, set_rules
 
 NAMES = st.sampled_from(["s1", "s2", "s3"])
@@ -207,13 +207,6 @@ def test_promise_8_a_resize_that_is_killed_at_any_query_is_done_once(people: Peo
         assert len(boxes_of()) == boxes, number
         assert SessionBox.objects.filter(ready=False).count() == 0, number
     assert number > 20
-
-
-def arrive(operation: Operation) -> None:
-    """As if agents and drivers had done all that this operation wants of them."""
-    for shard in moving.of_operation(operation):
-        assert shard.next_node is not None
-        moving._finish(shard, shard.next_node, moving._Told())
 
 
 @pytest.mark.django_db
