@@ -323,8 +323,8 @@ class Environment:
     lost_after_seconds: int = setting(
         "TIDEGATE_LOST_AFTER_SECONDS",
         integer(5, 3600),
-        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come six times "
-        "as often, and at least every ten seconds.",
+        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
+        "times as often, and at least every ten seconds.",
         default=30,
     )
 

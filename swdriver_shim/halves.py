@@ -212,12 +212,12 @@ class MovingHalf:
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._line: Connection[Any, Any] | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="half", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         with self._sending:
             _shut(self._line)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
@@ -234,14 +234,17 @@ class MovingHalf:
         return self._send(Told(Raw(_pack(what))))
 
     def _listen(self) -> None:
-        while not self._is_closed:
+        while not self._closed.is_set():
             try:
                 line = self._listener.accept()
             except (OSError, EOFError, AuthenticationError) as error:
-                if not self._is_closed:
+                if not self._closed.is_set():
                     log.warning("Somebody was not let in: %s", error)
                 continue
-            self._line = line
+            with self._sending:
+                self._line = line
+                if self._closed.is_set():  # since then, and so nobody else ends it
+                    _shut(line)
             self._serve(line)
             with self._sending:
                 self._line = None
@@ -253,7 +256,7 @@ class MovingHalf:
                 request = _REQUESTS.decode(line.recv_bytes(FRAME_BYTES_MAX))
                 self._threads.submit(self._answer, request)
         except (OSError, EOFError, RuntimeError, msgspec.MsgspecError) as error:
-            if not self._is_closed:
+            if not self._closed.is_set():
                 log.info("Whoever decides is gone: %r", error)
 
     def _send(self, what: Answer | Changed | Told) -> bool:

@@ -32,9 +32,9 @@ NUMBERS_LATE_SECONDS: Final = 60.0  # and those of all
 INSTANCES_MAX: Final = 5000  # of a rule: more breaches than that are one disaster, and told as such
 
 
-def tick(rules: Iterable[Rule] = RULES) -> int:
+def tick(at: datetime, rules: Iterable[Rule] = RULES) -> int:
     """Evaluate what is due; the number of alerts whose state it changed."""
-    now = world.world()
+    now = world.world(at)
     flips = sum(_evaluate(rule, now) for rule in due(rules, now.at))
     hiding.update(now)
     return flips
@@ -70,7 +70,7 @@ def _evaluate(rule: Rule, now: World) -> int:
 def _apply(rule: Rule, now: World) -> tuple[int, str]:
     """Judge, and hold it against what is there. How many flips that made, and what there is to say."""
     limits = limits_of(rule)
-    judged = rule.judge(world.tables(rule), now, limits)
+    judged = rule.judge(world.tables(rule, now.at.timestamp()), now, limits)
     found = {
         fingerprint(rule.slug, one.topic, one.labels): one for one in judged if limits.enabled(one.topic)
     }

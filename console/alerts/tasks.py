@@ -12,7 +12,7 @@ from console.alerts import delivering, evaluating
 def tick() -> None:
     """What fires is planned before and after: nothing is over before it was planned to be told."""
     delivering.plan(timezone.now())
-    evaluating.tick()
+    evaluating.tick(timezone.now())
     now = timezone.now()
     delivering.plan(now)
     for channel in delivering.due_channels(now):

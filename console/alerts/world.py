@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from datetime import UTC, datetime
 from typing import Final
 
 from django.db import connection
 from django.db.models import Max, Sum
-from django.utils import timezone
 
 from console.alerts.rules import Crossing, Rule, Tables, World, question
 from console.fleet.models import Driver, Nic, Node, SpineLink
@@ -26,8 +24,7 @@ SERIES_MAX: Final = 20_000  # of a reading
 CROSSINGS_MAX: Final = 5_000
 
 
-def world() -> World:
-    now = timezone.now()
+def world(now: datetime) -> World:
     resting = set(Node.objects.filter(state=State.MAINTENANCE.value).values_list("name", flat=True))
     told = dict(Source.objects.values_list("topic").annotate(Max("seen_at")).order_by())
     left_out = {of_source("agent", name) for name in resting}
@@ -97,9 +94,8 @@ def _rolled_up_to() -> datetime | None:
     return datetime.fromtimestamp(row[0], UTC) if row else None
 
 
-def tables(rule: Rule) -> Tables:
+def tables(rule: Rule, now: float) -> Tables:
     """What the rule reads. Raises telemetry.queries.Unanswerable."""
-    now = time.time()
     return {
         name: ask(question(reading, METRICS, now), now, SERIES_MAX).lines
         for name, reading in rule.readings.items()

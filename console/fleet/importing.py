@@ -27,7 +27,7 @@ from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
 
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('fleet import'))"
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('placement'))"  # as console.sessions.world.hold
 
 
 @dataclass(frozen=True)
@@ -207,17 +207,18 @@ def _become(
                 storing.change(kind, found.to_write(kind, "changed"))
             for kind in reversed(KINDS):
                 storing.remove(kind, found.to_write(kind, "removed"))
+            connection.check_constraints()  # here, where it can be told, and not at the commit
     except ProtectedError as error:
         held = next(iter(error.protected_objects))
         raise Impossible(f"Nothing was changed: {held} still needs what would be removed.") from None
-    except IntegrityError:  # an agent has joined meanwhile under a name that was to be added
+    except IntegrityError:  # somebody has joined under a name that was to be added, say
         raise Moved from None
     _record(principal, found, reason, undoes)
     return found
 
 
 def _lock() -> None:
-    """Imports happen one after the other; nodes' rows are locked as they are written."""
+    """Until the end of the transaction nobody else imports, and nobody places streams."""
     with connection.cursor() as cursor:
         cursor.execute(_LOCK)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import json
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
-from console.environment import PROJECT
 from swdriver_shim import metrics
 from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
@@ -18,6 +19,7 @@ from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
 from tests.browser.test_pages import log_in
 from tests.live import LiveConsole, live_console, wait_until
+from tests.telemetry.test_end_to_end import ingest_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -55,24 +57,20 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()  # what others have told is not of this world
     with (
         live_console(tmp_path_factory.mktemp("live")) as console,
         chromium() as browser,
-        subprocess.Popen(
-            [sys.executable, "manage.py", "ingest"], cwd=PROJECT, env=console.environment
-        ) as ingest,
+        ingest_of(console, tmp_path_factory.mktemp("ingest") / "log"),
+        contextlib.ExitStack() as ending,
     ):
         emitter = Emitter(
             console.environment["REDIS_URL"], "driver", "1", name="job7", collect=Traffic()
         )
-        emitter.start()
+        ending.callback(emitter.start().stop)
         made = World(console, browser)
-        try:
-            yield made
-        finally:
-            made.api.close()
-            emitter.stop()
-            ingest.terminate()
+        ending.callback(made.api.close)
+        yield made
 
 
 class Traffic:
@@ -167,6 +165,28 @@ def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
     expect_state(page, "no longer yours to see")
     page.wait_for_load_state("networkidle")
     assert len(tries) == 1
+
+
+def test_a_page_that_may_see_none_of_its_topics_does_without(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    said = []
+
+    def refuse(route: WebSocketRoute) -> None:
+        def answer(message: str | bytes) -> None:
+            said.append(message)
+            topic = json.loads(message)["topic"]
+            detail = {"reason": "NotFound", "detail": "There is no such topic."}
+            error = {"v": 1, "seq": 0, "ts": "", "topic": topic, "kind": "error", "data": detail}
+            route.send(json.dumps(error))
+
+        route.on_message(answer)
+
+    page = open_page(PATH, refuse)
+    wait_until("it has asked", lambda: page.evaluate("1") and said)
+    expect(page.locator("[data-live-state]")).to_be_hidden()
+    page.wait_for_load_state("networkidle")
+    assert len(said) == 1
 
 
 def test_who_is_logged_out_is_asked_to_log_in(world: World, open_page: Callable[..., Page]) -> None:

@@ -27,6 +27,14 @@ PAGES = {
     "latency, nonsense": "/latency/?range=nonsense",
     "org": "/orgs/acme/",
     "edit org": "/orgs/acme/edit/",
+    "policy": "/orgs/acme/policy/",
+    "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
+    "policies of an org": "/orgs/acme/policy/history/",
+    "retention": "/orgs/acme/retention/",
+    "engines": "/orgs/acme/callers/",
+    "policies": "/policies/",
+    "many policies": "/policies/bulk/?org=acme",
+    "default and limits": "/policies/default/",
     "operations": "/operations/",
     "alerts": "/alerts/",
     "silences": "/alerts/silences/",
@@ -228,7 +236,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     expect(page.locator(".field-error")).to_contain_text("valid value")
     page.get_by_label("Slug").fill("initech")
     page.get_by_role("button", name="Add org").click()
-    expect(page.get_by_role("status")).to_contain_text("Initech is there")
+    expect(page.locator(".messages")).to_contain_text("Initech is there")
     page.get_by_role("link", name="Edit").click()
     page.get_by_label("Name", exact=True).fill("Initrode")
     page.get_by_role("button", name="Save").click()
@@ -236,7 +244,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     page.get_by_role("link", name="org.update").first.click()
     expect(page.get_by_role("row", name=re.compile("name"))).to_contain_text("Initrode")
     page.get_by_role("button", name="Undo this change").click()
-    expect(page.get_by_role("status")).to_contain_text("Taken back")
+    expect(page.locator(".messages")).to_contain_text("Taken back")
     page.goto("/orgs/initech/")
     expect(page.get_by_role("heading", name="Initech", exact=True)).to_be_visible()
 
@@ -249,7 +257,7 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
     page.get_by_role("button", name="See what would change").click()
     expect(page.get_by_role("row", name=re.compile("removed node"))).to_contain_text("ax-2")
     page.get_by_role("button", name="Apply").click()
-    expect(page.get_by_role("status").first).to_contain_text("1 added, 1 removed")
+    expect(page.locator(".messages")).to_contain_text("1 added, 1 removed")
     page.get_by_role("link", name="Join", exact=True).click()
     page.get_by_role("button", name="Make join token").click()
     expect(page.locator("#command")).to_contain_text("python -m kvss_agent")
@@ -261,7 +269,7 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
     page.get_by_label("Should be").select_option("cordoned")
     page.get_by_label("Why").first.fill("loud fan")
     page.get_by_role("button", name="Save state").click()
-    expect(page.get_by_role("status").first).to_contain_text("ax-7 is cordoned")
+    expect(page.locator(".messages")).to_contain_text("ax-7 is cordoned")
     page.goto("/fleet/")
     expect(page.get_by_role("link", name=re.compile("ax-7: cordoned"))).to_be_visible()
 

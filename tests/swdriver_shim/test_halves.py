@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Miss
+from swdriver_shim import halves as halving
 from swdriver_shim.deciding import Decider
 from swdriver_shim.halves import FarShard, Line, MovingHalf
 from swdriver_shim.homes import Home, Pulling
@@ -235,6 +237,35 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
             assert far.slots == 20
         finally:
             again.close()
+
+
+def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    half, is_let_in, is_shut = MovingHalf(), threading.Event(), threading.Event()
+    accept, shut = half._listener.accept, halving._shut
+
+    def accepting() -> Any:
+        line = accept()
+        is_let_in.set()
+        assert is_shut.wait(30)
+        return line
+
+    def shutting(line: Any) -> None:
+        shut(line)
+        is_shut.set()
+
+    secret = base64.b64decode(half.place.secret)
+    monkeypatch.setattr(half._listener, "accept", accepting)
+    Client(half.place.path, authkey=secret).close()  # its thread was waiting for this one already
+    second = Client(half.place.path, authkey=secret)
+    assert is_let_in.wait(30)
+    monkeypatch.setattr(halving, "_shut", shutting)
+    ending = threading.Thread(target=half.close)
+    ending.start()
+    ending.join(30)
+    has_ended = not ending.is_alive()
+    second.close()
+    ending.join()
+    assert has_ended
 
 
 def test_a_shard_ends_with_its_agent_while_it_is_read(tmp_path: Path) -> None:

@@ -123,7 +123,11 @@ function follow() {
 export function startLive() {
   let started = false;
   const begin = () => {
-    if (!follow() || started) return;
+    if (!follow()) return;
+    if (started) {
+      wire.look(); // it may be resting for want of topics
+      return;
+    }
     started = true;
     wire.start();
     setInterval(age, 1000);

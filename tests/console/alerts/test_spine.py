@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 from django.test import Client
 
 from console.accounts.principal import SYSTEM
-from console.alerts import evaluating, fixes
+from console.alerts import fixes
 from console.alerts.catalogue import BY_SLUG
 from console.alerts.life import Verdict
-from console.alerts.models import Alert, Evaluation, Flip
+from console.alerts.models import Alert, Flip
 from console.alerts.rules import Crossing, World
 from console.alerts.timeline import questions
 from console.fleet.models import Box, Node
@@ -25,7 +24,8 @@ from telemetry.rollup import RollUp
 from telemetry.shapes import Series
 from tests.conftest import People
 from tests.console.alerts.numbers import at, judged, line
-from tests.console.alerts.test_evaluating import heard, put
+from tests.console.alerts.test_evaluating import NOW, heard, put
+from tests.console.alerts.test_evaluating import tick as tick_of
 from tests.console.sessions.fleets import make_driver, make_fleet
 
 PLACED, BURST = BY_SLUG["spine-placement"], BY_SLUG["spine-burst"]
@@ -43,7 +43,7 @@ PATH = {
 @pytest.fixture
 def chat(people: People) -> Session:
     """A job of acme's whose second stream was placed across the spine, though its rail is free now."""
-    RollUp().tend_days(time.time())
+    RollUp().tend_days(NOW.timestamp())
     make_fleet(boxes=1)
     session = Session.objects.create(
         name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
@@ -72,8 +72,7 @@ def chat(people: People) -> Session:
 
 
 def tick() -> int:
-    Evaluation.objects.all().delete()
-    return evaluating.tick([PLACED])
+    return tick_of(PLACED)
 
 
 def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -> None:

@@ -37,7 +37,7 @@ def make_alert(rule: str, topic: str, org: Org | None = None, **more: Any) -> Al
         number=1,
         episode=1,
         at=since,
-        before="quiet",
+        before="pending" if alert.state == "quiet" else "quiet",
         after=alert.state,
         sentence=alert.sentence,
     )

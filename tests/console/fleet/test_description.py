@@ -21,6 +21,7 @@ from console.fleet.description import Things, Wrong, dump, parse
 from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
+from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.fleet.worlds import World, refreshed
@@ -321,3 +322,13 @@ def test_the_difference_of_two_fleets_is_pure() -> None:
     assert difference({}, {}).changes == []
     assert description.in_units(3 << 40) == "3T"
     assert description.in_units(1) == "1"
+
+
+def test_what_a_session_needs_is_not_removed(world: World) -> None:
+    session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
+    SessionBox.objects.create(session=session, box=world.box)
+    before = current()
+    without = dump({thing: said for thing, said in before.items() if thing != ("box", "cs-1")})
+    with pytest.raises(Impossible, match="cs-1 of prod still needs what would be removed"):
+        apply(SYSTEM, without)
+    assert current() == before
