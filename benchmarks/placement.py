@@ -27,6 +27,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from benchmarks.harness import Row, options, show
+from benchmarks.sessions import session_rows
 from console.placement.bringing_back import bring_back
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
 from console.placement.loads import Cost
@@ -296,6 +297,7 @@ def main() -> None:
     rows += bring_back_rows(worlds[".tight"], 3)
     rows += gap_rows(worlds, plans, stamps, seconds)
     rows += effective_rows()
+    rows += session_rows(quick=chosen.quick)
     show("Placement", rows, chosen.json)
 
 

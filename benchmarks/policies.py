@@ -1,8 +1,9 @@
 """What a policy would do, foretold and tried: previews beside replays under the policy.
 
 Each trace is replayed once with room for all, and an hour to live; from the sample that the driver has
-then, other policies are foretold. Then each is replayed. Also what sampling costs a driver, and how long
-a preview takes. Traces come from --traces or TRACES_DIR; without them nothing is measured.
+then, other policies are foretold. Then each is replayed. Also what sampling costs a driver, how long a
+preview takes, and how long until a hundred drivers have what was saved. Traces come from --traces or
+TRACES_DIR; without them only that is measured.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.push import push_rows
 from swdriver_shim.adapters.wafer import Emulator, InNumbers, Wafer, wafer_layout
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -32,6 +34,7 @@ SLOTS = 4_000_000  # room for all
 WAFER = Wafer(wafer_layout(1, BYTES_PER_TOKEN))
 COLUMN_BYTES = WAFER.layout.groups[0].column_bytes
 NOW = Policy()
+PARTS = ("conversation", "sessions", "overhead", "push")
 ERROR_PP, P95_MS, OVERHEAD = 2.0, 300.0, 1.0
 OVERHEAD_REQUESTS = 4000
 PREVIEWS = 3  # of each case, to tell how long they take
@@ -216,21 +219,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="end within 50 s: few policies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--traces", type=Path, metavar="DIR", default=traces_folder())
-    parser.add_argument("--only", nargs="+", choices=("conversation", "sessions", "overhead"))
+    parser.add_argument("--only", nargs="+", choices=PARTS)
     return parser.parse_args()
 
 
-def main() -> int:
-    asked = options()
-    try:
-        traces = {
-            "conversation": list(read(asked.traces / "conversation.jsonl")),
-            "sessions": list(read(asked.traces / "agent-sessions")),
-        }
-    except (OSError, Malformed) as error:
-        print(f"No traces: {error}. Say where they are: --traces or TRACES_DIR.", file=sys.stderr)
-        return 1
-    only = asked.only or ("conversation", "sessions", "overhead")
+def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
+    """Raises OSError or Malformed where there are no traces."""
+    traces = {
+        "conversation": list(read(asked.traces / "conversation.jsonl")),
+        "sessions": list(read(asked.traces / "agent-sessions")),
+    }
     rows: list[Row] = []
     for name, requests in traces.items():
         if "overhead" in only:
@@ -238,6 +236,20 @@ def main() -> int:
     for name, requests in traces.items():
         if name in only and not (asked.quick and name == "conversation"):
             rows += error_rows(name, requests, quick=asked.quick)
+    return rows
+
+
+def main() -> int:
+    asked = options()
+    only = asked.only or PARTS
+    rows: list[Row] = push_rows(quick=asked.quick) if "push" in only else []
+    if set(only) - {"push"}:
+        try:
+            rows += trace_rows(asked, only)
+        except (OSError, Malformed) as error:
+            print(f"No traces: {error}. Say where they are: --traces or TRACES_DIR.", file=sys.stderr)
+            if not rows:
+                return 1
     show("Policies", rows, asked.json)
     return 0
 

@@ -23,6 +23,7 @@ import psutil
 import redis
 
 from benchmarks.harness import Row, percentile, show
+from benchmarks.live import live_rows
 from console.environment import PROJECT
 from console.stack.embedded import Embedded, embedded_servers
 from telemetry.cells import Cells, add_cells
@@ -35,7 +36,7 @@ LAG_SECONDS = 2.0
 HEATMAP_MS = 150.0
 OVERHEAD = 0.01
 ORGS = 20
-PARTS = ("emit", "ingest", "history")
+PARTS = ("emit", "ingest", "history", "live")
 SOAKING_AGENTS, SOAK_SECONDS = 300, 600
 
 
@@ -574,6 +575,8 @@ def main() -> None:
             rows.append(rate_row(servers, Path(directory), 8 if given.quick else 30))
         if "history" in only:
             rows += history_rows(*((40, 24) if given.quick else (1000, 24)))
+        if "live" in only:
+            rows += live_rows(Path(directory), (100, 500), 5 if given.quick else 40)
         from django.db import connections
 
         connections.close_all()

@@ -181,13 +181,14 @@ class Environment:
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
         SECRET,
-        "Signs sessions and cursors. `make up` makes one and keeps it under `.tidegate/`.",
+        "Signs sessions and cursors, and seals stored secrets: those are lost with it. `make up` makes "
+        "one and keeps it under `.tidegate/`.",
         secret=True,
     )
     secret_key_fallbacks: tuple[str, ...] = setting(
         "TIDEGATE_SECRET_KEY_FALLBACKS",
         comma_list(SECRET),
-        "Former secret keys that are still accepted while a new one takes over.",
+        "Former secret keys, which still open what they signed and sealed while a new one takes over.",
         default=(),
         secret=True,
     )
@@ -322,8 +323,8 @@ class Environment:
     lost_after_seconds: int = setting(
         "TIDEGATE_LOST_AFTER_SECONDS",
         integer(5, 3600),
-        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come six times "
-        "as often, and at least every ten seconds.",
+        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
+        "times as often, and at least every ten seconds.",
         default=30,
     )
 
@@ -344,6 +345,14 @@ class Environment:
         integer(1, 1500),
         "For how many days they are kept in steps of an hour.",
         default=400,
+    )
+
+    demo: bool = setting(
+        "TIDEGATE_DEMO",
+        FLAG,
+        "A small fleet with traffic of three orgs, made where there is no fleet yet. `make up` sets it "
+        "unless told otherwise. Refused in production mode.",
+        default=False,
     )
 
     otlp_url: str | None = setting(
@@ -389,6 +398,8 @@ class Environment:
         problems = []
         if self.mode is Mode.PRODUCTION and self.debug:
             problems.append("TIDEGATE_DEBUG is true, but production mode never shows debug pages.")
+        if self.mode is Mode.PRODUCTION and self.demo:
+            problems.append("TIDEGATE_DEMO is true, but production mode has no demo.")
         if self.mode is Mode.PRODUCTION and not self.allowed_hosts:
             problems.append(
                 "TIDEGATE_ALLOWED_HOSTS is required in production mode: "

@@ -47,6 +47,7 @@ INSTALLED_APPS = [
     "console.api",
     "console.live",
     "console.charts",
+    "console.demo",
     "telemetry",
     "channels",
     "django_htmx",
@@ -130,6 +131,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
 OTLP_URL = ENVIRONMENT.otlp_url
+STATE_DIR = ENVIRONMENT.state_dir
+DEMO = ENVIRONMENT.demo
 VERSION = tidegate_version()
 PUBLIC_URL = (
     ENVIRONMENT.public_url or (f"http://{ENVIRONMENT.host}:{ENVIRONMENT.port}" if EMBEDDED else "")

@@ -88,6 +88,12 @@ urlpatterns = [
         policies.unschedule,
         name="policy-unschedule",
     ),
+    path("orgs/<slug:slug>/callers/", policies.show_callers, name="callers"),
+    path(
+        "orgs/<slug:slug>/callers/<slug:public_id>/remove/",
+        policies.remove_caller,
+        name="caller-remove",
+    ),
     path("orgs/<slug:slug>/retention/", proof.show, name="retention"),
     path("orgs/<slug:slug>/retention/report.csv", proof.as_csv, name="retention-csv"),
     path("orgs/<slug:slug>/retention/report.json", proof.as_json, name="retention-json"),

@@ -40,6 +40,12 @@ LEEWAY_SECONDS: Final = 5  # clocks of gateways may differ by so much
 LOG_SECONDS: Final = 60.0  # between two lines about claims that are not valid
 
 
+def carried_by(params: object) -> object:
+    """By a request's `kv_transfer_params`, which may be anything that JSON can: vLLM takes them from
+    `vllm_xargs` as well, and there they need not be an object."""
+    return params.get("tidegate") if isinstance(params, dict) else None
+
+
 class Refusal(StrEnum):
     """Why a claim is not followed. None of it is told to the client."""
 

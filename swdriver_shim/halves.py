@@ -39,10 +39,10 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from kvss_agent.client import TIER_SECONDS, Credentials, Miss, Purged, ShardClient
+from kvss_agent.client import TIER_SECONDS, Credentials, Miss, Purged
 from swdriver_shim.agents import Control
 from swdriver_shim.homes import Home, Pulling
-from swdriver_shim.moving import Back, Connect, Copy, Shard
+from swdriver_shim.moving import Back, Copy, Shard
 from swdriver_shim.paths import Carried, PathSpec
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class MovingHalf:
 
     def __init__(self) -> None:
         self.shards: dict[str, Shard] = {}
-        self._homes: dict[str, Home] = {}
+        self._credentials: dict[str, Credentials] = {}  # by shard, as they were told last
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # nobody else may enter it
         secret = secrets.token_bytes(SECRET_BYTES)
         path = str(self._directory / "worker.sock")
@@ -212,12 +212,12 @@ class MovingHalf:
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._line: Connection[Any, Any] | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="half", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         with self._sending:
             _shut(self._line)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
@@ -234,14 +234,17 @@ class MovingHalf:
         return self._send(Told(Raw(_pack(what))))
 
     def _listen(self) -> None:
-        while not self._is_closed:
+        while not self._closed.is_set():
             try:
                 line = self._listener.accept()
             except (OSError, EOFError, AuthenticationError) as error:
-                if not self._is_closed:
+                if not self._closed.is_set():
                     log.warning("Somebody was not let in: %s", error)
                 continue
-            self._line = line
+            with self._sending:
+                self._line = line
+                if self._closed.is_set():  # since then, and so nobody else ends it
+                    _shut(line)
             self._serve(line)
             with self._sending:
                 self._line = None
@@ -253,7 +256,7 @@ class MovingHalf:
                 request = _REQUESTS.decode(line.recv_bytes(FRAME_BYTES_MAX))
                 self._threads.submit(self._answer, request)
         except (OSError, EOFError, RuntimeError, msgspec.MsgspecError) as error:
-            if not self._is_closed:
+            if not self._closed.is_set():
                 log.info("Whoever decides is gone: %r", error)
 
     def _send(self, what: Answer | Changed | Told) -> bool:
@@ -322,30 +325,23 @@ class MovingHalf:
 
     def _opened(self, name: str, what: Open) -> bool:
         with self._lock:
-            credentials = Credentials(what.driver, what.secret)
-            self._homes[name] = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
-            shard = self.shards.get(name)
+            shard, home = self.shards.get(name), self._home(name, what)
             if shard is None:
                 notes = Path(what.notes) if what.notes else None
-                shard = self.shards[name] = Shard(name, self._connect(name), notes, what.path)
+                shard = self.shards[name] = Shard(name, home, notes, what.path)
                 shard.on_line = lambda: self._say_changed(name)
         return shard.open()
 
-    def _connect(self, name: str) -> Connect:
-        def to_its_home() -> ShardClient:
-            return self._homes[name]()
-
-        return to_its_home
+    def _home(self, name: str, what: Open | Move) -> Home:
+        """Wherever it is by then, it is reached with the credentials that were told last."""
+        self._credentials[name] = Credentials(what.driver, what.secret)
+        return Home(what.address, what.shard, lambda: self._credentials[name], what.slot_bytes)
 
     def _moved(self, name: str, shard: Shard, what: Move) -> bool:
-        credentials = Credentials(what.driver, what.secret)
-        home = Home(what.address, what.shard, lambda: credentials, what.slot_bytes)
+        home = self._home(name, what)
         control = Control(*what.control) if what.control else None
         pulling = Pulling(control, what.shard, what.source, what.source_shard, what.driver)
-        is_there = shard.move(home, pulling, what.path)
-        if is_there:
-            self._homes[name] = home
-        return is_there
+        return shard.move(home, pulling, what.path)
 
     def _say_changed(self, name: str) -> None:
         self._send(Changed(name, self._state(name)))

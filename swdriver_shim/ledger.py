@@ -22,7 +22,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ DRAM: Final = "dram"
 TIER2: Final = "tier2"
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
 LOOK_AHEAD_SECONDS: Final = 3600  # what expires later is looked at before: no longer a list of seconds
-NAMESPACES_MAX: Final = 64  # of one org
+NAMESPACES_MAX: Final = 64  # of one org that are kept without columns, and looked into for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 _ON_THEIR_WAY: Final = {State.WRITING: Reason.WRITING, State.COMING: Reason.TIER2_LATE}
 _ALWAYS: Final = -NEVER
@@ -403,10 +403,11 @@ class Ledger:
 
     @staticmethod
     def _is_elsewhere(account: Account, prompt: Prompt) -> bool:
+        """In one of its namespaces that are the newest: each costs a hash."""
         here = prompt.maker.namespace
         return any(
             prompt.begins_as(account.makers[namespace]) in maps[0].columns
-            for namespace, maps in account.maps.items()
+            for namespace, maps in islice(reversed(account.maps.items()), NAMESPACES_MAX)
             if namespace != here
         )
 
@@ -874,7 +875,7 @@ class Ledger:
             home.account.expired.dram += 1
             if column.kept_at is not None:
                 home.account.expired.tier2 += 1
-                self.tier2.forget(home, [column.key], removal)
+                self.tier2.forget(home, [column.key], removal, has_expired=True)
         freed = Freed(home, self._empty(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1

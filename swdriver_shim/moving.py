@@ -372,7 +372,10 @@ class Shard:
         which path they come from there. No home is left meanwhile."""
         with self._lock:
             self._reach(max((column.slot for column in columns), default=0))
-            homes = [self._old if one.slot in self._still_there else self._client for one in columns]
+            left = (
+                self._old or self._client
+            )  # which, without an old home, has nothing there, or has it now
+            homes = [left if one.slot in self._still_there else self._client for one in columns]
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
             clients = {home for home in homes if home}
             self._readers.update(clients)

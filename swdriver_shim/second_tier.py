@@ -39,6 +39,7 @@ RESERVE_MAX: Final = 4096  # slots
 BURST_FADES: Final = 0.98  # with each store
 RESTORES_MAX: Final = 256  # columns that are kept for it: nobody can use them, or their room
 FORGETS_MAX: Final = 1 << 20  # beyond, what has expired is left to the agents
+DELETED_MAX: Final = 1 << 15  # columns that are known to be; of the others, all of their org's
 LOOK_AT: Final = 1000  # of the columns that wait to be copied while they stay, in one go
 STALE_PART: Final = 4  # of a time to live: what was used so much later than noted is noted anew
 AHEAD_MAX: Final = 100_000  # columns that wait to be copied while they stay
@@ -160,6 +161,7 @@ class SecondTier:
         self._trails: dict[tuple[str, str], Known] = {}  # by org and `continue_id`, the oldest first
         self._trail_keys = 0
         self._purged: dict[str, set[bytes]] = {}  # tags, by org, since the start
+        self._deleted: dict[Forget, str] = {}  # and their orgs, likewise; the oldest first
         self._closed: Counter[str] = Counter()  # orgs of which something is being purged
 
     # Back
@@ -477,18 +479,32 @@ class SecondTier:
 
     # Away
 
-    def forget(self, home: PrefixMap, keys: Iterable[bytes], removal: Removal | None = None) -> None:
+    def forget(
+        self,
+        home: PrefixMap,
+        keys: Iterable[bytes],
+        removal: Removal | None = None,
+        *,
+        has_expired: bool = False,
+    ) -> None:
         """What tier 2 has under these keys has to go, once nobody is copying it any more."""
         maker = home.account.makers.get(home.namespace)
         if maker is None or (removal is None and len(self._forgets) > FORGETS_MAX):
             return
         for key in keys:
-            self._forgets.append(
-                (self._ledger.slots.moment, Forget(home.group, key, maker.tag, removal))
-            )
-            self._forgetting[home.group, key] += 1
+            self._forget(Forget(home.group, key, maker.tag, removal))
             if removal:
                 removal.waiting += 1
+            if not has_expired:  # which a file says itself, wherever it lies
+                self._deleted[Forget(home.group, key, maker.tag, None)] = home.account.org
+        while len(self._deleted) > DELETED_MAX:
+            deleted, org = next(iter(self._deleted.items()))
+            del self._deleted[deleted]
+            self._purged.setdefault(org, set()).add(deleted.tag)
+
+    def _forget(self, forget: Forget) -> None:
+        self._forgets.append((self._ledger.slots.moment, forget))
+        self._forgetting[forget.group, forget.key] += 1
 
     def take_forgets(self, most: int) -> list[Forget]:
         """Those of one group together. `forgotten` has to follow, or `not_forgotten`."""
@@ -548,6 +564,8 @@ class SecondTier:
         """A shard has another home, which may be one that it had before, with files of that time."""
         for org, tags in list(self._purged.items()):
             self.purge(self._ledger.account(org), set(tags), Removal(Reason.PURGED))
+        for deleted in self._deleted:
+            self._forget(deleted)
 
     def take_purge(self) -> Purge | None:
         """`purged` has to follow, or `not_purged`."""

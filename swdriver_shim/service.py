@@ -51,6 +51,7 @@ from telemetry.exposition import CONTENT_TYPE
 TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
+CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
@@ -135,10 +136,11 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PurgeOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of which org; and how long to wait, at most, until nothing is left."""
+    """Of which org; and how long to wait, at most, until nothing is left. Not long, since the controller
+    has more to say; it asks again."""
 
     org: Annotated[str, Meta(min_length=1, max_length=200)]
-    seconds: Annotated[float, Meta(ge=0, le=PURGE_SECONDS_MAX)] = PURGE_SECONDS_MAX
+    seconds: Annotated[float, Meta(ge=0, le=CONTROL_SECONDS_MAX)] = CONTROL_SECONDS_MAX
 
 
 class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -247,7 +249,8 @@ class Service:
 
     async def set_desired(self, request: Request) -> Response:
         told = await _in(self._for_controller, self.shim.set_desired, await body_of(request))
-        return as_json({"generation": told.generation}, 202)
+        followed = self.shim.observed_generation
+        return as_json({"generation": told.generation, "observed_generation": followed}, 202)
 
     async def observed(self, _request: Request) -> Response:
         return as_json(await _in(self._for_controller, self.shim.observed))
@@ -275,7 +278,7 @@ class Service:
             raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
         tag = isolation_tag(org.name, org.secret)
         purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
-        return _receipt(await asyncio.to_thread(purge))
+        return _receipt(await _in(self._for_controller, purge))
 
     # For callers
 

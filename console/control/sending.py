@@ -27,7 +27,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Ask, or with a document, tell and then ask."""
+    """Ask; or with a document, tell, and ask unless the answer says it all."""
 
     key: int
     endpoint: Endpoint
@@ -76,18 +76,12 @@ async def _deliver(client: httpx.AsyncClient, order: Order) -> Answer:
             told = await client.put(f"{address}/v1/desired", content=order.document, headers=headers)
             if told.status_code != HTTPStatus.ACCEPTED:
                 refused = _sentence(told)
+            elif "observed_generation" in (follows := told.json()):  # it does so before it answers
+                return _answer(order.key, follows)
         found = await client.get(f"{address}/v1/observed", headers=headers)
         if found.status_code != HTTPStatus.OK:
             return Answer(order.key, reached=False, problem=refused or _sentence(found))
-        observed = found.json()
-        return Answer(
-            order.key,
-            reached=True,
-            refused=bool(refused),
-            generation=int(observed["generation"]),
-            observed_generation=int(observed["observed_generation"]),
-            problem=refused or _shortfall(observed),
-        )
+        return _answer(order.key, found.json(), refused)
     except httpx.InvalidURL as error:
         return Answer(order.key, reached=False, problem=f"Its address is none: {error}.")
     except httpx.HTTPError as error:
@@ -95,6 +89,17 @@ async def _deliver(client: httpx.AsyncClient, order: Order) -> Answer:
         return Answer(order.key, reached=False, problem=f"It does not answer: {said}."[:_PROBLEM_MAX])
     except (ValueError, KeyError, TypeError):
         return Answer(order.key, reached=False, problem="Its answer makes no sense: is it one of ours?")
+
+
+def _answer(key: int, observed: Mapping[str, Any], refused: str = "") -> Answer:
+    return Answer(
+        key,
+        reached=True,
+        refused=bool(refused),
+        generation=int(observed["generation"]),
+        observed_generation=int(observed["observed_generation"]),
+        problem=refused or _shortfall(observed),
+    )
 
 
 def _sentence(answer: httpx.Response) -> str:

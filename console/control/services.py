@@ -114,17 +114,16 @@ def applied(change: Change | None, kind: str = Kind.DRIVER) -> Reach:
 
     Who has never been told anything keeps nothing of anybody, and is left out.
     """
-    number = change.pk if change else 0
-    targets = {one.name: one for one in Target.objects.filter(kind=kind)}
-    there = _endpoints(kind, names=None)
-    standings = []
-    for name in sorted(there):
-        if change is not None and not change.concerns(kind, name):
-            continue
-        target = targets.get(name)
-        if target is not None and target.generation > 0:
-            standings.append(_standing(target, number, is_silent=there[name] is None))
-    return Reach(change, standings)
+    there = {one.name: one for one in _joined(kind).defer("control_token")}
+    targets = Target.objects.filter(kind=kind, name__in=there, generation__gt=0).order_by("name")
+    return Reach(
+        change,
+        [
+            _standing(target, change.pk if change else 0, is_silent=_is_silent(there[target.name]))
+            for target in targets.defer("secret", "digest")
+            if change is None or change.concerns(kind, target.name)
+        ],
+    )
 
 
 def _standing(target: Target, change: int, *, is_silent: bool) -> Standing:
@@ -179,8 +178,10 @@ def _push(kind: str, names: Collection[str] | None, *, also_ask: bool) -> int:
         elif also_ask and (target.observed_at is None or asked_at - target.observed_at > ASK_EVERY):
             orders.append(Order(target.pk, endpoint))
     told = {order.key for order in orders if order.document is not None}
-    for answer in send(orders) if orders else ():
-        _note(compiled[answer.key][0], answer, asked_at, was_told=answer.key in told)
+    answers = send(orders) if orders else []
+    with transaction.atomic():  # in the order of names, as everybody takes these rows
+        for answer in answers:
+            _note(compiled[answer.key][0], answer, asked_at, was_told=answer.key in told)
     _close_changes()
     return sum(not target.is_up_to_date for target, _ in compiled.values())
 
@@ -269,19 +270,21 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
 
 def _close_changes() -> None:
     """Changes that all have heard of by now. Those that somebody misses stay open."""
+    waiting = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
+    if not waiting:
+        return
     now = timezone.now()
-    standing = {(one.kind, one.name): one for one in Target.objects.defer("secret", "digest")}
-    there = [(kind, name) for kind in Kind.values for name in _endpoints(kind, names=None)]
+    heard = {
+        (kind, target.name): target.observed_change if target.observed_generation else 0
+        for kind in Kind.values
+        for target in Target.objects.filter(
+            kind=kind, generation__gt=0, name__in=_joined(kind).values("name")
+        ).defer("secret", "digest")
+    }
     done = [
         change.pk
-        for change in Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX]
-        if all(
-            (target := standing.get(one)) is not None
-            and target.observed_generation > 0
-            and target.observed_change >= change.pk
-            for one in there
-            if change.concerns(*one)
-        )
+        for change in waiting
+        if all(number >= change.pk for one, number in heard.items() if change.concerns(*one))
     ]
     Change.objects.filter(pk__in=done, applied_at=None).update(applied_at=now)
 

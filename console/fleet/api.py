@@ -179,7 +179,7 @@ def show_driver(driver: Driver) -> DriverOut:
 def list_nodes(
     request: HttpRequest,
     q: SearchText = "",
-    state: StateName | None = None,
+    state: Literal[StateName, "not joined"] | None = None,
     stamp: SearchText = "",
     leaf: SearchText = "",
     label: SearchText = "",

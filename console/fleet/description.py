@@ -88,8 +88,6 @@ def dump(things: Things) -> str:
         leaf_of[said.pop("leaf")].setdefault("spine_links", {})[name] = said
     for name in _names(things, NODE):
         said = dict(things[NODE, name])
-        if "memory" in said:
-            said["memory"] = in_units(said["memory"])
         stamps[said.pop("stamp")]["nodes"][name] = said
     for name in _names(things, BOX):
         said = dict(things[BOX, name])
@@ -105,11 +103,20 @@ def dump(things: Things) -> str:
 
 
 def in_units(memory_bytes: int) -> str:
-    """`512G`: the largest unit that says it exactly."""
+    """`512G`: the largest unit that says it exactly. So it stands in what is read and compared."""
     for unit, size in UNITS.items():
         if memory_bytes and memory_bytes % size == 0:
             return f"{memory_bytes // size}{unit}"
     return str(memory_bytes)
+
+
+def in_bytes(text: str) -> int:
+    """The other way round. Raises ValueError."""
+    match = _MEMORY.fullmatch(text)
+    size = int(match[1]) * UNITS.get(match[2], 1) if match else 0
+    if not 0 < size <= 1 << 60:
+        raise ValueError(f"{text[:80]!r} should be a number of bytes, such as 512G")
+    return size
 
 
 def _names(things: Iterable[Thing], kind: str) -> list[str]:
@@ -181,7 +188,8 @@ class _Reader:
             found["nics"][nic] = self._nic(at, value, stamp)
         if not found["nics"]:
             self._wrong(said, path, "a node needs a NIC on a leaf: `nics: {eth0: {leaf: …}}`")
-        for what, convert in (("memory", _memory), ("cpus", _count), ("shards_max", _count)):
+        converts: dict[str, Callable[[str], int | str]] = {"memory": _memory, "cpus": _count}
+        for what, convert in {**converts, "shards_max": _count}.items():
             if what in fields:
                 found[what] = self._take(fields, what, path, said, convert)
         labels = {
@@ -321,9 +329,5 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _memory(text: str) -> int:
-    match = _MEMORY.fullmatch(text)
-    size = int(match[1]) * UNITS.get(match[2], 1) if match else 0
-    if not 0 < size <= 1 << 60:
-        raise ValueError(f"{text[:80]!r} should be a number of bytes, such as 512G")
-    return size
+def _memory(text: str) -> str:
+    return in_units(in_bytes(text))

@@ -1,4 +1,4 @@
-"""A stamp as a picture: the spine's nearer end, its leaves, and what is plugged in there. Pure.
+"""A stamp as a picture: what is plugged in, its leaves, and the spine's nearer end. Pure.
 
 Only places are decided here, on paper as wide as `WIDTH`; how it looks is the template's and the style
 sheet's. What stands in a row is in one row of the table beside it, too.
@@ -6,19 +6,21 @@ sheet's. What stands in a row is in one row of the table beside it, too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 WIDTH: Final = 760
-SPINE_X, SPINE_WIDTH = 4, 120
-LEAF_X, LEAF_WIDTH = 230, 130
-SPOT_X, SPOT_WIDTH = 470, 286
+SPOT_X, SPOT_WIDTH = 4, 286
+LEAF_X, LEAF_WIDTH = 400, 130
+SPINE_X, SPINE_WIDTH = 636, 120
 ROW: Final = 46
 BOX_HEIGHT: Final = 38
 SPOTS_MAX: Final = 36  # drawn one by one; beyond that, those that are well are drawn together
 ODD_MAX: Final = 12  # of those that are not, for each group
 NAME_CHARACTERS_MAX: Final = 26
+NAMED_MAX: Final = 3
 
 Look = Literal["ok", "warn", "bad", "off", "box"]
 
@@ -42,6 +44,12 @@ class Link:
     leaf: str
     spine: str
     gbits: int
+    streams: int = 0  # that cross the spine by its leaf
+
+    @property
+    def title(self) -> str:
+        crossing = f"; streams that cross the spine by this leaf: {self.streams}" if self.streams else ""
+        return f"{self.name}: {self.leaf} to {self.spine}, {self.gbits} Gbit/s{crossing}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Line:
     path: str
-    kind: Literal["nic", "port", "spine"]
+    kind: Literal["nic", "port", "spine", "crossed"]
     title: str
 
 
@@ -80,14 +88,14 @@ class Drawing:
 
 
 def draw(leaves: Iterable[str], links: Sequence[Link], spots: Sequence[Spot]) -> Drawing:
-    """What is plugged in stands at the right, in the order of its leaves; leaves stand in the middle of
-    what they connect, and spine switches in the middle of their leaves."""
+    """What is plugged in stands at the left, which small screens show first, in the order of its leaves;
+    leaves stand in the middle of what they connect, and spine switches in the middle of their leaves."""
     shown = sorted(fold(spots), key=lambda spot: (spot.leaves, spot.kind, spot.count > 1, spot.name))
-    at_right = [
+    plugged = [
         Place(SPOT_X, 4 + row * ROW, SPOT_WIDTH, spot.name, spot) for row, spot in enumerate(shown)
     ]
     wanted: dict[str, list[int]] = {leaf: [] for leaf in leaves}
-    for place in at_right:
+    for place in plugged:
         for leaf in place.spot.leaves if place.spot else ():
             wanted.setdefault(leaf, []).append(place.y)
     in_the_middle = _column(LEAF_X, LEAF_WIDTH, wanted)
@@ -95,11 +103,11 @@ def draw(leaves: Iterable[str], links: Sequence[Link], spots: Sequence[Spot]) ->
     spines: dict[str, list[int]] = {}
     for link in links:
         spines.setdefault(link.spine, []).append(ys[link.leaf])
-    at_left = _column(SPINE_X, SPINE_WIDTH, spines)
-    everything = [*at_right, *in_the_middle, *at_left]
+    at_the_spine = _column(SPINE_X, SPINE_WIDTH, spines)
+    everything = [*plugged, *in_the_middle, *at_the_spine]
     height = max((place.y for place in everything), default=0) + ROW
-    lines = [*_of_spine(at_left, in_the_middle, links), *_of_spots(in_the_middle, at_right)]
-    return Drawing(height, at_left, in_the_middle, at_right, lines)
+    lines = [*_of_spine(at_the_spine, in_the_middle, links), *_of_spots(in_the_middle, plugged)]
+    return Drawing(height, at_the_spine, in_the_middle, plugged, lines)
 
 
 def fold(spots: Sequence[Spot]) -> list[Spot]:
@@ -111,30 +119,35 @@ def fold(spots: Sequence[Spot]) -> list[Spot]:
     for spot in spots:
         groups.setdefault((spot.kind, spot.leaves), []).append(spot)
     shown: list[Spot] = []
-    for (kind, leaves), group in groups.items():
+    for group in groups.values():
         odd = [spot for spot in group if spot.look in ("warn", "bad")][:ODD_MAX]
         rest = [spot for spot in group if spot not in odd]
         shown += odd
         if len(rest) == 1:
             shown += rest
         elif rest:
-            plural = "nodes" if kind == "node" else "boxes"
-            looks = [spot.look for spot in rest]
-            look = next(one for one in ("bad", "warn", "ok", "box", "off") if one in looks)
-            shown.append(
-                Spot(rest[0].kind, f"{len(rest)} {plural}", leaves, look, counted(rest), count=len(rest))
-            )
+            shown.append(_together(rest))
     return shown
 
 
+def _together(spots: Sequence[Spot]) -> Spot:
+    looks = {spot.look for spot in spots}
+    look = next(one for one in ("bad", "warn", "ok", "box", "off") if one in looks)
+    first = spots[0]
+    what, said = ("nodes", counted(spots)) if first.kind == "node" else ("boxes", _named(spots))
+    return Spot(first.kind, f"{len(spots)} {what}", first.leaves, look, said, count=len(spots))
+
+
 def counted(spots: Iterable[Spot]) -> str:
-    """`40 ready, 2 cordoned`, the most first; of boxes, nothing."""
-    counts: dict[str, int] = {}
-    for spot in spots:
-        if spot.kind == "node":
-            counts[spot.said] = counts.get(spot.said, 0) + 1
+    """`40 ready, 2 cordoned`: of nodes, the most first."""
+    counts = Counter(spot.said for spot in spots if spot.kind == "node")
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count} {said}" for said, count in ordered)
+
+
+def _named(spots: Sequence[Spot]) -> str:
+    names = [spot.name for spot in spots]
+    return ", ".join([*names[:NAMED_MAX], *(["…"] if len(names) > NAMED_MAX else [])])
 
 
 def _column(x: int, width: int, wanted: Mapping[str, Sequence[int]]) -> list[Place]:
@@ -155,9 +168,9 @@ def _of_spine(spines: Sequence[Place], leaves: Sequence[Place], links: Sequence[
     leaf_of = {place.name: place for place in leaves}
     return [
         Line(
-            _curve(spine_of[link.spine], leaf_of[link.leaf]),
-            "spine",
-            f"{link.name}: {link.leaf} to {link.spine}, {link.gbits} Gbit/s",
+            _curve(leaf_of[link.leaf], spine_of[link.spine]),
+            "crossed" if link.streams else "spine",
+            link.title,
         )
         for link in links
     ]
@@ -167,7 +180,7 @@ def _of_spots(leaves: Sequence[Place], spots: Sequence[Place]) -> list[Line]:
     leaf_of = {place.name: place for place in leaves}
     return [
         Line(
-            _curve(leaf_of[leaf], place),
+            _curve(place, leaf_of[leaf]),
             "nic" if place.spot.kind == "node" else "port",
             f"{place.name} on {leaf}",
         )

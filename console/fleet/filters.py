@@ -8,11 +8,13 @@ from django.db.models import Q, QuerySet
 
 from console.fleet.models import Node
 
+NOT_JOINED = "not joined"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFilters:
     q: str = ""
-    state: str = ""
+    state: str = ""  # of those that have joined; or NOT_JOINED
     stamp: str = ""
     leaf: str = ""
     label: str = ""  # `rack=7`, or `rack` for whatever value
@@ -21,6 +23,8 @@ class NodeFilters:
         if self.q:
             found = found.filter(Q(name__contains=self.q) | Q(state_reason__icontains=self.q))
         if self.state:
+            found = found.filter(joined_at__isnull=self.state == NOT_JOINED)
+        if self.state and self.state != NOT_JOINED:
             found = found.filter(state=self.state)
         if self.stamp:
             found = found.filter(stamp__name=self.stamp)

@@ -6,6 +6,7 @@ from django import forms
 
 from console.accounts.forms import ReasonMixin
 from console.fleet import tokens
+from console.fleet.filters import NOT_JOINED
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.models import STATES, JoinToken
 from console.placement.topology import State
@@ -22,7 +23,7 @@ class NodeFilterForm(forms.Form):
     """The filters of the list of nodes; all of them live in the address, as in the API."""
 
     q = forms.CharField(max_length=120, required=False, label="Search")
-    state = forms.ChoiceField(choices=[("", "any"), *STATES], required=False)
+    state = forms.ChoiceField(choices=[("", "any"), *STATES, (NOT_JOINED, NOT_JOINED)], required=False)
     stamp = forms.CharField(max_length=63, required=False)
     leaf = forms.CharField(max_length=63, required=False)
     label = forms.CharField(max_length=120, required=False, help_text="“rack” or “rack=7”")
@@ -86,7 +87,6 @@ class JoinForm(forms.Form):
 class DescriptionForm(ReasonMixin):
     yaml = forms.CharField(
         max_length=4 << 20,
-        required=False,
         strip=False,
         label="Description",
         widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "class": "code"}),
@@ -101,6 +101,7 @@ class DescriptionForm(ReasonMixin):
         file: Any = self.cleaned_data.get("file")
         if file is None:
             return
+        self.errors.pop("yaml", None)
         if file.size > UPLOAD_BYTES_MAX:
             self.add_error("file", "A file has at most 1 MiB.")
             return

@@ -20,15 +20,14 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.fleet import description, services, storing
-from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
+from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things, in_units
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
-from console.fleet.storing import DECLARED
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
 
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('fleet import'))"
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('placement'))"  # as console.sessions.world.hold
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,9 @@ def _said_of(node: Node) -> dict[str, Any]:
             for nic in node.nics.all()
         },
     }
-    for what, attribute in DECLARED.items():
-        if attribute in node.declared:
-            said[what] = node.declared[attribute]
+    if "memory_bytes" in node.declared:
+        said["memory"] = in_units(node.declared["memory_bytes"])
+    said |= {what: node.declared[what] for what in ("cpus", "shards_max") if what in node.declared}
     if node.labels:
         said["labels"] = node.labels
     return said
@@ -208,17 +207,18 @@ def _become(
                 storing.change(kind, found.to_write(kind, "changed"))
             for kind in reversed(KINDS):
                 storing.remove(kind, found.to_write(kind, "removed"))
+            connection.check_constraints()  # here, where it can be told, and not at the commit
     except ProtectedError as error:
         held = next(iter(error.protected_objects))
         raise Impossible(f"Nothing was changed: {held} still needs what would be removed.") from None
-    except IntegrityError:  # an agent has joined meanwhile under a name that was to be added
+    except IntegrityError:  # somebody has joined under a name that was to be added, say
         raise Moved from None
     _record(principal, found, reason, undoes)
     return found
 
 
 def _lock() -> None:
-    """Imports happen one after the other; nodes' rows are locked as they are written."""
+    """Until the end of the transaction nobody else imports, and nobody places streams."""
     with connection.cursor() as cursor:
         cursor.execute(_LOCK)
 

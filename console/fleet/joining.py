@@ -223,9 +223,8 @@ def node_beats(name: str, shown: str, facts: NodeFacts) -> bool:
     if node is None or not _is_its(node, shown):
         return False
     if node.state == State.LOST.value or not _says_the_same(node, facts, node.reported):
-        _node_changes(node.pk, facts)
-    else:
-        Node.objects.filter(pk=node.pk).update(last_heartbeat_at=timezone.now())
+        return _node_changes(node.pk, shown, facts)
+    Node.objects.filter(pk=node.pk).update(last_heartbeat_at=timezone.now())
     return True
 
 
@@ -234,18 +233,17 @@ def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
     if driver is None or not _is_its(driver, shown):
         return False
     if driver.lost_at is not None or not _says_the_same(driver, facts):
-        _driver_changes(driver.pk, facts)
-    else:
-        Driver.objects.filter(pk=driver.pk).update(last_heartbeat_at=timezone.now())
+        return _driver_changes(driver.pk, shown, facts)
+    Driver.objects.filter(pk=driver.pk).update(last_heartbeat_at=timezone.now())
     return True
 
 
 @transaction.atomic
-def _node_changes(key: int, facts: NodeFacts) -> None:
-    """It is back, or another one than before: updated, say."""
+def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
+    """It is back, or another one than before: updated, say. Unless its name was taken over meanwhile."""
     node = Node.objects.select_for_update().filter(pk=key).first()
-    if node is None:
-        return
+    if node is None or not _is_its(node, shown):
+        return False
     was_lost, version = node.state == State.LOST.value, node.software_version
     _follow_node(node, facts)
     _heal(node)
@@ -256,13 +254,14 @@ def _node_changes(key: int, facts: NodeFacts) -> None:
         note("node.back", [topic(node)], f"{node.name} is back, and {node.state}.")
     if version != node.software_version:
         note("node.software", [topic(node)], f"{node.name} runs {node.software_version}.")
+    return True
 
 
 @transaction.atomic
-def _driver_changes(key: int, facts: DriverFacts) -> None:
+def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
     driver = Driver.objects.select_for_update().filter(pk=key).first()
-    if driver is None:
-        return
+    if driver is None or not _is_its(driver, shown):
+        return False
     was_lost, version = driver.lost_at is not None, driver.software_version
     _follow(driver, facts)
     driver.lost_at, driver.last_heartbeat_at = None, timezone.now()
@@ -273,6 +272,7 @@ def _driver_changes(key: int, facts: DriverFacts) -> None:
         note("driver.back", [its_topic], f"Driver {driver.name} is back.")
     if version != driver.software_version:
         note("driver.software", [its_topic], f"Driver {driver.name} runs {driver.software_version}.")
+    return True
 
 
 def _is_its(joined: Node | Driver, shown: str) -> bool:
@@ -320,7 +320,7 @@ def _heal(node: Node) -> None:
 
 def heartbeat_seconds() -> float:
     """How often we want to hear of everybody: several times before one counts as lost."""
-    return min(10.0, lost_after() / 6)
+    return min(10.0, lost_after() / 4)
 
 
 def lost_after() -> int:

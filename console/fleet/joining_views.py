@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.accounts.browser import SignedInRequest, signed_in
 from console.fleet import services, tokens
 from console.fleet.forms import JoinForm
+from kvss_agent.joining import Console
 
 SHOWN_MAX = 100
 
@@ -40,7 +41,7 @@ def join(request: SignedInRequest) -> HttpResponse:
         "kind": form.cleaned_data.get("kind", "node") if made else "node",
         "tokens": found[:SHOWN_MAX],
         "origin": origin,
-        "is_in_the_open": request.scheme == "http",
+        "is_in_the_open": Console(origin).is_in_the_open,
         "leaf": leaf,
         "tab": "join",
     }

@@ -11,8 +11,9 @@ from typing import Final
 from django.utils import timezone
 
 from console.accounts.principal import Principal
-from console.fleet import services
+from console.fleet import running, services
 from console.fleet.drawing import Drawing, Link, Look, Spot, counted, draw
+from console.fleet.filters import NOT_JOINED
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.placement.topology import State
 from console.shell.templatetags.console import byte_size
@@ -25,7 +26,6 @@ LOOKS: Final[dict[str, Look]] = {
     State.MAINTENANCE.value: "off",
     State.LOST.value: "bad",
 }
-NOT_JOINED: Final = "not joined"
 
 
 def look_of(state: str, *, has_joined: bool) -> tuple[Look, str]:
@@ -50,6 +50,7 @@ class StampView:
     links: list[Link] = field(default_factory=list)
     leaves: list[str] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
+    streams: list[tuple[str, str, int]] = field(default_factory=list)  # by the kind of their path
     picture: Drawing | None = None
 
     @property
@@ -61,13 +62,8 @@ class StampView:
         return [spot for spot in self.spots if spot.kind == "box"]
 
     @property
-    def states(self) -> str:
-        return counted(self.nodes)
-
-    @property
-    def look(self) -> Look:
-        looks = {spot.look for spot in self.nodes}
-        return next((one for one in ("bad", "warn", "ok", "off") if one in looks), "off")
+    def states(self) -> list[tuple[Look, str, int]]:
+        return _in_order(Counter((spot.look, spot.said) for spot in self.nodes))
 
     @property
     def rows(self) -> list[LeafRow]:
@@ -112,18 +108,26 @@ def overview(principal: Principal, only: str = "") -> Overview:
         ).order_by("name")
     )
     stamps = {stamp.pk: StampView(stamp.name) for stamp in Stamp.objects.all()}
-    for leaf in Leaf.objects.all():
-        stamps[leaf.stamp_id].leaves.append(leaf.name)
+    for row in Leaf.objects.all():
+        stamps[row.stamp_id].leaves.append(row.name)
+    taken, shards = running.paths(), running.shards_by_node()
     for link in SpineLink.objects.select_related("leaf"):
-        stamps[link.leaf.stamp_id].links.append(Link(link.name, link.leaf.name, link.spine, link.gbits))
+        leaf = link.leaf.name
+        stamps[link.leaf.stamp_id].links.append(
+            Link(link.name, leaf, link.spine, link.gbits, taken.over_spine.get(leaf, 0))
+        )
     leaves = _sets(Nic.objects.values_list("node__name", "leaf__name").distinct())
     for node in nodes:
         look, said = look_of(node.state, has_joined=node.joined_at is not None)
-        memory = byte_size(node.memory_bytes) if node.memory_bytes else ""
-        spot = Spot("node", node.name, leaves[node.name], look, said, memory)
+        detail = byte_size(node.memory_bytes) if node.memory_bytes else ""
+        if count := shards.get(node.name):
+            detail = f"{detail}, {count} shard{'s' if count > 1 else ''}"
+        spot = Spot("node", node.name, leaves[node.name], look, said, detail)
         stamps[node.stamp_id].spots.append(spot)
     _add_boxes(stamps)
     shown = [view for view in stamps.values() if not only or view.name == only]
+    for view in shown:
+        view.streams = taken.of(view.leaves)
     for view in shown[:PICTURES_MAX] if only or len(shown) <= PICTURES_MAX else ():
         view.picture = draw(view.leaves, view.links, view.spots)
     joined = [node for node in nodes if node.joined_at]
@@ -131,7 +135,9 @@ def overview(principal: Principal, only: str = "") -> Overview:
     newest = Node.objects.order_by("-last_heartbeat_at").exclude(last_heartbeat_at=None).first()
     return Overview(
         stamps=shown,
-        states=_states((node.state, node.joined_at is not None) for node in nodes),
+        states=_in_order(
+            Counter(look_of(node.state, has_joined=node.joined_at is not None) for node in nodes)
+        ),
         memory_ready=sum(node.memory_bytes for node in nodes if node.state == State.READY.value),
         drivers_alive=lost.count(None),
         drivers_lost=len(lost) - lost.count(None),
@@ -165,8 +171,8 @@ def _sets(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     return defaultdict(tuple, {name: tuple(sorted(leaves)) for name, leaves in found.items()})
 
 
-def _states(nodes: Iterable[tuple[str, bool]]) -> list[tuple[Look, str, int]]:
-    counts = Counter(look_of(state, has_joined=joined) for state, joined in nodes)
+def _in_order(counts: Counter[tuple[Look, str]]) -> list[tuple[Look, str, int]]:
+    """How many nodes are in which state, the good first."""
     order = [*LOOKS, NOT_JOINED]
     found = [(look, said, count) for (look, said), count in counts.items()]
     return sorted(found, key=lambda one: order.index(one[1]))

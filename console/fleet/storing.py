@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP
+from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP, in_bytes
 from console.fleet.joining import settle
 from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, SpineLink, Stamp
 
-DECLARED: Final = {"memory": "memory_bytes", "cpus": "cpus", "shards_max": "shards_max"}
 _MODELS: Final[dict[str, type[Named]]] = {
     STAMP: Stamp,
     LEAF: Leaf,
@@ -74,7 +73,9 @@ def _filled(row: Named, said: dict[str, Any], resolve: _Resolve) -> Named:
         row.stamp = resolve.stamp(said["stamp"])
     if isinstance(row, Node):
         row.labels = said.get("labels", {})
-        row.declared = {attribute: said[what] for what, attribute in DECLARED.items() if what in said}
+        row.declared = {what: said[what] for what in ("cpus", "shards_max") if what in said}
+        if "memory" in said:
+            row.declared["memory_bytes"] = in_bytes(said["memory"])
         settle(row)
     return row
 

@@ -15,7 +15,7 @@ from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
-from console.fleet import nodes, services
+from console.fleet import nodes, running, services
 from console.fleet.filters import NodeFilters
 from console.fleet.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.fleet.joining import lost_after
@@ -82,7 +82,7 @@ def _node_page(
         "wanted_reason": wanted_reason,
         "skew": skew(settings.VERSION, node.software_version),
         "drivers": node.drivers.order_by("name")[:PER_PAGE],
-        "streams": nodes.streams_on("node", [node.name]).get(node.name, 0),
+        "running": running.on_node(node, nodes.topic(node)),
         "events": events_of(nodes.topic(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
         "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
@@ -174,6 +174,7 @@ def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
         "look": look,
         "said": said,
         "skew": skew(settings.VERSION, driver.software_version),
+        "target": running.target_of("driver", driver.name),
         "events": events_of(topic).order_by("-id")[:RECENT],
         "lost_after": lost_after(),
         "tab": "drivers",

@@ -116,6 +116,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             detail = f"A connection has at most {SUBSCRIPTIONS_MAX} topics. Unsubscribe from some first."
             self._refuse("TooManyTopics", detail, topic)
             return
+        if not hub().has_room(topic):
+            self._refuse("TooManyTopics", "This process follows as many topics as it can.", topic)
+            return
         refused = await self._refused((topic,))
         if refused:
             self._refuse("NotFound", "There is no such topic, or it is not yours to see.", topic)
@@ -147,20 +150,27 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def _keep_sending(self) -> None:
         try:
-            while True:
+            while self._is_open:
                 await self._wake.wait()
                 self._wake.clear()
-                for frame in self._outbox.take():
-                    async with asyncio.timeout(STALL_SECONDS):
-                        await self.send(frame.text)
-                    COUNTS.sent += 1
-                COUNTS.skipped += self._outbox.skipped
-                self._outbox.skipped = 0
+                await self._send_all()
         except TimeoutError:
             await self._close(Closing.STALLED)
+        except OSError:
+            return  # they are gone, and Channels is about to hear it
+
+    async def _send_all(self) -> None:
+        for frame in self._outbox.take():
+            if not self._is_open:
+                return
+            async with asyncio.timeout(STALL_SECONDS):
+                await self.send(frame.text)
+            COUNTS.sent += 1
+        COUNTS.skipped += self._outbox.skipped
+        self._outbox.skipped = 0
 
     async def _keep_checking(self) -> None:
-        while True:
+        while self._is_open:
             with contextlib.suppress(TimeoutError):
                 # Not all at the same moment, after a restart to which all came back.
                 async with asyncio.timeout(CHECK_SECONDS * random.uniform(0.8, 1.2)):  # noqa: S311
@@ -188,7 +198,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self._is_open:
             self._leave()
             COUNTS.closed[str(int(why))] += 1
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(
+                OSError
+            ):  # they are gone, or don't read: a TimeoutError is one, too
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.close(int(why), REASONS[why])
 
@@ -198,3 +210,5 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             COUNTS.viewers -= 1
             hub().leave(self, self._topics)
             self._topics = set()
+            for ending in (self._wake, self._check):
+                ending.set()

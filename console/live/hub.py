@@ -35,6 +35,7 @@ ROUND_SECONDS: Final = 1.0
 SPACING_SECONDS: Final = 0.25  # rounds are at least so far apart, however many hints there are
 PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
 UNKNOWN: Final = "unknown"  # kind of a change that we may have missed
+TOPICS_MAX: Final = 1000  # that are read in a round
 HINTS_MAX: Final = 10_000  # that wait for a round; beyond it they are only late
 
 
@@ -59,6 +60,9 @@ class Hub:
         self._has_tried_to_listen = asyncio.Event()
         self._openings: dict[str, list[tuple[Viewer, int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+
+    def has_room(self, topic: str) -> bool:
+        return topic in self._viewers or len(self._viewers) < TOPICS_MAX
 
     def watch(self, viewer: Viewer, topic: str, since: int | None) -> None:
         """Send the topic's opening, at once or after the next round, and then each of its frames. Doing

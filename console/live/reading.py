@@ -63,7 +63,7 @@ def _events_since(wanted: Wanted) -> tuple[int, Mapping[str, list[Event]]]:
     """Up to which number the log is read, and what is new for the topics that are watched. Events become
     visible in the order of their numbers, so nothing is missed below the highest."""
     last = models.Event.objects.aggregate(last=Max("pk"))["last"] or 0
-    if wanted.event is None or last <= wanted.event:
+    if wanted.event is None or last <= wanted.event or not wanted.watched:
         return max(last, wanted.event or 0), {}
     log = models.Event.objects.filter(
         pk__gt=wanted.event, pk__lte=last, topics__overlap=list(wanted.watched)

@@ -30,7 +30,7 @@ class NoSuchUser(Exception):
 
 def visible_orgs(principal: Principal) -> QuerySet[Org]:
     """The orgs that they may know of, with the number of members."""
-    orgs = Org.objects.annotate(member_count=Count("memberships"))
+    orgs = Org.objects.annotate(member_count=Count("memberships")).order_by("slug")
     if principal.on_platform(Role.VIEWER):
         return orgs
     confined = principal.token.org_id if principal.token else None

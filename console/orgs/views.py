@@ -10,8 +10,12 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
+from console.control.services import applied
 from console.orgs import services
 from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
+from console.policies import services as policies
+from console.policies.usage import restrictions, usage
+from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
 SHOWN_MAX = 500
@@ -46,8 +50,15 @@ def new_org(request: SignedInRequest) -> HttpResponse:
 def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug)
     role = request.principal.role_in(org.pk)
+    held = policies.in_force(org)
     context = {
         "org": org,
+        "topic": of_org(org.slug),
+        "held": held,
+        "reach": applied(held.version.change if held.version else None),
+        "restrictions": restrictions(held),
+        "usage": usage(held),
+        "may_prove": role is not None and role >= Role.ON_CALL,
         "role": role,
         "members": services.members(org),
         "may_change": role is not None and role >= Role.ORG_ADMIN,

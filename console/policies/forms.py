@@ -196,7 +196,7 @@ class BulkForm(forms.Form):
         max_length=REASON_MAX,
         required=False,
         label="Why",
-        help_text="Stands in the history of each of them, beside your name.",
+        help_text="Needed to save: stands in the history of each of them, beside your name.",
     )
     token = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
 
@@ -234,6 +234,10 @@ class ClusterReasonForm(forms.Form):
         max_length=REASON_MAX, label="Why", help_text="Stands in the audit trail, beside your name."
     )
     version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
+
+
+class CallerForm(forms.Form):
+    name = forms.CharField(max_length=120, help_text="What will use it: “vLLM in east”, say.")
 
 
 class PurgeForm(forms.Form):

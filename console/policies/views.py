@@ -21,8 +21,8 @@ from console.accounts.roles import Role
 from console.control.services import applied
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import curves, documents, history, previews, schedule, services, words
-from console.policies.forms import EditorForm, ModelForm
+from console.policies import callers, curves, documents, history, previews, schedule, services, words
+from console.policies.forms import CallerForm, EditorForm, ModelForm
 from console.policies.previews import Foretold
 from console.policies.services import InForce
 from console.policies.templates import TEMPLATES
@@ -374,3 +374,35 @@ def restore(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
 def _may_change(principal: Principal, org: Org) -> bool:
     role = principal.role_in(org.pk)
     return role is not None and role >= Role.ORG_ADMIN
+
+
+# Callers
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
+    """Who may ask drivers in the name of the org; a new one's token is shown this once."""
+    org = get_org(request.principal, slug, Role.ORG_ADMIN)
+    form = CallerForm(request.POST or None)
+    token = ""
+    if request.method == "POST" and form.is_valid():
+        try:
+            with transaction.atomic():
+                org = for_change(request.principal, slug)
+                _, token = callers.add_caller(request.principal, org, name=form.cleaned_data["name"])
+            form = CallerForm()
+        except ValidationError as error:
+            form.add_error(None, ValidationError(error.messages))
+    context = {"org": org, "form": form, "token": token, "callers": callers.callers_of(org)}
+    return render(request, "policies/callers.html", context)
+
+
+@require_POST
+@signed_in
+def remove_caller(request: SignedInRequest, slug: str, public_id: str) -> HttpResponse:
+    with transaction.atomic():
+        org = for_change(request.principal, slug)
+        callers.remove_caller(request.principal, org, public_id)
+    messages.success(request, "Removed. Drivers refuse its token from now on.")
+    return redirect("callers", slug)

@@ -158,7 +158,7 @@ def propose(world: World, wish: Wish) -> Proposal:
     found = plan(world.fleet, grants.streams(world.fleet, [session]), world.running)
     streams = _Streams(world, session)
     rows = [streams.planned(one.stream, one) for one in found.placed]
-    rows += [streams.planned(one.stream, None) for one in found.unplaced]
+    rows += [streams.planned(one.stream, one) for one in found.unplaced]
     worst = max(found.unplaced, key=lambda one: (one.cause.is_never, one.missing_bytes), default=None)
     return Proposal(
         session=wish.name,
@@ -187,7 +187,7 @@ class _Streams:
                 numbers[shard.group] += 1
         self._here = {key_of(shard): shard for shard in world.shards}
 
-    def planned(self, stream: Stream, placed: Placed | None) -> Planned:
+    def planned(self, stream: Stream, one: Placed | Unplaced) -> Planned:
         index, slot_bytes = self._facts[stream.key[1:]]
         before = self._here.get(stream.key)
         found = Planned(
@@ -201,16 +201,16 @@ class _Streams:
             slots=stream.memory_bytes // slot_bytes,
             node_before=before.node.name if before else "",
             slots_before=before.slots if before else 0,
+            why=explain.why(one.refused, one),
         )
-        if placed is None:
+        if isinstance(one, Unplaced):
             return found
         return replace(
             found,
-            node=placed.node,
-            tier=int(placed.tier),
-            port_leaf=placed.route.port_leaf,
-            nic_leaf=placed.route.nic_leaf,
-            why=explain.why(placed.refused, placed),
+            node=one.node,
+            tier=int(one.tier),
+            port_leaf=one.route.port_leaf,
+            nic_leaf=one.route.nic_leaf,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -59,7 +60,9 @@ def propose_size(world: World, session: Session, boxes: int, now: datetime) -> P
         busy = {box for job in jobs for box in _boxes_of_job(job)}
         wanted = fewer_boxes(world, had, busy, boxes)
     placements = tuple(_placement_job(world, job) for job in jobs)
-    return propose(world, _wish(session, wanted, placements, now))
+    found = propose(world, _wish(session, wanted, placements, now))
+    # Who gives boxes back needs no place for what could run on the others.
+    return found if found.added or not found.is_trial else replace(found, cause=None, sentence="")
 
 
 def propose_job(

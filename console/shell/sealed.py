@@ -2,7 +2,7 @@
 
 The keys come from the secret key of the settings and its fallbacks, by HKDF, so that they are of no use
 for anything else. What a former secret key sealed can be opened for as long as that is a fallback; it is
-sealed anew whenever its row is saved.
+sealed anew whenever its row is saved, and `manage.py reseal` does so for all.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from console.demo import places
 from console.stack.core import Spec
 from console.stack.embedded import Server
 from console.stack.privileges import launcher
@@ -103,4 +104,16 @@ def console_services(servers: tuple[str, ...], state: Path, worker_processes: in
         ours("beat", *CELERY, "beat", "--schedule", str(state / "beat-schedule"), "--pidfile="),
         ours("ingest", PYTHON, "manage.py", "ingest"),
         ours("rollup", PYTHON, "manage.py", "rollup"),
+    ]
+
+
+def demo_services(address: str) -> list[Service]:
+    """A fleet that joins the console at `address`, and whoever makes it and is its engines."""
+    launched = (*places.NODES, *places.DRIVERS)
+    return [
+        ours("demo", PYTHON, "manage.py", "demo"),
+        *(
+            ours(name, PYTHON, "-m", "console.demo.launch", name, address, after=("demo",))
+            for name in launched
+        ),
     ]

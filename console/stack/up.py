@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from console.demo import places
 from console.environment import Environment, Mode, env_file
 from console.stack import elsewhere, keys, lock, postgres, redis
 from console.stack.display import Display
@@ -17,13 +18,14 @@ from console.stack.folders import Folders
 from console.stack.listening import address, listening_socket
 from console.stack.logs import Logs
 from console.stack.remembered import Remembered
-from console.stack.services import Service, console_services, server
+from console.stack.services import Service, console_services, demo_services, server
 from console.stack.supervisor import Supervisor
 
 # What others on this machine need to work beside the running stack.
 WRITTEN = (
     "DATABASE_URL",
     "REDIS_URL",
+    "TIDEGATE_DEMO",
     "TIDEGATE_MODE",
     "TIDEGATE_SECRET_KEY",
     "TIDEGATE_STATIC_DIR",
@@ -59,6 +61,7 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         "TIDEGATE_SECRET_KEY": keys.kept(folders.state / "secret_key"),
         "TIDEGATE_STATIC_DIR": str(folders.state / "static"),
         "TIDEGATE_STATE_DIR": str(folders.state),
+        "TIDEGATE_DEMO": "true",
         "PYTHONUNBUFFERED": "1",
         **servers.urls,
         **given,
@@ -72,6 +75,11 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
             notes.append(f"Port {settings.port} is taken, so this is port {port}.")
         names = tuple(service.name for service in servers.started)
         ours = console_services(names, folders.state, settings.worker_processes)
+        if settings.demo and places.fits(folders.state):
+            ours += demo_services(where)
+            notes.append("A fleet with traffic of its own runs along; TIDEGATE_DEMO=0 leaves it out.")
+        elif settings.demo:
+            notes.append("There is no demo: its sockets would have paths that are too long.")
         services = [*servers.started, *ours]
         with sentences("say how to reach the stack", env_file(folders.state)):
             written = "".join(f"{name}={environment[name]}\n" for name in WRITTEN)

@@ -42,6 +42,7 @@ FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take 
 TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
 SCRAP_BYTES: Final = 1 << 16
 STOP_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 60  # then the kernel asks every 10 whether a client's machine is still there
 COUNTED: Final = (
     *("puts", "puts_missed", "gets", "gets_missed", "looks", "looks_missed"),
     *("connections_closed", "connections_broken", "connections_malformed"),
@@ -117,6 +118,7 @@ class Front:
         why = "connections_closed"
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_death(sock)
             connection = _Connection(sock, self._frame_seconds)
             while (raw := connection.request()) is not None:
                 self._answer(connection, parse(raw))
@@ -192,8 +194,17 @@ class Front:
         return False
 
 
+def _notice_death(sock: socket.socket) -> None:
+    """A machine that is gone says nothing, and there are only so many connections."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
 class _Connection:
-    """Between frames a client may be silent for as long as it likes; within one there is a deadline.
+    """Between frames a client may be silent for as long as its machine lives; within one there is a
+    deadline.
 
     The kernel waits and counts the time, for whole values at once: our thread is not woken for each
     piece that has come or gone.

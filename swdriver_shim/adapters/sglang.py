@@ -31,6 +31,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.pool_host import HostKVCache
 from sglang.srt.observability.metrics_collector import StorageMetrics
+from sglang.srt.runtime_context import get_server_args
 
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import in_a_row
@@ -56,7 +57,7 @@ class Pages:
         else:
             sizes = [_bytes(pool.get_dummy_flat_data_page()).nbytes]
         self.sizes: list[int] = list(map(int, sizes))  # of the pieces of a page: key, value, …
-        form = (pool.layout, pool.dtype, pool.storage_format_tag, *self.sizes, FORMAT)
+        form = (pool.layout, pool.dtype, _kv_dtype(), pool.storage_format_tag, *self.sizes, FORMAT)
         self._suffix = "|".join(map(str, (suffix, *form)))
 
     def names(self, keys: Sequence[str]) -> list[bytes]:
@@ -107,8 +108,7 @@ class KvssStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, _kwargs: object = None) -> None:
         """Raises Misconfigured."""
         told = storage_config.extra_config or {}
-        rank = storage_config.tp_rank + storage_config.tp_size * storage_config.pp_rank
-        self._opened = opened(told, rank)
+        self._opened = opened(told, rank_of(storage_config))
         self._objects = self._opened.objects
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
         self._in_place = bool(told.get("interface_v1", 0))
@@ -312,6 +312,20 @@ class KvssStorage(HiCacheStorage):
         """What has been measured since the last time."""
         told, self._metrics = self._metrics, StorageMetrics()
         return told
+
+
+def rank_of(of: HiCacheStorageConfig) -> int:
+    """Of this process among all of a server's, on whatever node and in whatever kind of parallelism."""
+    rank = of.dp_rank * of.attn_cp_size + of.attn_cp_rank
+    return int((rank * of.pp_size + of.pp_rank) * of.tp_size + of.tp_rank)
+
+
+def _kv_dtype() -> str:
+    """As the server was told, if there is one: a pool says of all 8-bit kinds that they are bytes."""
+    try:
+        return str(get_server_args().kv_cache_dtype)
+    except ValueError:  # as SGLang says that there is none
+        return ""
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -134,7 +134,10 @@ class KvssStore(UcmKVStoreBaseV1):
             raise Failed(f"{missed} of {len(names)} blocks are not there")
 
     def _dump(self, names: list[bytes], places: Places) -> None:
-        kept = self._objects.put(names, [memoryview(b"".join(pieces)) for pieces in places])
+        try:
+            kept = self._objects.put(names, [memoryview(b"".join(pieces)) for pieces in places])
+        except ValueError as error:  # too large: nobody could tell at the start, as without the sizes
+            raise Failed(str(error)) from error
         if not all(kept):
             raise Failed(f"{kept.count(False)} of {len(names)} blocks could not be kept")
 

@@ -35,14 +35,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from swdriver_shim.claims import Claim, Judge
+from swdriver_shim.claims import Claim, Judge, carried_by
 from swdriver_shim.objects import Objects
 from swdriver_shim.opening import Misconfigured, opened
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
 
-CLAIM: Final = "tidegate"  # in `kv_transfer_params`
 LOADS_AT_ONCE, STORES_AT_ONCE = 4, 2
 TIER2_SECONDS: Final = 0.2  # for which a look-up waits, in its thread; `wait_seconds` says otherwise
 
@@ -126,7 +125,7 @@ class KvssTier(SecondaryTierManager):
     def _who(self, context: ReqContext) -> Asker | Nobody:
         if self._judge is None:
             return Asker(self._org, self._opened.objects)
-        claim = self._judge.judge((context.kv_transfer_params or {}).get(CLAIM))
+        claim = self._judge.judge(carried_by(context.kv_transfer_params))
         objects = self._opened.of(claim.org) if isinstance(claim, Claim) else None
         if objects is None or not isinstance(claim, Claim):
             return Nobody()
@@ -169,7 +168,7 @@ class KvssTier(SecondaryTierManager):
         self._jobs[job.job_id] = Job(job, time.perf_counter(), done)
 
     def _store(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
-        if asker is None:
+        if asker is None or asker.rules.no_store:
             return [True] * len(keys)  # as asked for: nothing of it is kept
         return asker.objects.put(self._names(keys), self._at(rows), asker.rules)
 

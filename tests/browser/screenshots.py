@@ -15,6 +15,7 @@ SHOTS = (
     ("home-light", "/", "light", 1280, 720),
     ("home-dark", "/", "dark", 1280, 720),
     ("audit-light", "/audit/", "light", 1280, 720),
+    ("fleet-light", "/fleet/", "light", 1280, 720),
     ("audit-narrow", "/audit/", "dark", 390, 844),
 )
 

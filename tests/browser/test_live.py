@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import subprocess
-import sys
+import contextlib
+import json
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
-from console.environment import PROJECT
 from swdriver_shim import metrics
 from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
@@ -19,6 +19,7 @@ from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
 from tests.browser.test_pages import log_in
 from tests.live import LiveConsole, live_console, wait_until
+from tests.telemetry.test_end_to_end import ingest_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,6 +30,7 @@ pytestmark = [
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
+IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
 
 
 class World:
@@ -44,34 +46,31 @@ class World:
         log_in(context.new_page(), console)
         self.cookies = context.cookies()
         context.close()
-        self.names = (f"Acme {number}" for number in itertools.count())
+        self.told: list[str] = []  # of all that happened, in order
 
     def rename(self) -> str:
-        name = next(self.names)
+        name = f"Acme {len(self.told)}"
         self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
-        return f"org.update: {name}"
+        self.told.append(f"org.update: {name}")
+        return self.told[-1]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()  # what others have told is not of this world
     with (
         live_console(tmp_path_factory.mktemp("live")) as console,
         chromium() as browser,
-        subprocess.Popen(
-            [sys.executable, "manage.py", "ingest"], cwd=PROJECT, env=console.environment
-        ) as ingest,
+        ingest_of(console, tmp_path_factory.mktemp("ingest") / "log"),
+        contextlib.ExitStack() as ending,
     ):
         emitter = Emitter(
             console.environment["REDIS_URL"], "driver", "1", name="job7", collect=Traffic()
         )
-        emitter.start()
+        ending.callback(emitter.start().stop)
         made = World(console, browser)
-        try:
-            yield made
-        finally:
-            made.api.close()
-            emitter.stop()
-            ingest.terminate()
+        ending.callback(made.api.close)
+        yield made
 
 
 class Traffic:
@@ -129,25 +128,21 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     figure = page.locator("[data-live-figure='refill.p99']")
     expect(figure).to_have_text("3.76 ms", timeout=MS)
     expect(page.locator("[data-live-figure='evict.p99']")).to_have_text("no traffic")
-    page.wait_for_function(
-        "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
-    )
-    told = [world.rename()]
-    expect_told(page, told[0])
+    wait_until("the chart is drawn", lambda: page.evaluate(IS_DRAWN))
+    expect_told(page, world.rename())
     world.console.stop()
     expect(page.locator("[data-live-state]")).not_to_have_text("live", timeout=MS)
     world.console.process = world.console.serve()
-    told += [world.rename(), world.rename()]
+    world.rename()
+    world.rename()
     expect_state(page, "live")
-    told.append(world.rename())
-    expect_told(page, told[-1])
-    page.wait_for_function(
-        "(last) => document.querySelector('[data-chart]').data.at(-1).text.includes(last)", arg=told[-1]
-    )
+    last = world.rename()
+    expect_told(page, last)
+    wait_until("the chart has it", lambda: last in markers(page))
     shown = [text for text in markers(page) if text.startswith("org.update")]
-    assert shown == told
+    assert shown == world.told
     events = world.api.get("/events?topic=org:acme&kind=org.update&order=oldest").json()["items"]
-    assert [event["sentence"] for event in events] == told
+    assert [event["sentence"] for event in events] == world.told
 
 
 def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callable[..., Page]) -> None:
@@ -170,6 +165,28 @@ def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
     expect_state(page, "no longer yours to see")
     page.wait_for_load_state("networkidle")
     assert len(tries) == 1
+
+
+def test_a_page_that_may_see_none_of_its_topics_does_without(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    said = []
+
+    def refuse(route: WebSocketRoute) -> None:
+        def answer(message: str | bytes) -> None:
+            said.append(message)
+            topic = json.loads(message)["topic"]
+            detail = {"reason": "NotFound", "detail": "There is no such topic."}
+            error = {"v": 1, "seq": 0, "ts": "", "topic": topic, "kind": "error", "data": detail}
+            route.send(json.dumps(error))
+
+        route.on_message(answer)
+
+    page = open_page(PATH, refuse)
+    wait_until("it has asked", lambda: page.evaluate("1") and said)
+    expect(page.locator("[data-live-state]")).to_be_hidden()
+    page.wait_for_load_state("networkidle")
+    assert len(said) == 1
 
 
 def test_who_is_logged_out_is_asked_to_log_in(world: World, open_page: Callable[..., Page]) -> None:

@@ -27,6 +27,14 @@ PAGES = {
     "latency, nonsense": "/latency/?range=nonsense",
     "org": "/orgs/acme/",
     "edit org": "/orgs/acme/edit/",
+    "policy": "/orgs/acme/policy/",
+    "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
+    "policies of an org": "/orgs/acme/policy/history/",
+    "retention": "/orgs/acme/retention/",
+    "engines": "/orgs/acme/callers/",
+    "policies": "/policies/",
+    "many policies": "/policies/bulk/?org=acme",
+    "default and limits": "/policies/default/",
     "operations": "/operations/",
     "alerts": "/alerts/",
     "silences": "/alerts/silences/",
@@ -38,6 +46,14 @@ PAGES = {
     "audit, nothing found": "/audit/?q=nothing-like-this",
     "audit, nonsense": "/audit/?org=nonsense",
     "entry": "/audit/2/",
+    "fleet": "/fleet/",
+    "nodes": "/fleet/nodes/",
+    "node": "/fleet/nodes/ax-1/",
+    "boxes": "/fleet/boxes/",
+    "drivers": "/fleet/drivers/",
+    "driver": "/fleet/drivers/job-7/",
+    "join": "/fleet/join/",
+    "description": "/fleet/description/",
     "tokens": "/tokens/",
     "account": "/account/",
     "password": "/account/password/",
@@ -47,6 +63,41 @@ PAGES = {
     "design": "/-/design",
     "404": "/nope",
 }
+
+
+FLEET = """
+stamps:
+  east:
+    leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}, leaf-2: {}}
+    nodes: {ax-1: {nics: {eth0: {leaf: leaf-1}}}, ax-2: {nics: {eth0: {leaf: leaf-2}}}}
+    boxes: {cs-1: {domains: [{wio: 8, leaves: [leaf-1]}, {wio: 8, leaves: [leaf-2]}]}}
+  west: {}
+"""
+NODE = {
+    "control_url": "http://127.0.0.1:8410",
+    "control_token": "t" * 32,
+    "data_address": "tcp:127.0.0.1:8411",
+    "software_version": "0.1.0",
+    "protocol_min": 1,
+    "protocol_max": 2,
+    "memory_bytes": 1 << 40,
+    "cpus": 64,
+}
+DRIVER = {
+    "control_url": "http://127.0.0.1:8420",
+    "control_token": "t" * 32,
+    "software_version": "0.1.0",
+    "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024, 2048]}]},
+}
+
+
+def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
+    """As an agent or a driver does."""
+    token = api.post("/join-tokens", json={"kind": kind}).json()["token"]
+    joined = httpx.post(
+        f"{api.base_url}{kind}s/{name}/join", json=told, headers={"Authorization": f"Bearer {token}"}
+    )
+    joined.raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +110,9 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
             made.raise_for_status()
             api.put("/orgs/acme/members/admin", json={"role": "org admin"}).raise_for_status()
             api.patch("/orgs/acme", json={"name": "Acme Ltd"}).raise_for_status()
+            api.put("/fleet/description", json={"yaml": FLEET}).raise_for_status()
+            join(api, "node", "ax-1", NODE)
+            join(api, "driver", "job-7", DRIVER)
         yield console
 
 
@@ -182,7 +236,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     expect(page.locator(".field-error")).to_contain_text("valid value")
     page.get_by_label("Slug").fill("initech")
     page.get_by_role("button", name="Add org").click()
-    expect(page.get_by_role("status")).to_contain_text("Initech is there")
+    expect(page.locator(".messages")).to_contain_text("Initech is there")
     page.get_by_role("link", name="Edit").click()
     page.get_by_label("Name", exact=True).fill("Initrode")
     page.get_by_role("button", name="Save").click()
@@ -190,9 +244,34 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     page.get_by_role("link", name="org.update").first.click()
     expect(page.get_by_role("row", name=re.compile("name"))).to_contain_text("Initrode")
     page.get_by_role("button", name="Undo this change").click()
-    expect(page.get_by_role("status")).to_contain_text("Taken back")
+    expect(page.locator(".messages")).to_contain_text("Taken back")
     page.goto("/orgs/initech/")
     expect(page.get_by_role("heading", name="Initech", exact=True)).to_be_visible()
+
+
+def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: LiveConsole) -> None:
+    page = open_page("/fleet/")
+    page.get_by_role("link", name="Description").click()
+    text = page.get_by_label("Description", exact=True)
+    text.fill(text.input_value().replace("ax-2:", "ax-7:"))
+    page.get_by_role("button", name="See what would change").click()
+    expect(page.get_by_role("row", name=re.compile("removed node"))).to_contain_text("ax-2")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator(".messages")).to_contain_text("1 added, 1 removed")
+    page.get_by_role("link", name="Join", exact=True).click()
+    page.get_by_role("button", name="Make join token").click()
+    expect(page.locator("#command")).to_contain_text("python -m kvss_agent")
+    told = {"Authorization": f"Bearer {page.locator('#made').inner_text()}"}
+    httpx.post(f"{console.address}/api/v1/nodes/ax-7/join", json=NODE, headers=told).raise_for_status()
+    page.get_by_role("link", name="See who has joined").click()
+    expect(page.get_by_role("row", name=re.compile("ax-7"))).to_contain_text("ready")
+    page.get_by_role("link", name="ax-7").click()
+    page.get_by_label("Should be").select_option("cordoned")
+    page.get_by_label("Why").first.fill("loud fan")
+    page.get_by_role("button", name="Save state").click()
+    expect(page.locator(".messages")).to_contain_text("ax-7 is cordoned")
+    page.goto("/fleet/")
+    expect(page.get_by_role("link", name=re.compile("ax-7: cordoned"))).to_be_visible()
 
 
 def test_a_new_token_is_shown_once_and_works(open_page: Open, console: LiveConsole) -> None:

@@ -75,7 +75,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     expect(page.get_by_text("This field is required.")).to_be_visible()
     page.get_by_label("Why").fill("GDPR request 4711")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status")).to_contain_text("Version 1 is saved")
+    expect(page.locator(".messages")).to_contain_text("Version 1 is saved")
     expect(page.locator("#reach")).to_contain_text("on 2 of 2 drivers", timeout=SECONDS)
 
     # In force: what had expired is not served, and says why.
@@ -88,7 +88,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     row = page.get_by_role("row", name=re.compile("GDPR request 4711"))
     row.get_by_role("link").first.click()
     page.get_by_role("button", name="Undo this change").click()
-    expect(page.get_by_role("status")).to_contain_text("Taken back")
+    expect(page.locator(".messages")).to_contain_text("Taken back")
     page.goto("/orgs/acme/policy/history/")
     expect(page.get_by_role("heading", name="Version 2")).to_be_visible()
     page.goto("/orgs/acme/policy/")
@@ -113,6 +113,6 @@ def test_without_scripts_a_policy_is_looked_at_and_saved(acme: Scene, browser: B
     expect(page.locator("#preview")).to_contain_text("at most 1 GiB of memory")
     page.get_by_label("Why").fill("a new contract")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status")).to_contain_text("is saved")
+    expect(page.locator(".messages")).to_contain_text("is saved")
     expect(page.locator(".lead").first).to_contain_text("at most 1 GiB of memory")
     context.close()

@@ -96,6 +96,7 @@ FORMS = {
     "/orgs/acme/policy/model/": "model={0}",
     "/orgs/acme/policy/model/drop/": "model={0}",
     "/orgs/acme/policy/0/restore/": "reason={0}",
+    "/orgs/acme/callers/": "name={0}",
     "/orgs/acme/purge/": "typed={0}&reason={0}&model={0}",
     "/policies/bulk/": "org=acme&ttl_last_use_seconds={0}&tiers={0}&reason={0}&token={0}&save=",
     "/policies/default/": "default-tiers={0}&limits-share_max={0}&reason={0}&version={0}",

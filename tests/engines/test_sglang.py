@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,8 @@ with importing.sglang():
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+    from swdriver_shim.adapters.sglang import rank_of
 
 pytestmark = [
     pytest.mark.engines,
@@ -165,6 +169,34 @@ LAYOUTS = [
     *[(mha, layout) for layout in ("layer_first", "page_first", "page_first_direct", "page_head")],
     *[(mla, layout) for layout in ("layer_first", "page_first", "page_first_direct")],
 ]
+
+
+def test_servers_that_understand_bytes_in_another_way_share_nothing(
+    kept: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of 8-bit numbers says of all kinds that they are bytes."""
+    told, found = kept.at_daemon(), []
+    for kind in ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3"):
+        server = SimpleNamespace(kv_cache_dtype=kind)
+        monkeypatch.setattr("swdriver_shim.adapters.sglang.get_server_args", lambda of=server: of)
+        pool = mha("page_first", torch.uint8)
+        with backend(pool, told) as one:
+            found.append(one.batch_exists(PAGES[:1]))
+            assert one.batch_set_v1(PAGES[:1], at(0)) == [True]
+    assert found == [0, 0, 1]
+
+
+def test_no_two_ranks_are_in_the_same_directory() -> None:
+    names = ("tp_rank", "pp_rank", "attn_cp_rank", "dp_rank")
+    usual = {"is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True}
+    sizes = {"tp_size": 2, "pp_size": 2, "attn_cp_size": 2, "model_name": "m"}
+    every = [
+        HiCacheStorageConfig(**usual, **sizes, **dict(zip(names, ranks, strict=True)))
+        for ranks in itertools.product(range(2), range(2), range(2), range(3))
+    ]
+    assert len({rank_of(one) for one in every}) == 24
+    alone = HiCacheStorageConfig(**usual, **sizes, tp_rank=1, pp_rank=1, attn_cp_rank=0)
+    assert rank_of(alone) == 3
 
 
 @pytest.mark.parametrize(("make", "layout"), LAYOUTS)

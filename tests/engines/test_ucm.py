@@ -109,6 +109,13 @@ def test_what_is_missed_is_an_error_that_ucm_computes_anew_and_the_rest_is_there
             worker.wait(worker.dump(BLOCKS[3:4], [0], tensors(1)))
 
 
+def test_blocks_that_do_not_fit_are_an_error_that_ucm_catches(kept: Store) -> None:
+    with made(kept.at_daemon()) as worker:  # without the sizes it can't be told at the start
+        task = worker.dump(BLOCKS[:1], [0], [[torch.zeros(1 << 16, dtype=torch.uint8)]])
+        with pytest.raises(RuntimeError, match="bytes per token or more"):
+            worker.wait(task)
+
+
 def test_an_org_has_nothing_of_another(kept: Store) -> None:
     with made(kept.at_daemon(), tensor_size_list=SIZES) as acme, made(kept.at_daemon("globex")) as other:
         acme.wait(acme.dump(BLOCKS[:1], [0], tensors(1)))

@@ -398,6 +398,11 @@ def test_a_reset_leaves_nothing_and_says_how_much_it_was(place: Place, plain: Pl
         assert engine.cached == [960]
 
 
+def test_an_engine_that_would_fail_requests_for_missing_columns_does_not_start(place: Place) -> None:
+    with pytest.raises(AssertionError, match="fails its request"), place.engine(on_failure="fail"):
+        raise RuntimeError("it began")
+
+
 @pytest.mark.parametrize("model", ["gemma3", "mistral"])
 def test_layers_with_a_window_alone_and_beside_others(place: Place, plain: Plain, model: str) -> None:
     with place.engine(model, max_num_batched_tokens=256) as engine:

@@ -204,6 +204,18 @@ def test_a_claim_says_whose_a_request_is(claims: dict[str, Any]) -> None:
         assert engine.fetch(KEYS[:5], acme) == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize("params", ["no object", ["tidegate"], 7, {"tidegate": {"a": "b"}}])
+def test_whatever_a_client_writes_is_nobody_and_raises_nothing(
+    claims: dict[str, Any], params: Any
+) -> None:
+    """By `vllm_xargs` anything may stand in place of `kv_transfer_params`."""
+    with serving(claims) as engine:
+        context = ReqContext("request", params)
+        engine.manager.on_new_request(context)
+        assert engine.tier.lookup(KEYS[0], context) is LookupResult.MISS
+        engine.manager.on_request_finished(context)
+
+
 def test_a_chunk_that_is_gone_when_it_is_loaded_is_a_miss_and_is_not_asked_for_again(
     kept: Store,
 ) -> None:

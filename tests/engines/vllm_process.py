@@ -84,7 +84,7 @@ class Engine:
             kv_connector="TidegateConnector",
             kv_connector_module_path="swdriver_shim.adapters.vllm",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
+            kv_load_failure_policy=options.pop("on_failure", "recompute"),
             kv_connector_extra_config={"tidegate": setting, "staged": staged},
         )
         usual = {

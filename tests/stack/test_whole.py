@@ -21,6 +21,7 @@ import psutil
 import psycopg
 import pytest
 
+from console.demo import places
 from console.environment import PROJECT
 from console.stack import endpoint
 from console.stack.embedded import embedded_servers
@@ -268,6 +269,37 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own: Whole) -> None:
+    own.up(TIDEGATE_DEMO="1")
+    assert {"demo", *places.NODES, *places.DRIVERS} <= own.rows().keys()
+    assert "TIDEGATE_DEMO=0 leaves it out" in re.sub(r"[│\s]+", " ", own.said)
+    with browser_of(own, own.password) as browser:
+
+        def moved(**asked: str) -> float:
+            told = {"name": "tidegate_driver_path_bytes_total", "fold": "sum", **asked}
+            answer = browser.get("/api/v1/metrics/query", params=told)
+            if answer.status_code != httpx.codes.OK:  # nobody has told anything of it yet
+                return 0.0
+            lines = answer.json()["series"]
+            return sum(value or 0.0 for line in lines for value in line["values"])
+
+        for session in ("assistants", "coding"):
+            for direction in ("out", "in"):
+                which = {"topic": f"session:{session}", "label": f"direction:{direction}"}
+                until(lambda which=which: moved(**which) > 0, 90)  # type: ignore[misc]
+            assert moved(topic=f"session:{session}", label="tier:unknown") == 0, (
+                "the console tells paths"
+            )
+        before = own.pid("ax-1")
+        os.kill(before, signal.SIGKILL)
+        until(lambda: own.is_back("ax-1", before))
+    pids = own.pids()
+    own.signal(signal.SIGINT)
+    assert own.end() == os.EX_OK
+    own.assert_nothing_is_left(pids)
+    assert "bytes that came back" not in own.said, "some were wrong"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Whole:
         """What a newcomer's shell has, and nothing of what the test run itself was started with."""
         kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         ours = {"TIDEGATE_STATE_DIR": str(self.state), "TIDEGATE_PORT": str(self.port)}
-        return {**kept, **ours}
+        return {**kept, **ours, "TIDEGATE_DEMO": "0"}  # of which there is a test of its own
 
     @property
     def said_file(self) -> Path:

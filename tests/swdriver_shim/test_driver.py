@@ -358,6 +358,10 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
                 return pull(slots, after)
             if len(pulls) == 2:
                 fleet.end_one("0.1")
+                wait_until("it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._old)
+                wait_until("all goes on", lambda: engine.driver.ledger.reachable)
+                assert engine.load(prompts[4]) == 0
+                assert engine.driver.ledger.reachable, "one home is gone, and nobody else waits for it"
             return Pulled(done=False, bytes=0)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from)

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Miss
+from swdriver_shim import halves as halving
 from swdriver_shim.deciding import Decider
 from swdriver_shim.halves import FarShard, Line, MovingHalf
 from swdriver_shim.homes import Home, Pulling
@@ -166,6 +168,21 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         assert both.load(asked) == 2 * C
 
 
+def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        far, secret = both.far["0.1"], [SECRET]
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        address = f"unix:{both.fleet.plane.unix}"
+        new = Home(address, "moved", lambda: Credentials(DRIVER, secret[0]), 0)
+        assert far.move(new, Pulling(None, "moved", address, "0.1", DRIVER))
+        both.fleet.end_one("0.1")
+        both.fleet.end_one("moved")
+        wait_until("it is lost", lambda: not far.is_open)
+        secret[0] = both.fleet.plane.secrets[DRIVER] = b"another secret that both of them were told"
+        both.fleet.make_one("moved", 32 * C, 20, 0)
+        wait_until("it is found again", lambda: far.is_open)
+
+
 def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         asked = prompt(tokens(1))
@@ -220,6 +237,35 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
             assert far.slots == 20
         finally:
             again.close()
+
+
+def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    half, is_let_in, is_shut = MovingHalf(), threading.Event(), threading.Event()
+    accept, shut = half._listener.accept, halving._shut
+
+    def accepting() -> Any:
+        line = accept()
+        is_let_in.set()
+        assert is_shut.wait(30)
+        return line
+
+    def shutting(line: Any) -> None:
+        shut(line)
+        is_shut.set()
+
+    secret = base64.b64decode(half.place.secret)
+    monkeypatch.setattr(half._listener, "accept", accepting)
+    Client(half.place.path, authkey=secret).close()  # its thread was waiting for this one already
+    second = Client(half.place.path, authkey=secret)
+    assert is_let_in.wait(30)
+    monkeypatch.setattr(halving, "_shut", shutting)
+    ending = threading.Thread(target=half.close)
+    ending.start()
+    ending.join(30)
+    has_ended = not ending.is_alive()
+    second.close()
+    ending.join()
+    assert has_ended
 
 
 def test_a_shard_ends_with_its_agent_while_it_is_read(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, SLICE, Ledger
+from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import USE_SECONDS_MAX, Removal
@@ -86,6 +87,24 @@ def test_another_namespace_is_another_cache_and_the_miss_says_so() -> None:
     there = prompt(conversation(1, 2), namespace=OTHER)
     assert missed(made, there) == {Reason.OTHER_NAMESPACE: 2 * C}
     assert missed(made, prompt(conversation(7), namespace=OTHER)) == {Reason.NEVER_STORED: C}
+
+
+def test_a_miss_looks_into_few_of_many_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = ledger(300), prompt(conversation(1))
+    adapters = [replace(NAMESPACE, adapter=f"lora-{number}") for number in range(200)]
+    for adapter in adapters:
+        store(made, prompt(conversation(2), namespace=adapter))
+    looked_into: list[Keys] = []
+    begins_as = Prompt.begins_as
+
+    def noted(of: Prompt, maker: Keys) -> bytes | None:
+        looked_into.append(maker)
+        return begins_as(of, maker)
+
+    monkeypatch.setattr(Prompt, "begins_as", noted)
+    assert missed(made, asked) == {Reason.NEVER_STORED: C}
+    assert len(looked_into) == NAMESPACES_MAX - 1, "but for its own"
+    assert missed(made, prompt(conversation(2))) == {Reason.OTHER_NAMESPACE: C}
 
 
 def test_only_verified_tokens_are_stored() -> None:

@@ -241,6 +241,18 @@ def test_there_are_so_many_connections_and_no_more(world: World) -> None:
     assert Client(port).ask(Command.HEALTH) == Code.SUCCESS
 
 
+def test_a_client_whose_machine_is_gone_does_not_hold_its_place_for_ever(world: World) -> None:
+    client = Client(world.front())
+    assert client.ask(Command.HEALTH) == Code.SUCCESS
+    [held] = world.fronts[0]._open
+    assert held.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    idle, every, times = (
+        held.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle + every * times <= 120
+
+
 def test_a_machine_without_threads_refuses_and_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

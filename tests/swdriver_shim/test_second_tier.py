@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from swdriver_shim import second_tier
 from swdriver_shim.carrier import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.ledger import Ledger
@@ -120,6 +123,28 @@ def test_what_fails_to_be_forgotten_keeps_no_purge_waiting() -> None:
     made.purge("globex", tag=keys("globex").tag)
     made.tier2.not_forgotten(made.tier2.take_forgets(256))
     assert made.tier2.take_purge() is not None
+
+
+def test_what_is_deleted_is_deleted_again_where_a_shard_returns_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = ledger(8, acme=KEPT, globex=KEPT)
+    deleted, shorter = prompt(conversation(1)), prompt(conversation(2))
+    made.delete(deleted)
+    made.set_ttl(shorter, 10)
+    finish(made)
+    made.tier2.purge_again()
+    again = made.tier2.take_forgets(256)
+    assert [one.key for one in again] == [*deleted.keys, *shorter.keys]
+    made.tier2.forgotten(again)
+    monkeypatch.setattr(second_tier, "DELETED_MAX", 2)
+    made.delete(prompt(conversation(3), "globex"))
+    finish(made)
+    made.tier2.purge_again()
+    purge = made.tier2.take_purge()
+    assert purge
+    assert (purge.account.org, set(purge.tags)) == ("acme", {keys().tag}), "the oldest is not known now"
+    assert len(made.tier2.take_forgets(256)) == 2
 
 
 def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:

@@ -36,7 +36,7 @@ SELDOM = (
 @pytest.mark.timeout(60 + SEEDS * STEPS / STEPS_A_SECOND)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of agents that crashed
 # The same, where the collector came in a frame that can't warn.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <coroutine object LoopTiering")
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <coroutine object (LoopTiering|Tier2)")
 def test_a_driver_and_its_agents_whatever_breaks() -> None:
     seeds = [int(ONLY_SEED)] if ONLY_SEED else range(SEEDS)
     seen: Counter[str] = Counter()

@@ -409,10 +409,11 @@ def test_a_new_driver_purges_what_lay_in_memory_before_it(fleet: Fleet) -> None:
 def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> None:
     with driving(fleet, acme=KEPT) as engine:
         prompts = [prompt(tokens(kind, kind + 1)) for kind in range(100, 200, 2)]
-        pools = engine.driver.ledger.slots.pools
+        pools, carrier = engine.driver.ledger.slots.pools, engine.driver._carrier
 
         def settle() -> None:
             wait_until("there is room ahead", lambda: all(pool.free >= 2 for pool in pools))
+            wait_until("nothing is between memory and disk", lambda: not carrier._spilling)
 
         for asked in prompts:
             engine.store(asked)

@@ -94,6 +94,7 @@ class FakeRequest:
     request_id: str
     all_token_ids: list[int]
     num_computed_tokens: int = 0
+    skip_reading_prefix_cache: bool | None = None
     org: str = "acme"
     rules: Rules = AS_USUAL
     tables: list[list[int]] = field(default_factory=list)
@@ -346,6 +347,17 @@ def test_the_last_token_is_computed_though_all_are_there(tmp_path: Path) -> None
         one.serve(request(some(1, 4 * C)))
         assert one.serve(request(some(1, 4 * C))) == 4 * C - 1
         assert one.serve(request(some(1, 4 * C + 1))) == 4 * C
+
+
+def test_who_wants_all_of_it_computed_is_not_counted_as_a_hit(tmp_path: Path) -> None:
+    """As for the log probabilities of a prompt: vLLM would not take what it is given."""
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 300)))
+        asked = request([*some(1, 256), *some(2, 300)])
+        asked.skip_reading_prefix_cache = True
+        assert one.serve(asked) == 0
+        assert sum(one.driver.orgs()[0].hit_tokens.values()) == 0
+        assert one.serve(request(asked.all_token_ids)) == 512, "it is stored all the same"
 
 
 def test_what_the_engine_has_itself_is_left_alone(tmp_path: Path) -> None:

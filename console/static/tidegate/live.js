@@ -19,6 +19,7 @@ const feeds = new Map();
 const heardAt = new Map(); // by topic, when it was last known to be as it is
 const numbersAt = new Map();
 const refreshing = new WeakSet();
+const refused = new Set();
 const wire = new Wire(feeds, take, showState);
 
 const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic="${CSS.escape(topic)}"]`);
@@ -26,6 +27,10 @@ const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic="${CSS
 function take(frame) {
   const feed = feeds.get(frame.topic);
   if (!feed) return;
+  if (frame.kind === "error") {
+    refuse(frame.topic);
+    return;
+  }
   const told = feed.take(frame);
   if (frame.data.read_at && Date.parse(frame.ts) - Date.parse(frame.data.read_at) < STALE_MS) {
     heardAt.set(frame.topic, Date.now());
@@ -33,6 +38,15 @@ function take(frame) {
   if (told.again) wire.subscribe(frame.topic);
   if (told.gap) refresh(frame.topic);
   if (told.news) apply(frame.topic, told.news);
+}
+
+// Not theirs to see: the page does without. Who watches nothing needs no connection.
+function refuse(topic) {
+  refused.add(topic);
+  feeds.delete(topic);
+  if (feeds.size) return;
+  wire.rest();
+  document.querySelector("[data-live-state]").hidden = true;
 }
 
 function apply(topic, news) {
@@ -98,7 +112,7 @@ function follow() {
     wire.unsubscribe(topic);
   }
   for (const topic of wanted) {
-    if (feeds.has(topic)) continue;
+    if (feeds.has(topic) || refused.has(topic)) continue;
     feeds.set(topic, new Feed(topic));
     heardAt.set(topic, Date.now());
     wire.subscribe(topic);
@@ -109,7 +123,11 @@ function follow() {
 export function startLive() {
   let started = false;
   const begin = () => {
-    if (!follow() || started) return;
+    if (!follow()) return;
+    if (started) {
+      wire.look(); // it may be resting for want of topics
+      return;
+    }
     started = true;
     wire.start();
     setInterval(age, 1000);

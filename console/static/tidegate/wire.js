@@ -118,6 +118,7 @@ export class Wire {
         const answer = await fetch(`/api/v1/live?topic=${encodeURIComponent(topic)}${since}`);
         if (answer.status === 401) location.reload();
         if (answer.status >= 500) return false;
+        if (answer.status === 404) this.onFrame({ topic, kind: "error" });
         if (answer.ok) for (const frame of (await answer.json()).frames) this.onFrame(frame);
       }
       return true;
@@ -131,20 +132,22 @@ export class Wire {
 
   look() {
     if (document.hidden) {
-      this.after("rest", HIDDEN_MS, () => {
-        this.isResting = true;
-        for (const name of ["connect", "poll", "silence"]) this.after(name, 0);
-        this.socket?.close();
-        this.socket = null;
-      });
+      this.after("rest", HIDDEN_MS, () => this.rest());
       return;
     }
     this.after("rest", 0);
-    if (this.isResting && this.state !== "forbidden") {
+    if (this.isResting && this.state !== "forbidden" && this.feeds.size) {
       this.isResting = false;
       this.failures = 0;
       this.connect();
     }
+  }
+
+  rest() {
+    this.isResting = true;
+    for (const name of ["connect", "poll", "silence"]) this.after(name, 0);
+    this.socket?.close();
+    this.socket = null;
   }
 
   tell(state) {

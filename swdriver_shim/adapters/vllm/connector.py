@@ -120,6 +120,11 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = vllm_config.parallel_config
         if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
             raise Unfit("With context parallelism, a block's tokens are spread over workers.")
+        if self._kv_transfer_config.kv_load_failure_policy != "recompute":
+            raise Unfit(
+                'Say "kv_load_failure_policy": "recompute" beside "kv_connector": by vLLM\'s default a '
+                "column that does not come fails its request."
+            )
         self._worker: Worker | None = None
         self._result = Result()
         self._half: MovingHalf | None = None

@@ -23,7 +23,7 @@ from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
 from swdriver_shim.agents import Control
-from swdriver_shim.claims import Claim, Judge
+from swdriver_shim.claims import Claim, Judge, carried_by
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.granting import grant, part_name, shard_name
@@ -174,9 +174,7 @@ class Deciding:
         if request.resumable:
             self.refused["streamed_input"] += 1  # which takes back tokens
             return None
-        carried = request.kv_transfer_params
-        token = carried.get("tidegate") if isinstance(carried, dict) else None
-        claim = self._judge.judge(token)
+        claim = self._judge.judge(carried_by(request.kv_transfer_params))
         unsigned = self._setting.unsigned_org
         if not isinstance(claim, Claim):
             self.refused[claim.value] += 1

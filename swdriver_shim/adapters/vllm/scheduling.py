@@ -51,6 +51,8 @@ class Request(Protocol):
     @property
     def num_computed_tokens(self) -> int: ...
     @property
+    def skip_reading_prefix_cache(self) -> bool | None: ...
+    @property
     def all_token_ids(self) -> Sequence[int]: ...
     @property
     def block_hashes(self) -> Sequence[bytes]: ...
@@ -190,7 +192,7 @@ class Scheduling:
         """How many tokens behind those that vLLM has itself are there; None to be asked again. And
         whether the request has to wait for its load."""
         one = self._of(request)
-        if one is None or one.load is not None:
+        if one is None or one.load is not None or request.skip_reading_prefix_cache:
             return 0, False
         now = self._clock()
         asked = self._look(one, now)
@@ -303,11 +305,11 @@ class Scheduling:
             self._driver.refuse(refused)
             self._driver.end_load(load.asked, first)
             one.stored = 0  # what is there still is found out then
-            self._failed.append(load)
-            if not self.loads_ahead:  # else vLLM has not counted on them yet
+            if not self.loads_ahead:  # else nobody has counted on its blocks yet
+                self._failed.append(load)
                 self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
-            for ended in self._ended:  # of which vLLM takes nothing back
-                ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
+                for ended in self._ended:  # of which vLLM takes nothing back
+                    ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
         else:
             self._driver.note_refill(match, loaded.seconds)
             self._driver.end_load(load.asked)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from console.accounts.principal import SYSTEM, Refused
@@ -21,6 +21,7 @@ from console.fleet.description import Things, Wrong, dump, parse
 from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
+from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.fleet.worlds import World, refreshed
@@ -55,7 +56,7 @@ def test_a_description_says_what_there_is() -> None:
             "eth0": {"leaf": "leaf-1", "wio": 16, "gbits": 100},
             "eth1": {"leaf": "leaf-2", "wio": 8, "gbits": 200},
         },
-        "memory": 512 << 30,
+        "memory": "512G",
         "shards_max": 6,
         "labels": {"rack": "7"},
     }
@@ -119,10 +120,12 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     assert len(raised.value.problems) == 3
 
 
-NAMES = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,20}\Z")
+NAMES = st.text("abc019._-", min_size=1, max_size=6).filter(lambda name: name[0] not in "._-")
+WORDS = NAMES | st.sampled_from(["stamps", "leaves", "nodes", "nics", "boxes", "domains", "leaf"])
 
 
-@given(st.text(max_size=200) | st.recursive(NAMES, lambda more: st.dictionaries(NAMES, more)).map(str))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(max_size=200) | st.recursive(WORDS, lambda more: st.dictionaries(WORDS, more)).map(str))
 def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str) -> None:
     try:
         things = parse(text)
@@ -131,15 +134,16 @@ def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str)
     assert parse(dump(things)) == things
 
 
-@given(st.sets(NAMES, min_size=1, max_size=4), st.sets(NAMES, max_size=6), st.randoms())
-def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str], random: object) -> None:
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sets(NAMES, min_size=1, max_size=4), st.sets(NAMES, max_size=6))
+def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str]) -> None:
     things: Things = {("stamp", "on"): {}}
     for leaf in leaves:
         things["leaf", leaf] = {"stamp": "on"}
     for number, name in enumerate(sorted(names)):
         leaf = sorted(leaves)[number % len(leaves)]
         nics = {"no": {"leaf": leaf, "wio": 1 + number, "gbits": 100}}
-        things["node", name] = {"stamp": "on", "nics": nics, "memory": 1 + number}
+        things["node", name] = {"stamp": "on", "nics": nics, "memory": f"{1 + number}"}
         things["box", name] = {"stamp": "on", "domains": [{"wio": 1, "leaves": [leaf]}]}
     assert parse(dump(things)) == things
 
@@ -170,7 +174,7 @@ def test_what_differs_is_said_before_it_is_done(db: None) -> None:
         ("box", "cs-1"): "changed",
     }
     [change] = [one for one in found.changes if one.name == "ax-1"]
-    assert change.differences == [("memory", 512 << 30, 1 << 40)]
+    assert change.differences == [("memory", "512G", "1T")]
     assert current() == parse(FLEET)
     versions = dict(Node.objects.values_list("name", "version"))
     apply(SYSTEM, changed)
@@ -318,3 +322,13 @@ def test_the_difference_of_two_fleets_is_pure() -> None:
     assert difference({}, {}).changes == []
     assert description.in_units(3 << 40) == "3T"
     assert description.in_units(1) == "1"
+
+
+def test_what_a_session_needs_is_not_removed(world: World) -> None:
+    session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
+    SessionBox.objects.create(session=session, box=world.box)
+    before = current()
+    without = dump({thing: said for thing, said in before.items() if thing != ("box", "cs-1")})
+    with pytest.raises(Impossible, match="cs-1 of prod still needs what would be removed"):
+        apply(SYSTEM, without)
+    assert current() == before

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from console.audit.models import AuditEntry
@@ -29,6 +29,7 @@ from tests.console.fleet.worlds import (
     new_token,
     refreshed,
 )
+from tests.live import wait_until
 
 OF_AX_1 = credential(CONTROL_TOKEN, "node:ax-1")
 
@@ -189,6 +190,32 @@ def test_a_heartbeat_that_says_something_new_is_followed(world: World) -> None:
     assert Event.objects.get(kind="node.software").sentence == "ax-1 runs 0.1.1."
     joining.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
     assert refreshed(world.here).version == node.version
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_was_lost_and_is_taken_over_meanwhile_changes_nothing(world: World) -> None:
+    """Its heartbeat was let in, and then waits for the one that takes its name over."""
+    Node.objects.filter(name="ax-1").update(state="lost", held_state="ready")
+    heard: list[bool] = []
+
+    def beat() -> None:
+        heard.append(joining.node_beats("ax-1", OF_AX_1, replace(FACTS, cpus=1)))
+        connection.close()
+
+    late = threading.Thread(target=beat)
+    with transaction.atomic():
+        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+        late.start()
+        wait_until("it waits", somebody_waits_for_a_lock)
+    late.join(30)
+    assert heard == [False]
+    assert (refreshed(world.here).cpus, refreshed(world.here).control_token) == (64, "n" * 32)
+
+
+def somebody_waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(cursor.fetchone()[0])
 
 
 def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:

@@ -102,7 +102,9 @@ def test_no_maintenance_while_streams_run(world: World, people: People) -> None:
 FILTERS = {
     "": ["ax-1", "ax-2"],
     "?q=x-1": ["ax-1"],
-    "?state=lost": ["ax-2"],
+    "?state=lost": [],
+    "?state=ready": ["ax-1"],
+    "?state=not+joined": ["ax-2"],
     "?stamp=east&leaf=leaf-2": ["ax-2"],
     "?stamp=west": [],
     "?label=rack": ["ax-1"],

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from console.fleet import watching
+from console.celery import app
+from console.fleet import tasks, watching
 from console.fleet.models import Driver, Node, Watch
 from telemetry.models import Event, Source
 from tests.console.fleet.worlds import World, refreshed
@@ -98,3 +99,11 @@ def test_nobody_is_lost_because_no_web_process_was_there_to_hear(world: World, l
     assert look(60) == 0
     assert look(74) == 0
     assert look(76) == 1
+
+
+def test_the_task_looks(world: World, listening: None, age_heartbeats: Callable[[float], None]) -> None:
+    hear(timezone.now(), since=1000)
+    age_heartbeats(60)
+    tasks.find_who_is_lost()
+    assert refreshed(world.here).state == "lost"
+    assert app.conf.beat_schedule["find-who-is-lost"]["task"] == tasks.find_who_is_lost.name

@@ -29,6 +29,7 @@ from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations import machines
 from tests.console.operations.machines import effects
+from tests.live import wait_until
 
 
 def start(kind: str = "tests.steps", target: str = "session:chat", **more: Any) -> Operation:
@@ -181,18 +182,16 @@ def test_a_worker_that_is_killed_at_any_query_changes_nothing_in_the_result(
 
 HOLDING = """
 import django; django.setup()
-import redis
+import redis, signal
 from django.conf import settings
 from console.operations import services
-from console.operations.core import Done
 from console.operations.machines import Step
 from tests.console.operations import machines
 def hold(operation):
     machines.effect(operation, "of the killed")
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.rpush("tests:held", 1)
-    client.blpop(["tests:never"], timeout=60)
-    return Done()
+    signal.pause()
 machines.Steps.steps = (machines.Steps.steps[0], Step("b", "Then", hold), machines.Steps.steps[2])
 while services.advance("{id}"): pass
 """
@@ -212,7 +211,7 @@ def test_a_process_that_is_killed_in_a_step_is_followed_by_another() -> None:
         env={**os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "console.settings"},
     )
     try:
-        assert broker.blpop(["tests:held"], timeout=60)
+        wait_until("the step is begun", lambda: broker.llen("tests:held"), 60)
         assert not services.advance(operation.pk), "while it is held by one, another does nothing"
     finally:
         process.kill()

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from console.audit.models import AuditEntry
 from console.control.models import Change
+from console.orgs.models import Org
+from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
 from tests.conftest import People
 
@@ -175,3 +179,43 @@ def test_a_callers_token_is_shown_once(olga: Client) -> None:
     actions = list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
     assert actions[-2:] == ["policy.caller_add", "policy.caller_remove"]
     assert all(token not in str(entry.after) for entry in AuditEntry.objects.all())
+
+
+def test_a_caller_is_made_and_removed_in_a_browser(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    olga, path = browser_of(people.org_admin), "/orgs/acme/callers/"
+    made = olga.post(path, {"name": "vllm"})
+    token = made.context["token"]
+    assert token.encode() in made.content
+    assert token.encode() not in olga.get(path).content
+    assert b"already exists" in olga.post(path, {"name": "vllm"}).content
+    public_id = token.split("_")[1]
+    assert olga.post(f"{path}{public_id}/remove/").status_code == 302
+    assert b"Nobody yet" in olga.get(path).content
+
+
+def test_a_list_of_policies_takes_as_many_statements_for_many_orgs_as_for_few(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    ada = browser_of(people.platform_admin)
+    counts = []
+    for more in (0, 20):
+        Org.objects.bulk_create([Org(slug=f"org-{more}-{n}", name="Org") for n in range(more)])
+        with CaptureQueriesContext(connection) as queries:
+            assert ada.get("/policies/").status_code == 200
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+
+
+def test_what_drivers_are_told_takes_as_many_statements_for_many_orgs_as_for_few(people: People) -> None:
+    orgs()
+    counts = []
+    for more in (0, 20):
+        Org.objects.bulk_create([Org(slug=f"org-{more}-{n}", name="Org") for n in range(more)])
+        orgs()  # the new ones get their keys
+        with CaptureQueriesContext(connection) as queries:
+            told = orgs()["orgs"]
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+    assert len(told) == 22

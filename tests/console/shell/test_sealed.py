@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 from django.core.exceptions import FieldError
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
@@ -60,3 +62,19 @@ def test_no_secret_is_stored_as_none(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT control_token FROM fleet_driver")
         assert cursor.fetchone()[0] == ""
+
+
+def test_what_is_sealed_anew_needs_the_former_key_no_more(db: None, settings: Any) -> None:
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = FORMER, []
+    for number in range(3):
+        Driver.objects.create(name=f"d{number}", control_token=f"token {number}")
+    settings.SECRET_KEY = NEW
+    with pytest.raises(CommandError, match="TIDEGATE_SECRET_KEY_FALLBACKS"):
+        call_command("reseal")
+    settings.SECRET_KEY_FALLBACKS = [FORMER]
+    said = io.StringIO()
+    call_command("reseal", stdout=said)
+    assert "Driver: 3 rows sealed anew" in said.getvalue()
+    settings.SECRET_KEY_FALLBACKS = []
+    tokens = [driver.control_token for driver in Driver.objects.order_by("name")]
+    assert tokens == ["token 0", "token 1", "token 2"]

@@ -1,0 +1,201 @@
+"""How long it takes until every driver has a policy that was saved: a hundred drivers, a real worker of
+Celery, PostgreSQL and Redis of its own, an agent with a shard for each. For `benchmarks.policies`.
+
+The drivers share one process, whose hundred HTTP servers share one core; real ones have cores of their
+own. As `python -m benchmarks.push` this is that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.harness import Row, percentile
+from console.environment import PROJECT
+from console.stack.embedded import embedded_servers
+from kvss_agent import daemon
+from kvss_agent.arena import slot_bytes_for
+from swdriver_shim.fleet import Agent
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.service import Service
+from swdriver_shim.shim import Shim
+
+DRIVERS: Final = 100
+ORGS: Final = 100
+P99_SECONDS: Final = 2.0
+BYTES_PER_TOKEN: Final = 64
+SECRET: Final = b"a secret that only a benchmark knows"
+TOKEN: Final = "t" * 40
+WAIT_SECONDS: Final = 60.0
+MODEL: Final = {
+    "name": "llama",
+    "groups": [{"name": "full", "bytes_per_token": [BYTES_PER_TOKEN]}],
+}
+
+
+def push_rows(*, quick: bool) -> list[Row]:
+    names = [f"job-{number}" for number in range(DRIVERS)]
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        servers = stack.enter_context(embedded_servers(directory))
+        agent = stack.enter_context(Agent(directory / "agent", None))
+        agent.be([_shard(name) for name in names], [_peer(name) for name in names])
+        os.environ |= {
+            "DATABASE_URL": servers.database_url,
+            "REDIS_URL": servers.redis_url,
+            "TIDEGATE_SECRET_KEY": "-".join(["of-a-benchmark-and-good-for-nothing-else"] * 2),
+            "TIDEGATE_MODE": "embedded",
+            "DJANGO_SETTINGS_MODULE": "console.settings",
+            "BENCH_AGENT": agent.address,
+        }
+        drivers, ports = stack.enter_context(_drivers(names))
+        subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
+        worker = stack.enter_context(_worker(directory))
+        at = dict(zip(names, ports, strict=True))
+        return [_measured(at, 20 if quick else 200, {"worker": worker, "drivers": drivers})]
+
+
+def _measured(ports: dict[str, int], times: int, processes: dict[str, int]) -> Row:
+    import django
+
+    django.setup()
+    from console.accounts.principal import SYSTEM
+    from console.control.models import Change
+    from console.orgs import services as orgs
+
+    _join(ports)
+    for number in range(ORGS):
+        orgs.create_org(SYSTEM, slug=f"org-{number}", name=f"Org {number}")
+    _until_applied(Change.objects.latest("id").pk)
+    before = {name: _cpu_seconds(process) for name, process in processes.items()}
+    seconds = [_saved(number) for number in range(times)]
+    p99 = percentile(seconds, 0.99)
+    more = {"p50, s": percentile(seconds, 0.5), "saved": float(times), "orgs": float(ORGS)}
+    for name, process in processes.items():
+        more[f"CPU of {name}, ms"] = 1000 * (_cpu_seconds(process) - before[name]) / times
+    return Row(f"push.{DRIVERS}.p99", p99, "s", f"{P99_SECONDS:g} s", P99_SECONDS / p99, 1.0, more=more)
+
+
+def _saved(number: int) -> float:
+    """From before a policy is saved until the last driver has said that it holds."""
+    from django.db import transaction
+
+    from console.accounts.principal import SYSTEM
+    from console.orgs.services import for_change
+    from console.policies.services import set_policy
+    from swdriver_shim.policy import OrgPolicies, Policy
+
+    with transaction.atomic():
+        wanted = OrgPolicies(policy=Policy(ttl_last_use_seconds=600 + number))
+        began = time.time()
+        held = set_policy(SYSTEM, for_change(SYSTEM, "org-0"), wanted, reason="to see how long it takes")
+    assert held.version is not None
+    assert held.version.change is not None
+    return _until_applied(held.version.change.pk) - began
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of it and of all that it has started."""
+    there = psutil.Process(process)
+    times = [one.cpu_times() for one in (there, *there.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def _until_applied(change: int) -> float:
+    from console.control.models import Change
+
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (at := Change.objects.get(pk=change).applied_at) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Change {change} did not reach all drivers in {WAIT_SECONDS:g} s.")
+        time.sleep(0.005)
+    return at.timestamp()
+
+
+def _join(ports: dict[str, int]) -> None:
+    from django.utils import timezone
+
+    from console.fleet.models import Driver
+
+    for name, port in ports.items():
+        now = timezone.now()
+        Driver.objects.create(
+            name=name,
+            control_url=f"http://127.0.0.1:{port}",
+            control_token=TOKEN,
+            model=MODEL,
+            joined_at=now,
+            last_heartbeat_at=now,
+            heartbeat_sha256=b"x" * 32,
+        )
+
+
+def _shard(name: str) -> dict[str, Any]:
+    size = slot_bytes_for(BYTES_PER_TOKEN * COLUMN_TOKENS)
+    return {"name": name, "driver": name, "slot_bytes": size, "slots": 4, "part": name, "applied": 0}
+
+
+def _peer(name: str) -> dict[str, str]:
+    return {"name": name, "secret": base64.b64encode(SECRET).decode()}
+
+
+@contextlib.contextmanager
+def _worker(directory: Path) -> Iterator[int]:
+    """Its process id."""
+    command = [
+        *(sys.executable, "-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
+        *("--include", "benchmarks.push_homes", "--without-gossip", "--without-mingle"),
+    ]
+    with (directory / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log)
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def _drivers(names: list[str]) -> Iterator[tuple[int, list[int]]]:
+    """The process that they are in, and the ports that they listen at."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.push", *names], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process.pid, json.loads(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def _serve(names: list[str]) -> None:
+    daemon.use_all_descriptors()
+    stop = daemon.stop_signal()
+    shims = [Shim(name, None) for name in names]
+    async with contextlib.AsyncExitStack() as stack:
+        ports = []
+        for shim in shims:
+            listener = daemon.listen(("127.0.0.1", 0))
+            ports.append(listener.getsockname()[1])
+            await stack.enter_async_context(daemon.serving(Service(shim, TOKEN).application(), listener))
+        print(json.dumps(ports), flush=True)
+        await stop.wait()
+    for shim in shims:
+        await asyncio.to_thread(shim.stop)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""Sessions as automation meets them: how fast a fleet's sessions are listed and planned, and what jobs
+notice of a resize. For `benchmarks.placement`.
+
+The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 256 boxes, 48 sessions
+of 4 boxes with a job each, 16 streams to a job. The resize is one of real agents and a real driver,
+from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate of the tokens
+asked for meanwhile to that before, `resize.failed` counts requests that failed or came back wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.harness import Row, percentile
+from console.environment import PROJECT
+from console.stack.embedded import embedded_servers
+
+STAMPS: Final = 16
+NODES: Final = 1_000
+BOXES: Final = 256
+SESSIONS: Final = 48
+GRANT_PERCENT: Final = 60  # of the fair share: a job of one group has few and large streams
+LIST_MS, PLAN_MS = 100.0, 1_000.0  # what p95 should stay below
+DIP: Final = 0.9
+MODEL: Final = {
+    "name": "llama",
+    "groups": [{"name": "full", "bytes_per_token": [40 << 10] * 16}],
+}
+
+
+def session_rows(*, quick: bool) -> list[Row]:
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        servers = stack.enter_context(embedded_servers(directory))
+        os.environ |= {
+            "DATABASE_URL": servers.database_url,
+            "REDIS_URL": servers.redis_url,
+            "TIDEGATE_SECRET_KEY": "-".join(["of-a-benchmark-and-good-for-nothing-else"] * 2),
+            "TIDEGATE_MODE": "embedded",
+            "TIDEGATE_STATIC_DIR": str(directory / "static"),
+            "DJANGO_SETTINGS_MODULE": "console.settings",
+        }
+        subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
+        import django
+
+        django.setup()
+        rows = _resize_rows(directory, requests=150 if quick else 1_000)
+        _forget()
+        return rows + _api_rows(times=10 if quick else 60)
+
+
+def _api_rows(times: int) -> list[Row]:
+    from django.test import Client
+    from django.utils import timezone
+
+    from console.accounts import tokens
+    from console.accounts.models import User
+    from console.accounts.principal import Means
+    from console.accounts.roles import Role
+    from console.accounts.services import principal_for
+
+    _fill()
+    user = User.objects.create(username="bench", platform_role=Role.PLATFORM_ADMIN)
+    expires_at = timezone.now() + timedelta(days=1)
+    principal = principal_for(user, Means.BROWSER)
+    _, text = tokens.issue(principal, name="bench", read_only=False, org=None, expires_at=expires_at)
+    client = Client(headers={"authorization": f"Bearer {text}"})
+
+    def listed() -> None:
+        assert client.get("/api/v1/sessions?limit=200").status_code == 200
+
+    def planned() -> None:
+        answer = client.post(
+            "/api/v1/sessions?validate_only=true",
+            {"name": "one-more", "boxes": 4, "bytes_per_token": 640 << 10},
+            content_type="application/json",
+            headers={"Idempotency-Key": "plan"},
+        )
+        assert answer.status_code == 200, answer.content
+
+    return [
+        _timed("api.list.p95", listed, times, LIST_MS, {"sessions": SESSIONS}),
+        _timed("api.plan.p95", planned, times, PLAN_MS, {"nodes": NODES, "streams": 16 * SESSIONS}),
+    ]
+
+
+def _timed(
+    name: str, call: Callable[[], None], times: int, goal_ms: float, more: dict[str, float]
+) -> Row:
+    call()  # imports, connections, caches
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        took.append(1000 * (time.perf_counter() - began))
+    p95 = percentile(took, 0.95)
+    more = {"p50": percentile(took, 0.5), **more}
+    return Row(name, p95, "ms", f"{goal_ms:g} ms", goal_ms / p95, 1.0, more=more)
+
+
+def _fill() -> None:
+    """The fleet, and sessions whose shards are where they were planned to be."""
+    from django.db import transaction
+
+    from console.accounts.principal import SYSTEM
+    from console.operations.models import Operation
+    from console.sessions import jobs, services, sizing
+    from console.sessions.models import RuleSet
+    from tests.console.sessions.fleets import arrive, make_box, make_driver, make_node
+
+    for number in range(NODES):
+        stamp, place = number % STAMPS, number // STAMPS
+        leaves = [f"l{stamp}-{place % 4}", f"l{stamp}-{(place + 1) % 4}"]
+        make_node(f"ax{number:04}", *leaves, memory_bytes=1 << 40, shards_max=6)
+    for number in range(BOXES):
+        make_box(f"cs{number:03}", [f"l{number % STAMPS}-{place}" for place in range(4)])
+    RuleSet.objects.create(grant_percent=GRANT_PERCENT)
+    for number in range(SESSIONS):
+        with transaction.atomic():
+            made = sizing.new_session(f"s{number}", None, 4, bytes_per_token=640 << 10)
+            sizing.create(SYSTEM, made)
+        _finish_all()
+        driver = make_driver(f"job{number}", MODEL)
+        with transaction.atomic():
+            session = services.for_change(SYSTEM, made.name)
+            operation = jobs.start_job(SYSTEM, session, "serve", driver)
+        arrive(operation)
+        Operation.objects.filter(pk=operation.pk).delete()
+
+
+def _finish_all() -> None:
+    from console.operations import services as operations
+    from console.operations.models import Operation
+
+    for operation in Operation.objects.filter(done=False):
+        while operations.advance(operation.pk):
+            pass
+
+
+def _resize_rows(directory: Path, requests: int) -> list[Row]:
+    from console.accounts.principal import SYSTEM
+    from console.orgs import services as orgs
+    from console.policies import callers
+    from console.sessions import jobs, services, sizing
+    from tests.console.sessions.loads import Load
+    from tests.console.sessions.planes import plane, run
+
+    org = orgs.create_org(SYSTEM, slug="acme", name="Acme")
+    _, token = callers.add_caller(SYSTEM, org, name="engine")
+
+    def resized(boxes: int) -> None:
+        ended = run(_atomic(lambda: sizing.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes)))
+        assert ended.state == "succeeded", ended.message
+
+    (directory / "plane").mkdir()
+    with plane(directory / "plane", nodes=3, boxes=8) as fleet:
+        run(
+            _atomic(
+                lambda: sizing.create(SYSTEM, sizing.new_session("chat", org, 2, bytes_per_token=512))
+            )
+        )
+        driver = fleet.add_driver("job7")
+        run(
+            _atomic(lambda: jobs.start_job(SYSTEM, services.for_change(SYSTEM, "chat"), "serve", driver))
+        )
+        with Load(fleet.drivers["job7"], token) as load:
+            _until(lambda: load.requests >= requests)
+            begun = time.monotonic()
+            before = load.hit_rate(since=load.served[requests // 2].at)
+            resized(4)
+            resized(2)
+            ended = time.monotonic()
+            at_least = load.requests + 20
+            _until(lambda: load.requests >= at_least)
+        during = load.hit_rate(since=begun, until=ended + 1)
+    assert before
+    assert during is not None
+    wrong = len(load.failed) + len(load.wrong)
+    more = {"requests": float(load.requests), "seconds": ended - begun}
+    dip = during / before
+    return [
+        Row("resize.hit_dip", dip, "of before", "before", dip, DIP, more=more),
+        Row("resize.failed", wrong, "requests", "none", 1.0 if wrong == 0 else 0.0, 1.0, more=more),
+    ]
+
+
+def _atomic(begin: Callable[[], Any]) -> Any:
+    from django.db import transaction
+
+    with transaction.atomic():
+        return begin()
+
+
+def _until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The load did not come so far in {seconds:g} s.")
+        time.sleep(0.01)
+
+
+def _forget() -> None:
+    """What the resize needed is no part of the large fleet."""
+    from console.fleet.models import Box, Driver, Leaf, Nic, Node, Port
+    from console.operations.models import Operation
+    from console.sessions.models import JobBox, Session, SessionBox, Shard
+
+    for model in (Shard, JobBox, SessionBox, Session, Operation, Driver, Nic, Node, Port, Box, Leaf):
+        model.objects.all().delete()

@@ -1,0 +1,47 @@
+"""An engine that computes nothing: what a driver has of a prompt is loaded, and every byte of it looked
+at; the rest is made up and stored."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+from console.demo.story import Ask
+from swdriver_shim.adapters.wafer import ColumnPart, Speed, Wafer
+from swdriver_shim.prefixes import Prefixes
+
+log = logging.getLogger(__name__)
+
+# A model of this size on accelerators that are not a wafer, so that a cache is worth it.
+SPEED: Final = Speed(operations_per_second=1e15)
+WAIT_SECONDS: Final = 0.05  # for what lies in tier 2
+
+
+class Done(NamedTuple):
+    asked: int  # tokens
+    hit: int
+    wrong_bytes: int
+
+
+def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
+    """Raises `remote.Refused`."""
+    kv = wafer.kv(ask.tokens)
+    places: dict[ColumnPart, bytearray] = {}
+
+    def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+        part = ColumnPart(group, shard, depth, tokens)
+        size = wafer.layout.groups[group].bytes_per_token[shard] * tokens
+        place = places[part] = bytearray(size)
+        return memoryview(place)
+
+    hit = prefixes.load(ask.tokens, into, WAIT_SECONDS).tokens
+    wrong = sum(kv.wrong_bytes(part, memoryview(places.get(part, b""))) for part in wafer.parts(hit))
+    if wrong:
+        log.error("%d bytes that came back to %s are not what it had stored", wrong, ask.org)
+    computed = len(ask.tokens) - hit
+    if computed:
+        prefixes.computed(computed, SPEED.compute_seconds(computed, hit))
+    kv.extend(ask.answer)
+    tokens = [*ask.tokens, *ask.answer]
+    prefixes.store(tokens, len(tokens), kv)
+    return Done(len(ask.tokens), hit, wrong)

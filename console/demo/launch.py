@@ -1,0 +1,39 @@
+"""`python -m console.demo.launch NAME CONSOLE_URL`: become an agent or a driver of the demo.
+
+They are started as anybody's are, with the settings of docs/agent.md and docs/driver.md: in the
+environment, where others can't read the token that lets them join.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from console.demo import places
+
+
+def main() -> None:
+    name, console = sys.argv[1:]
+    state = Path(os.environ["TIDEGATE_STATE_DIR"])
+    is_agent = name in places.NODES
+    settings = {
+        "NAME": name,
+        "STATE_DIR": str(places.directory_of(state, name)),
+        "CONTROL": "127.0.0.1:0",
+        "CONSOLE": console,
+        "JOIN_TOKEN": places.join_token(state, "node" if is_agent else "driver").read_text(),
+        "TELEMETRY": os.environ["REDIS_URL"],
+    }
+    if is_agent:
+        prefix, module = "KVSS_AGENT_", ["kvss_agent"]
+        settings |= {"MEMORY": places.MEMORY, "DRAIN_SECONDS": "1"}
+    else:
+        prefix, module = "SWDRIVER_", ["swdriver_shim", "serve"]
+        settings |= {"MODEL": str(places.model(state, name))}
+    environment = {**os.environ, **{f"{prefix}{key}": value for key, value in settings.items()}}
+    os.execve(sys.executable, [sys.executable, "-m", *module], environment)  # noqa: S606 - it is ours
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""`manage.py demo`: make the demo, and be its engines until told to stop. Part of `make up`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from console.demo import engine, places, seeding, story
+from console.fleet.models import Driver
+from console.operations.services import Busy
+from console.sessions.planning import CannotPlan
+from swdriver_shim.adapters.wafer import Wafer
+from swdriver_shim.remote import Refused, Remote
+from telemetry.notify import notify
+
+log = logging.getLogger(__name__)
+
+ALIVE_SECONDS: Final = 1.0
+AGAIN_SECONDS: Final = 2.0
+LATE_SECONDS_MAX: Final = 2.0  # later than that, the story waits instead of hurrying on
+
+
+class Command(BaseCommand):
+    help = "Make the demo of `make up`, and be its engines until told to stop."
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        if not settings.DEMO:
+            raise CommandError("This is no demo: TIDEGATE_DEMO is not set, or false.")
+        if seeding.seed():
+            log.info("Made a fleet of %d nodes, and %d orgs", len(places.NODES), len(story.ORGS))
+        seeding.write_down(settings.STATE_DIR)
+        stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        threads = [
+            threading.Thread(target=Serving(served, stopped).run, name=served.driver)
+            for served in story.SERVED
+        ]
+        for thread in threads:
+            thread.start()
+        notify("READY=1")
+        while not stopped.wait(ALIVE_SECONDS):
+            if all(thread.is_alive() for thread in threads):
+                notify("WATCHDOG=1")
+        notify("STOPPING=1")
+        for thread in threads:
+            thread.join()
+
+
+class Serving:
+    """The engine of one driver: in a thread of its own, whatever becomes of driver and console."""
+
+    def __init__(self, served: story.Served, stopped: threading.Event) -> None:
+        self._served = served
+        self._stopped = stopped
+        self._wafer = Wafer(served.layout, served.model)
+        self._asks = story.asks(served)
+        self._began = 0.0
+        self._remotes: dict[str, Remote] = {}
+        self._said = ""
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if seeding.has_job(self._served):
+                    self._serve()
+            except (DatabaseError, CannotPlan, Busy, Refused, OSError) as error:
+                self._say(f"{self._served.driver} waits: {error}")
+            close_old_connections()
+            self._stopped.wait(AGAIN_SECONDS)
+        self._forget()
+
+    def _serve(self) -> None:
+        """Until the driver does not answer."""
+        self._forget()
+        url = Driver.objects.values_list("control_url", flat=True).get(name=self._served.driver)
+        close_old_connections()
+        for ask in self._asks:
+            now = time.monotonic()
+            self._began = (
+                max(self._began, now - ask.at - LATE_SECONDS_MAX) if self._began else now - ask.at
+            )
+            if self._stopped.wait(max(0.0, self._began + ask.at - now)):
+                return
+            remote = self._remote(url, ask.org)
+            engine.serve(remote, self._wafer, ask)
+            if remote.lost_because:
+                return
+            self._say(f"{self._served.driver} serves")
+
+    def _say(self, what: str) -> None:
+        """Once, until there is something else to say."""
+        if what != self._said:
+            self._said = what
+            log.info("%s", what)
+
+    def _remote(self, url: str, org: str) -> Remote:
+        if org not in self._remotes:
+            token = places.caller_token(settings.STATE_DIR, org).read_text()
+            self._remotes[org] = Remote(url, token, self._served.spec)
+        return self._remotes[org]
+
+    def _forget(self) -> None:
+        for remote in self._remotes.values():
+            remote.close()
+        self._remotes.clear()

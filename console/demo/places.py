@@ -1,0 +1,44 @@
+"""What the processes of the demo are called, and where they keep what is their own, below the state
+directory of the stack. Light: whoever only starts them reads no more than this."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+NODES: Final = ("ax-1", "ax-2", "ax-3", "ax-4")
+DRIVERS: Final = ("chat-1", "code-1")
+MEMORY: Final = "24M"  # of each node
+SOCKET_PATH_BYTES_MAX: Final = 107  # as the kernel has it
+
+
+def folder(state: Path) -> Path:
+    return state / "demo"
+
+
+def directory_of(state: Path, name: str) -> Path:
+    """Of an agent or a driver."""
+    return folder(state) / name
+
+
+def model(state: Path, driver: str) -> Path:
+    return directory_of(state, driver) / "model.json"
+
+
+def tier2(state: Path) -> Path:
+    return folder(state) / "tier2"
+
+
+def join_token(state: Path, kind: str) -> Path:
+    return folder(state) / f"{kind}.join-token"
+
+
+def caller_token(state: Path, org: str) -> Path:
+    return folder(state) / f"{org}.caller-token"
+
+
+def fits(state: Path) -> bool:
+    """Whether the sockets of agents, whose paths are short by nature, can be there."""
+    paths = (directory_of(state, name) / "data.sock" for name in NODES)
+    return max(len(os.fsencode(path)) for path in paths) <= SOCKET_PATH_BYTES_MAX

@@ -1,0 +1,114 @@
+"""Making the demo: its fleet, orgs, policies and sessions, each as a person would make it.
+
+It begins where there is no fleet yet, and never again: what people change or remove stays so.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from django.db import connection, transaction
+from django.utils import timezone
+
+from console.accounts.principal import SYSTEM
+from console.demo import places, story
+from console.fleet import importing, tokens
+from console.fleet.models import Node, Stamp
+from console.fleet.services import reachable_drivers, reachable_nodes
+from console.operations import services as operations
+from console.operations.models import Operation
+from console.orgs import services as orgs
+from console.orgs.models import Org
+from console.policies import callers
+from console.policies import services as policies
+from console.policies.models import Caller
+from console.sessions import jobs, rules, services, sizing
+from console.sessions.models import Job, Session
+from console.stack.keys import write_private
+from swdriver_shim.desired import token_hash
+from swdriver_shim.policy import OrgPolicies
+from telemetry.topics import of_session
+
+REASON: Final = "the demo of make up"
+CALLER: Final = "demo"
+JOINS_MAX: Final = 1000
+JOINING_SECONDS_MAX: Final = 3600  # for nodes: until then there is no place for sessions
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('demo'))"
+
+
+@transaction.atomic
+def seed() -> bool:
+    """Whether there was anything to do."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK)
+    if Stamp.objects.exists():
+        return False
+    importing.apply(SYSTEM, story.fleet(), reason=REASON)
+    for one in story.ORGS:
+        if not Org.objects.filter(slug=one.slug).exists():
+            orgs.create_org(SYSTEM, slug=one.slug, name=one.name, reason=REASON)
+            org = orgs.for_change(SYSTEM, one.slug)
+            policies.set_policy(SYSTEM, org, OrgPolicies(policy=one.policy), reason=one.why)
+    cluster = rules.for_change(SYSTEM, None)
+    rules.set_rules(SYSTEM, cluster, {"grant_percent": story.GRANT_PERCENT}, reason=story.WHY_NOT_ALL)
+    for served in story.SERVED:
+        session = sizing.new_session(served.session, None, 1, bytes_per_token=served.bytes_per_token)
+        sizing.create(SYSTEM, session, wait_seconds=JOINING_SECONDS_MAX, reason=REASON)
+    return True
+
+
+def write_down(state: Path) -> None:
+    """In files: what agents and drivers join by, the models of drivers, and what engines ask them with.
+    Tokens are made anew where they are not good any more."""
+    each = (places.directory_of(state, name) for name in (*places.NODES, *places.DRIVERS))
+    for directory in (*each, places.tier2(state)):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for served in story.SERVED:
+        places.model(state, served.driver).write_bytes(msgspec.json.encode(served.spec))
+    for kind in ("node", "driver"):
+        path = places.join_token(state, kind)
+        if not path.exists() or tokens.authenticate(path.read_text()) is None:
+            expires_at = timezone.now() + timedelta(hours=tokens.LIFETIME_HOURS_MAX)
+            _, text = tokens.issue(SYSTEM, kind=kind, uses=JOINS_MAX, expires_at=expires_at, note=REASON)
+            write_private(path, text)
+    for one in story.ORGS:
+        path = places.caller_token(state, one.slug)
+        if Org.objects.filter(slug=one.slug).exists() and not _is_known(path):
+            write_private(path, _new_caller(one.slug))
+
+
+def _is_known(path: Path) -> bool:
+    return path.exists() and Caller.objects.filter(token_sha256=token_hash(path.read_text())).exists()
+
+
+@transaction.atomic
+def _new_caller(slug: str) -> str:
+    """In the place of one whose token nobody knows."""
+    org = orgs.for_change(SYSTEM, slug)
+    for former in callers.callers_of(org).filter(name=CALLER):
+        callers.remove_caller(SYSTEM, org, former.public_id, reason=REASON)
+    _, text = callers.add_caller(SYSTEM, org, name=CALLER, reason=REASON)
+    return text
+
+
+@transaction.atomic
+def has_job(served: story.Served) -> bool:
+    """Whether the driver is a job of its session. It is registered as soon as both and all nodes are
+    there, so that streams find their rails; not if somebody has ended it."""
+    driver = reachable_drivers().filter(name=served.driver).first()
+    if driver is None or Job.objects.filter(driver=driver).exists():
+        return driver is not None
+    ours = Node.objects.filter(name__in=places.NODES)
+    if ours.exclude(pk__in=reachable_nodes()).exists():
+        return False
+    target = of_session(served.session)
+    session = Session.objects.filter(name=served.session, deleting=False).first()
+    has_ended = Operation.objects.filter(target=target, kind="session.end-job").exists()
+    if session is None or has_ended or operations.running_on(target):
+        return False
+    held = services.for_change(SYSTEM, served.session)
+    jobs.start_job(SYSTEM, held, served.driver, driver, reason=REASON)
+    return True

@@ -1,0 +1,198 @@
+"""What the demo is about: a fleet, three orgs with different habits, and what they ask. Pure, and the
+same from start to start.
+
+- *Lighthouse* runs an assistant: many conversations behind one long prompt of its own, which people come
+  back to after seconds or minutes.
+- *Foundry* runs coding agents: tasks of many quick steps, each of which repeats all that was before it.
+- *Archive* has documents summed up, in waves. No document comes twice, so that it only takes room away.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from console.demo.places import DRIVERS, MEMORY, NODES
+from swdriver_shim.adapters.wafer import WIO, wafer_layout
+from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.layout import Layout
+from swdriver_shim.policy import Policy, Tiers
+
+SEED: Final = 7
+VOCABULARY: Final = 32_000
+GRANT_PERCENT: Final = 70
+WHY_NOT_ALL: Final = "With some room left, every stream finds a node on its rail"
+TIER2_BYTES_MAX: Final = 256 << 20  # of all nodes, in one directory
+LEAVES: Final = ("leaf-1", "leaf-2")
+BOXES: Final = ("cs-1", "cs-2")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A session of one box, and the job on it: a driver, and the model that it serves."""
+
+    session: str
+    driver: str
+    model: str
+    layout: Layout
+
+    @property
+    def spec(self) -> ModelSpec:
+        groups = tuple(
+            GroupSpec(name=of.name, bytes_per_token=of.bytes_per_token, window=of.window)
+            for of in self.layout.groups
+        )
+        return ModelSpec(name=self.model, groups=groups, revision="demo")
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(sum(of.bytes_per_token) for of in self.layout.groups)
+
+
+ASSISTANT: Final = Served("assistants", DRIVERS[0], "demo-chat", wafer_layout(1, 720))
+CODING: Final = Served("coding", DRIVERS[1], "demo-code", wafer_layout(1, 720, window_tokens=1024))
+SERVED: Final = (ASSISTANT, CODING)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt, and what the model answers to it. `at`: seconds since the beginning."""
+
+    at: float
+    org: str
+    served: Served
+    tokens: Sequence[int]
+    answer: Sequence[int]
+
+
+Habit = Callable[["Org", Random, float], Iterator[Ask]]
+
+
+@dataclass(frozen=True, slots=True)
+class Org:
+    """An org: what it wants of its cache, and what so many of its users do at the same time."""
+
+    slug: str
+    name: str
+    served: Served
+    policy: Policy
+    why: str
+    habit: Habit
+    users: int
+
+
+def _some(randomness: Random, least: int, most: int) -> list[int]:
+    return [randomness.randrange(VOCABULARY) for _ in range(randomness.randint(least, most))]
+
+
+def _own(org: str, tokens: int) -> list[int]:
+    """What all prompts of an org begin with."""
+    randomness = Random(f"the prompt of {org}")  # noqa: S311 - a story, no secret
+    return [randomness.randrange(VOCABULARY) for _ in range(tokens)]
+
+
+def _conversations(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
+    beginning = _own(org.slug, 640)
+    while True:
+        said = list(beginning)
+        for _ in range(randomness.randint(2, 9)):
+            said += _some(randomness, 20, 160)
+            answer = _some(randomness, 40, 240)
+            yield Ask(at, org.slug, org.served, tuple(said), tuple(answer))
+            said += answer
+            at += randomness.uniform(8, 60)
+        at += randomness.uniform(10, 120)
+
+
+def _tasks(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
+    beginning = _own(org.slug, 1200)
+    while True:
+        seen = [*beginning, *_some(randomness, 200, 600)]
+        for _ in range(randomness.randint(6, 20)):
+            answer = _some(randomness, 20, 80)
+            yield Ask(at, org.slug, org.served, tuple(seen), tuple(answer))
+            seen += [*answer, *_some(randomness, 60, 200)]
+            at += randomness.uniform(2, 6)
+        at += randomness.uniform(20, 90)
+
+
+def _documents(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
+    beginning = _own(org.slug, 128)
+    wave, pause = 120.0, 180.0
+    while True:
+        document = [*beginning, *_some(randomness, 800, 2400)]
+        yield Ask(at, org.slug, org.served, tuple(document), tuple(_some(randomness, 60, 120)))
+        at += randomness.uniform(3, 8)
+        if at % (wave + pause) > wave:
+            at += (wave + pause) - at % (wave + pause)
+
+
+ORGS: Final = (
+    Org(
+        "lighthouse",
+        "Lighthouse",
+        ASSISTANT,
+        Policy(ttl_last_use_seconds=1800, tiers=Tiers.TIER2, share=200),
+        "Conversations are taken up again within half an hour",
+        _conversations,
+        users=48,
+    ),
+    Org(
+        "foundry",
+        "Foundry",
+        CODING,
+        Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200, priority=50, scrub=True),
+        "Source code: never on disk, and overwritten when it goes",
+        _tasks,
+        users=8,
+    ),
+    Org(
+        "archive",
+        "Archive",
+        ASSISTANT,
+        Policy(ttl_last_use_seconds=60, priority=10, share=50),
+        "No document comes twice",
+        _documents,
+        users=2,
+    ),
+)
+
+
+def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterator[Ask]:
+    """What is asked of one driver, in order, without end."""
+    return heapq.merge(
+        *(
+            org.habit(org, Random(f"{seed} {org.slug} {user}"), 3.0 * user)  # noqa: S311 - a story
+            for org in orgs
+            if org.served == served
+            for user in range(org.users)
+        ),
+        key=lambda ask: ask.at,
+    )
+
+
+def fleet() -> str:
+    """As a description of `manage.py fleet import`: every box has ports on both leaves, every node a NIC
+    on one of them."""
+    leaves = "".join(
+        f"      {leaf}:\n        spine_links:\n          {leaf}-up: {{spine: spine-1, gbits: 400}}\n"
+        for leaf in LEAVES
+    )
+    nodes = "".join(
+        f"      {node}:\n        nics: {{eth0: {{leaf: {_leaf(place, NODES)}, wio: 16, gbits: 100}}}}\n"
+        f"        memory: {MEMORY}\n        shards_max: 16\n"
+        for place, node in enumerate(NODES)
+    )
+    domains = "".join(
+        f"          - {{wio: {wio}, leaves: [{_leaf(place, WIO)}]}}\n" for place, wio in enumerate(WIO)
+    )
+    boxes = "".join(f"      {box}:\n        domains:\n{domains}" for box in BOXES)
+    return f"stamps:\n  demo:\n    leaves:\n{leaves}    nodes:\n{nodes}    boxes:\n{boxes}"
+
+
+def _leaf(place: int, of: Sequence[object]) -> str:
+    """The first half of them is at the first leaf."""
+    return LEAVES[place * len(LEAVES) // len(of)]

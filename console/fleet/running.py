@@ -1,0 +1,93 @@
+"""What runs on the fleet, for its pages: streams and their paths, and how far everybody follows.
+
+The only place where the fleet's pages look at what is above it. All of it is counted by the database.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+from django.db.models import Count, F, Q, Sum
+
+from console.control.models import Target
+from console.fleet.models import Node
+from console.operations.models import Operation
+from console.operations.services import running_on
+from console.placement.topology import Tier
+from console.sessions.models import Shard
+
+SHOWN_MAX: Final = 100
+TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPINE: ("bad", "spine")}
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A shard on its path."""
+
+    shard: Shard
+    look: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    streams: list[Stream]
+    left_out: int
+    memory_bytes: int
+    target: Target | None
+    operation: Operation | None
+
+
+@dataclass(slots=True)
+class Paths:
+    """How many streams take which kind of path, and through which leaves they cross the spine."""
+
+    over_spine: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by leaf
+    by_leaf: dict[str, dict[Tier, int]] = field(default_factory=dict)  # of the box's port
+
+    def of(self, leaves: list[str]) -> list[tuple[str, str, int]]:
+        """Of the streams that begin at these: looks, kinds and counts, the best first."""
+        counts: dict[Tier, int] = defaultdict(int)
+        for leaf in leaves:
+            for tier, count in self.by_leaf.get(leaf, {}).items():
+                counts[tier] += count
+        return [(*TIERS[tier], counts[tier]) for tier in Tier if counts[tier]]
+
+
+def on_node(node: Node, topic: str) -> OnNode:
+    """What is on a node, or comes there."""
+    found = Shard.objects.filter(Q(node=node) | Q(next_node=node))
+    related = ("job__session", "job__driver", "box", "node", "next_node")
+    shards = list(found.select_related(*related).order_by("pk")[: SHOWN_MAX + 1])
+    used = found.filter(node=node).aggregate(bytes=Sum(F("slots") * F("slot_bytes")))
+    return OnNode(
+        streams=[Stream(shard, *TIERS[Tier(shard.tier)]) for shard in shards[:SHOWN_MAX]],
+        left_out=max(0, found.count() - SHOWN_MAX) if len(shards) > SHOWN_MAX else 0,
+        memory_bytes=used["bytes"] or 0,
+        target=target_of("node", node.name),
+        operation=running_on(topic),
+    )
+
+
+def target_of(kind: str, name: str) -> Target | None:
+    """What it was told to be, and how far it is; None for who has never been told."""
+    return Target.objects.filter(kind=kind, name=name, generation__gt=0).first()
+
+
+def paths() -> Paths:
+    found = Paths()
+    counted = Shard.objects.values_list("tier", "port_leaf", "nic_leaf").annotate(count=Count("pk"))
+    for number, port_leaf, nic_leaf, count in counted:
+        tier = Tier(number)
+        of_leaf = found.by_leaf.setdefault(port_leaf, {})
+        of_leaf[tier] = of_leaf.get(tier, 0) + count
+        if tier is Tier.SPINE:
+            found.over_spine[port_leaf] += count
+            found.over_spine[nic_leaf] += count
+    return found
+
+
+def shards_by_node() -> dict[str, int]:
+    return dict(Shard.objects.values_list("node__name").annotate(Count("pk")).order_by())

@@ -1,0 +1,140 @@
+"""What an org makes of its cache: of the last hour, in a few figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.utils import timezone
+
+from console.fleet.models import Driver
+from console.orgs.models import Org
+from console.policies.services import InForce
+from swdriver_shim.metrics import HIT, ORG_BYTES, REQUESTED
+from swdriver_shim.policy import Tiers
+from telemetry.metrics import Metric
+from telemetry.queries import TOPIC, Fold, Question, ask
+from telemetry.topics import of_org, of_source
+
+SPAN: Final = timedelta(hours=1)
+STEP: Final = 60
+MODELS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OfModel:
+    model: str
+    requested: int
+    hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`bytes` is None where no driver has told of the org lately; `quota` where it has none."""
+
+    bytes: int | None
+    quota: int | None
+    requested: int
+    hit_rate: float | None
+    models: list[OfModel]
+
+    @property
+    def part(self) -> float | None:
+        return self.bytes / self.quota if self.bytes is not None and self.quota else None
+
+
+def usage(held: InForce) -> Usage:
+    org, drivers = held.org, list(Driver.objects.filter(joined_at__isnull=False))
+    requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
+    limits = [held.policies.of(_model(driver)).dram_bytes_max for driver in drivers]
+    limited = [limit for limit in limits if limit is not None]
+    return Usage(
+        bytes=_bytes_now(org),
+        quota=sum(limited) if limited and len(limited) == len(limits) else None,
+        requested=requested,
+        hit_rate=hit / requested if requested else None,
+        models=_models(org, {of_source("driver", one.name): _model(one) for one in drivers}),
+    )
+
+
+def restrictions(held: InForce) -> list[str]:
+    """What is shown plainly of data that is held apart."""
+    policy = held.policy
+    told = []
+    if policy.tiers is Tiers.NONE:
+        told.append("Nothing of it is stored.")
+    if policy.tiers is Tiers.DRAM:
+        told.append("It never leaves memory.")
+    if policy.tiers is Tiers.TIER2:
+        told.append("Encrypted in tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
+    if policy.scrub:
+        told.append("Overwritten when it goes.")
+    told += [
+        f"Of {model}, nothing is stored."
+        for model, own in held.policies.models.items()
+        if own.tiers is Tiers.NONE and policy.tiers is not Tiers.NONE
+    ]
+    return told
+
+
+def _model(driver: Driver) -> str:
+    return str((driver.model or {}).get("name", ""))
+
+
+def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:
+    """Those with most traffic; by the drivers that serve them."""
+    requested, hit = (_by_model(org, metric, model_of) for metric in (REQUESTED, HIT))
+    most = sorted(requested, key=lambda model: (-requested[model], model))[:MODELS_MAX]
+    return [
+        OfModel(model, requested[model], hit.get(model, 0) / requested[model])
+        for model in most
+        if requested[model]
+    ]
+
+
+def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    question = _question("driver:*", metric, Fold.SUM, where={"org": org.slug}, by=(TOPIC,))
+    for line in ask(question, question.end).lines:
+        model = model_of.get(line.labels[TOPIC], "")
+        told = sum(value for value in line.values if isinstance(value, int | float))
+        sums[model] = sums.get(model, 0) + round(told)
+    return {model: count for model, count in sums.items() if model}
+
+
+def _sum(org: Org, metric: Metric) -> int:
+    question = _question(of_org(org.slug), metric, Fold.SUM)
+    values = [value for line in ask(question, question.end).lines for value in line.values]
+    return round(sum(value for value in values if isinstance(value, int | float)))
+
+
+def _bytes_now(org: Org) -> int | None:
+    question = _question(of_org(org.slug), ORG_BYTES, Fold.TOTAL, span=timedelta(minutes=2), step=10)
+    values = [value for line in ask(question, question.end).lines for value in line.values]
+    known = [value for value in values if isinstance(value, int | float)]
+    return round(known[-1]) if known else None
+
+
+def _question(
+    topic: str,
+    metric: Metric,
+    fold: Fold,
+    *,
+    span: timedelta = SPAN,
+    step: int = STEP,
+    where: Mapping[str, str] | None = None,
+    by: tuple[str, ...] = (),
+) -> Question:
+    now = timezone.now()
+    return Question(
+        topic=topic,
+        metric=metric,
+        fold=fold,
+        start=(now - span).timestamp(),
+        end=now.timestamp(),
+        step=step,
+        where=where or {},
+        by=by,
+    )

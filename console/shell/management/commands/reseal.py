@@ -1,0 +1,43 @@
+"""`manage.py reseal`: seal stored secrets with the secret key of now, so that a former one can go."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.apps import apps
+from django.core.management.base import BaseCommand, CommandError
+from django.db import models, transaction
+
+from console.shell.sealed import CannotUnseal, SealedBytes
+
+AT_ONCE: Final = 500
+
+
+class Command(BaseCommand):
+    help = (
+        "Seal all stored secrets anew, after TIDEGATE_SECRET_KEY was changed and the former key was put "
+        "into TIDEGATE_SECRET_KEY_FALLBACKS. Afterwards the former one may be dropped. Safe to run "
+        "again, and while everything runs."
+    )
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        for model in apps.get_models():
+            names = [field.name for field in model._meta.fields if isinstance(field, SealedBytes)]  # noqa: SLF001
+            if names:
+                self.stdout.write(f"{model.__name__}: {self._reseal(model, names)} rows sealed anew")
+
+    def _reseal(self, model: type[models.Model], names: list[str]) -> int:
+        """A few rows at a time, each locked while it is read and written."""
+        rows, last, count = model._default_manager.order_by("pk"), None, 0  # noqa: SLF001
+        while True:
+            with transaction.atomic():
+                batch = rows.select_for_update().only("pk", *names)
+                try:
+                    found = list((batch.filter(pk__gt=last) if last is not None else batch)[:AT_ONCE])
+                except CannotUnseal as error:
+                    raise CommandError(f"{model.__name__}: {error}") from None
+                for row in found:
+                    row.save(update_fields=names)
+            if not found:
+                return count
+            last, count = found[-1].pk, count + len(found)

@@ -1,0 +1,142 @@
+"""A platform engineer's journey: a session is planned while its form is filled in, made and grown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, expect
+
+from console.environment import PROJECT
+from tests.browser.chromium import chromium
+from tests.browser.test_pages import AXE, NARROW, WIDE, log_in
+from tests.live import LiveConsole, live_console
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+FLEET = """
+import django; django.setup()
+from console.orgs.models import Org
+from tests.console.sessions.fleets import make_driver, make_fleet
+Org.objects.create(slug="acme", name="Acme")
+make_fleet(memory_bytes=1 << 40)
+make_driver("job7")
+"""
+SWEEP = """
+import django; django.setup()
+from django.utils import timezone
+from console.operations import services
+for operation_id in services.take_due(timezone.now()):
+    while services.advance(operation_id): pass
+"""
+
+
+def in_console(console: LiveConsole, program: str) -> None:
+    """What other processes of a whole console do."""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=PROJECT,
+        env={**os.environ, **console.environment, "DJANGO_SETTINGS_MODULE": "console.settings"},
+        check=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    with live_console(tmp_path_factory.mktemp("console")) as console:
+        in_console(console, FLEET)
+        yield console
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def faults(page: Page) -> list[str]:
+    """Serious ones of accessibility, and scrolling sideways."""
+    found = (
+        ["scrolls sideways"]
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        else []
+    )
+    page.evaluate(AXE)
+    violations = page.evaluate("axe.run().then((result) => result.violations)")
+    return found + [
+        f"{violation['id']}: {node['html'][:120]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+def test_a_session_is_planned_made_and_grown_in_the_browser(
+    browser: Browser, console: LiveConsole
+) -> None:
+    context = browser.new_context(base_url=console.address, viewport=WIDE)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    log_in(page, console)
+    page.goto("/sessions/")
+    page.get_by_role("link", name="Make session").click()
+    page.get_by_label("Name", exact=True).fill("chat")
+    page.get_by_label("Org").select_option("acme")
+    page.get_by_label("Boxes", exact=True).fill("9")
+    expect(page.locator("#plan")).to_contain_text("ExceedsClusterCapacity", timeout=30_000)
+    page.get_by_label("Boxes", exact=True).fill("2")
+    expect(page.locator("#plan")).to_contain_text("8 on a rail", timeout=30_000)
+    page.get_by_role("button", name="Make session").click()
+    expect(page.get_by_role("heading", name="Make session chat of 2 boxes")).to_be_visible()
+    in_console(console, SWEEP)
+    expect(page.get_by_text("succeeded").first).to_be_visible(timeout=30_000)
+
+    page.goto("/sessions/chat/")
+    expect(page.locator(".sizes")).to_contain_text("actual")
+    page.get_by_role("link", name="Resize").click()
+    expect(page.locator("#plan")).to_contain_text("Boxes then", timeout=30_000)
+    page.get_by_label("Boxes", exact=True).fill("4")
+    expect(page.locator("#plan")).to_contain_text("cs3, cs4", timeout=30_000)
+    page.get_by_role("button", name="Resize").click()
+    in_console(console, SWEEP)
+    page.goto("/sessions/chat/")
+    expect(page.locator(".chip")).to_have_count(4)
+    assert complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_its_pages_are_accessible_and_work_without_scripts(
+    size: ViewportSize, browser: Browser, console: LiveConsole
+) -> None:
+    name = f"plain-{size['width']}"
+    context = browser.new_context(base_url=console.address, viewport=size, java_script_enabled=False)
+    page = context.new_page()
+    log_in(page, console)
+    page.goto("/new-session/")
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Boxes", exact=True).fill("1")
+    page.get_by_label("May wait").fill("60")
+    page.get_by_role("button", name="Plan").click()
+    expect(page.locator("#plan")).not_to_contain_text("stands here as soon as")
+    page.get_by_role("button", name="Make session").click()
+    expect(page.get_by_role("heading", name=f"Make session {name} of 1 box")).to_be_visible()
+    operation = page.url
+    cookies = context.cookies()
+    context.close()
+    context = browser.new_context(base_url=console.address, viewport=size, color_scheme="dark")
+    context.add_cookies(cookies)  # type: ignore[arg-type]
+    page = context.new_page()
+    paths = ["/sessions/", f"/sessions/{name}/", f"/sessions/{name}/resize/", "/new-session/"]
+    paths += [f"/sessions/{name}/new-job/", f"/sessions/{name}/bring-back/", "/session-rules/"]
+    found = {}
+    for path in [*paths, "/operations/", operation]:
+        page.goto(path)
+        if problems := faults(page):
+            found[path] = problems
+    assert found == {}
+    context.close()

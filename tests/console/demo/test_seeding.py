@@ -1,0 +1,98 @@
+"""The demo is made once, as people would make it; what people change of it stays so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.test import override_settings
+
+from console.accounts.principal import SYSTEM
+from console.audit.models import AuditEntry
+from console.demo import documents, places, seeding, story
+from console.fleet import tokens
+from console.fleet.models import Box, Driver, Node, Stamp
+from console.operations.models import Operation
+from console.orgs import services as orgs
+from console.orgs.models import Org
+from console.policies import callers
+from console.policies import services as policies
+from console.sessions.models import Session
+
+pytestmark = pytest.mark.django_db
+
+
+def test_there_are_a_fleet_orgs_with_policies_and_sessions_that_wait_for_nodes() -> None:
+    assert seeding.seed()
+    assert sorted(Node.objects.values_list("name", flat=True)) == list(places.NODES)
+    assert Box.objects.count() == len(story.BOXES)
+    for one in story.ORGS:
+        held = policies.in_force(Org.objects.get(slug=one.slug))
+        assert held.policy == one.policy
+        assert held.version
+    assert {session.name for session in Session.objects.all()} == {
+        served.session for served in story.SERVED
+    }
+    assert set(Operation.objects.values_list("kind", flat=True)) == {"session.create"}
+    assert AuditEntry.objects.filter(action="org.create", reason=seeding.REASON).count() == 3
+
+
+def test_it_is_made_once_and_what_people_remove_stays_away() -> None:
+    seeding.seed()
+    entries = AuditEntry.objects.count()
+    assert not seeding.seed()
+    orgs.delete_org(SYSTEM, orgs.for_change(SYSTEM, "archive"))
+    assert not seeding.seed()
+    assert not Org.objects.filter(slug="archive").exists()
+    assert AuditEntry.objects.count() == entries + 1
+
+
+def test_a_fleet_that_is_there_is_left_alone() -> None:
+    Stamp.objects.create(name="ours")
+    assert not seeding.seed()
+    assert not Node.objects.exists()
+    assert not Org.objects.exists()
+
+
+def test_tokens_are_kept_while_they_are_good_and_made_anew_when_they_are_not(tmp_path: Path) -> None:
+    seeding.seed()
+    seeding.write_down(tmp_path)
+    node = places.join_token(tmp_path, "node")
+    caller = places.caller_token(tmp_path, "foundry")
+    for path in (node, caller):
+        assert path.stat().st_mode & 0o777 == 0o600
+    first = node.read_text(), caller.read_text()
+    seeding.write_down(tmp_path)
+    assert (node.read_text(), caller.read_text()) == first
+
+    known = tokens.authenticate(first[0])
+    assert known
+    tokens.revoke(SYSTEM, known.public_id)
+    org = orgs.for_change(SYSTEM, "foundry")
+    [held] = callers.callers_of(org)
+    callers.remove_caller(SYSTEM, org, held.public_id)
+    seeding.write_down(tmp_path)
+    assert tokens.authenticate(node.read_text())
+    assert caller.read_text() != first[1]
+    caller.unlink()
+    seeding.write_down(tmp_path)
+    assert callers.callers_of(org).count() == 1, "one whose token nobody knows is of no use"
+
+
+def test_a_driver_that_is_not_there_yet_has_no_job() -> None:
+    seeding.seed()
+    assert not seeding.has_job(story.ASSISTANT)
+    Driver.objects.create(name=story.ASSISTANT.driver)
+    assert not seeding.has_job(story.ASSISTANT), "it has not joined"
+
+
+def test_nodes_of_the_demo_and_no_others_have_its_tier_2(tmp_path: Path) -> None:
+    with override_settings(STATE_DIR=tmp_path):
+        told = documents.tier2("ax-1")["tier2"]
+        assert told["path"] == str(tmp_path / "demo" / "tier2")
+        assert documents.tier2("ours-1") == {}
+
+
+def test_sockets_have_to_fit_into_the_state_directory() -> None:
+    assert places.fits(Path("/a/short/one"))
+    assert not places.fits(Path("/a/long/one") / ("x" * 100))

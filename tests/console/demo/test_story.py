@@ -1,0 +1,78 @@
+"""The story of the demo: always the same, and one that a fleet of this size can hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from console.demo import engine, places, story
+from console.fleet import description
+from swdriver_shim.adapters.wafer import Wafer
+from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.prefixes import Here
+from tests.kvss_agent.plane import running
+from tests.swdriver_shim.test_driver import LAYOUT, Fleet, driving
+
+SECONDS = 900.0
+
+
+def told(served: story.Served, seconds: float = SECONDS) -> list[story.Ask]:
+    return list(itertools.takewhile(lambda ask: ask.at < seconds, story.asks(served)))
+
+
+@pytest.mark.parametrize("served", story.SERVED, ids=lambda served: served.driver)
+def test_it_is_the_same_each_time_and_in_order(served: story.Served) -> None:
+    once = told(served)
+    assert once == told(served)
+    assert [ask.at for ask in once] == sorted(ask.at for ask in once)
+    assert {ask.served for ask in once} == {served}
+    assert 0.2 < len(once) / SECONDS < 4, "a machine that does something else is not to notice"
+    assert max(len(ask.tokens) + len(ask.answer) for ask in once) < 8192
+
+
+def test_orgs_have_different_habits() -> None:
+    """How much of a prompt its org has asked before, in columns."""
+    seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    again, asked = Counter[str](), Counter[str]()
+    for ask in (*told(story.ASSISTANT), *told(story.CODING)):
+        for end in range(COLUMN_TOKENS, len(ask.tokens), COLUMN_TOKENS):
+            column = tuple(ask.tokens[:end])
+            again[ask.org] += column in seen[ask.org]
+            asked[ask.org] += 1
+            seen[ask.org].add(column)
+    reuse = {org: again[org] / asked[org] for org in asked}
+    assert reuse["foundry"] > 0.85
+    assert reuse["lighthouse"] > 0.7
+    assert reuse["archive"] < 0.2
+
+
+def test_archive_comes_in_waves() -> None:
+    times = [ask.at for ask in told(story.ASSISTANT) if ask.org == "archive"]
+    assert max(after - before for before, after in itertools.pairwise(times)) > 120
+
+
+def test_the_fleet_is_a_description_and_holds_every_model() -> None:
+    things = description.parse(story.fleet())
+    assert sorted(name for kind, name in things if kind == description.NODE) == list(places.NODES)
+    for served in story.SERVED:
+        [domains] = {len(things[description.BOX, box]["domains"]) for box in story.BOXES}
+        assert all(len(group.bytes_per_token) == domains for group in served.spec.groups)
+        assert served.spec.shape() == served.layout
+    assert tuple(served.driver for served in story.SERVED) == places.DRIVERS
+
+
+def test_an_engine_of_the_demo_gets_back_what_it_has_stored(tmp_path: Path) -> None:
+    wafer = Wafer(LAYOUT, "demo")
+    served = story.Served("session", "driver", "demo", LAYOUT)
+    with running(tmp_path) as plane:
+        agents = Fleet(plane)
+        agents.make()
+        with driving(agents) as driven:
+            prefixes = Here(driven.driver, Keys("acme", bytes(32), wafer.namespace))
+            first = story.Ask(0.0, "acme", served, tuple(range(200)), tuple(range(50)))
+            assert engine.serve(prefixes, wafer, first) == (200, 0, 0)
+            more = story.Ask(1.0, "acme", served, (*first.tokens, *first.answer, 7, 7), (1,))
+            assert engine.serve(prefixes, wafer, more) == (252, 250, 0)

@@ -1,0 +1,224 @@
+"""The pages of the fleet: what they say, and that they ask as often for many as for few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from console.accounts.principal import SYSTEM
+from console.control.models import Target
+from console.fleet import importing
+from console.fleet.description import dump
+from console.fleet.models import Driver, JoinToken, Node
+from console.placement.topology import Tier
+from console.sessions.models import Job, Session, Shard
+from tests.conftest import People
+from tests.console.fleet.test_description import many
+from tests.console.fleet.worlds import World, refreshed
+
+Browser = Callable[..., Client]
+
+
+def said(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+def test_an_empty_fleet_says_what_to_do_next(people: People, browser_of: Browser) -> None:
+    admin = browser_of(people.platform_admin)
+    assert "No fleet yet" in said(admin.get("/fleet/"))
+    assert "There is no fleet yet" in said(admin.get("/fleet/description/"))
+    assert "Describe the fleet" in said(admin.get("/fleet/nodes/"))
+    assert "A platform admin describes it" in said(browser_of(people.platform_viewer).get("/fleet/"))
+
+
+def test_a_viewer_sees_but_is_offered_no_change(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    viewer = browser_of(people.platform_viewer)
+    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "Change its state" not in page
+    assert "Save labels" not in page
+    assert "See what would change" not in said(viewer.get("/fleet/description/"))
+    assert viewer.get("/fleet/join/").status_code == 403
+    on_call = said(browser_of(people.platform_on_call).get("/fleet/nodes/ax-1/"))
+    assert "Change its state" in on_call
+    assert "Save labels" not in on_call
+
+
+def test_the_secret_that_agents_tell_is_on_no_page(
+    world: World, people: People, browser_of: Browser, api_of: Browser
+) -> None:
+    admin, api = browser_of(people.platform_admin), api_of(people.platform_admin)
+    for answer in (
+        admin.get("/fleet/nodes/ax-1/"),
+        admin.get("/fleet/description/"),
+        api.get("/api/v1/nodes/ax-1"),
+        api.get("/api/v1/audit"),
+        api.get("/api/v1/events?topic=fleet"),
+    ):
+        assert answer.status_code == 200
+        assert world.here.control_token not in answer.content.decode()
+
+
+def test_a_node_is_cordoned_and_labelled_on_its_page(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    admin = browser_of(people.platform_admin)
+    admin.post("/fleet/nodes/ax-1/state/", {"state": "cordoned", "reason": "loud fan"})
+    assert "loud fan" in said(admin.get("/fleet/nodes/ax-1/"))
+    version = refreshed(world.here).version
+    form = {"labels": "rack=7\r\nzone=a\r\n", "version": version}
+    assert admin.post("/fleet/nodes/ax-1/labels/", form).status_code == 302
+    assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
+    again = said(admin.post("/fleet/nodes/ax-1/labels/", form))
+    assert "It has changed since you opened the form" in again
+    for bad in ("a=1\na=2", "Bad!=1", "=1"):
+        form = {"labels": bad, "version": refreshed(world.here).version}
+        assert "field--bad" in said(admin.post("/fleet/nodes/ax-1/labels/", form))
+    assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
+
+
+def test_a_node_that_is_lost_says_what_it_will_be(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned", held_reason="loud fan")
+    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    assert "<dt>When back</dt><dd>cordoned: loud fan</dd>" in page
+
+
+def test_versions_that_do_not_go_with_the_console_are_shown(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    Node.objects.filter(name="ax-1").update(software_version="0.9.0")
+    viewer = browser_of(people.platform_viewer)
+    assert "go together" in viewer.get("/fleet/nodes/ax-1/").content.decode()
+    assert 'status--warn">0.9.0' in said(viewer.get("/fleet/nodes/"))
+
+
+def test_a_join_token_is_shown_once_with_its_command(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    admin = browser_of(people.platform_admin)
+    page = said(admin.post("/fleet/join/", {"kind": "node", "uses": 3, "hours": 24, "note": "rack 7"}))
+    token = JoinToken.objects.latest("id")
+    assert page.count(f"{token.prefix}_") == 2  # by itself, and in the command
+    assert "--nics eth0=leaf-1" in page
+    assert f"{token.prefix}_" not in said(admin.get("/fleet/join/"))
+    assert (token.uses_left, token.note) == (3, "rack 7")
+    assert token.expires_at - timezone.now() > timedelta(hours=23)
+    admin.post(f"/fleet/join/{token.public_id}/revoke/")
+    assert JoinToken.objects.get(pk=token.pk).state == "revoked"
+
+
+def test_a_description_is_looked_at_and_then_applied(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    admin = browser_of(people.platform_admin)
+    text = importing.export(SYSTEM).replace("ax-2", "ax-3")
+    page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
+    assert "removed node" in said(page)
+    assert Node.objects.filter(name="ax-2").exists()
+    seen = page.context["form"].initial["seen"]
+    Node.objects.filter(name="ax-1").update(labels={"rack": "7"})
+    form = {"yaml": text, "seen": seen, "apply": "", "reason": "moved"}
+    assert "changed since you looked" in said(admin.post("/fleet/description/", form))
+    page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
+    form["seen"] = page.context["form"].initial["seen"]
+    assert admin.post("/fleet/description/", form).status_code == 302
+    assert not Node.objects.filter(name="ax-2").exists()
+    wrong = said(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
+    assert "line 2, stamps: " in wrong
+    removing = said(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
+    assert "1 node is alive: ax-1" in removing
+    assert admin.get("/fleet/description/fleet.yaml").content.decode() == importing.export(SYSTEM)
+
+
+def test_a_file_is_taken_instead_of_the_text(world: World, people: People, browser_of: Browser) -> None:
+    from django.core.files.uploadedfile import SimpleUploadedFile
+
+    admin = browser_of(people.platform_admin)
+    file = SimpleUploadedFile("fleet.yaml", b"stamps:\n  north: {}\n")
+    page = said(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
+    assert "added stamp" in page
+    file = SimpleUploadedFile("fleet.yaml", b"\xff\xfe\x00")
+    assert "no text in UTF-8" in said(admin.post("/fleet/description/", {"yaml": "", "file": file}))
+
+
+def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
+    world: World, people: People, browser_of: Browser, django_assert_max_num_queries: Any
+) -> None:
+    viewer, asked = browser_of(people.platform_viewer), {}
+    for path in ("/fleet/", "/fleet/nodes/", "/fleet/boxes/", "/fleet/drivers/"):
+        with CaptureQueriesContext(connection) as queries:
+            assert viewer.get(path).status_code == 200
+        asked[path] = len(queries)
+    importing.apply(SYSTEM, dump(many(1000)))
+    for path, before in asked.items():
+        with django_assert_max_num_queries(before):
+            page = viewer.get(path)
+        assert page.status_code == 200
+        assert len(page.content) < 200_000
+
+
+@pytest.fixture
+def shards(world: World) -> list[Shard]:
+    """Two streams: one on a rail of ax-1, one that crosses the spine from a leaf of another stamp."""
+    session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
+    job = Job.objects.create(
+        session=session, name="chat", driver=Driver.objects.create(name="job-7"), running=True
+    )
+    common = {
+        "job": job,
+        "group": "full",
+        "box": world.box,
+        "wio": 8,
+        "slot_bytes": 1 << 20,
+        "slots": 1024,
+        "node": world.here,
+        "nic_leaf": "leaf-1",
+    }
+    return [
+        Shard.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
+        Shard.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
+    ]
+
+
+def test_what_runs_on_a_node_is_shown_with_its_path(
+    world: World, shards: list[Shard], people: People, browser_of: Browser
+) -> None:
+    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    assert "job-7.full.0" in page
+    assert 'status--ok">rail' in page
+    assert 'status--bad">spine</span> <span class="quiet">leaf-2 → leaf-1' in page
+    assert "<dt>Of it granted</dt><dd>2 GiB</dd>" in page
+
+
+def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
+    world: World, shards: list[Shard], people: People, browser_of: Browser
+) -> None:
+    page = said(browser_of(people.platform_viewer).get("/fleet/"))
+    assert "line--crossed" in page
+    assert "1 streams cross by this leaf" not in page
+    assert "1 stream crosses by this leaf" in page
+    assert "ready · 1 TiB, 2 shards" in page
+    assert '1 <span class="status status--bad">spine</span>' in page
+
+
+def test_how_far_a_node_follows_is_shown(world: World, people: People, browser_of: Browser) -> None:
+    viewer = browser_of(people.platform_viewer)
+    assert "<dt>Is told to be</dt><dd>nothing yet" in said(viewer.get("/fleet/nodes/ax-1/"))
+    target = Target.objects.create(kind="node", name="ax-1", generation=3, observed_generation=2)
+    target.problem = "It has no memory left."
+    target.save()
+    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "generation 2 of 3" in page
+    assert "It has no memory left." in page
+    Target.objects.update(observed_generation=3, problem="")
+    assert 'status--ok">as told' in said(viewer.get("/fleet/nodes/ax-1/"))

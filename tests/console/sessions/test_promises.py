@@ -1,0 +1,251 @@
+"""The promises of sessions, each under whatever happens in whatever order, and by many at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.extra.django import TestCase
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from console.accounts.principal import SYSTEM
+from console.fleet.models import Box, Node
+from console.operations import services as operations
+from console.operations.models import Operation
+from console.orgs.models import Org
+from console.placement.rules import Rules
+from console.placement.topology import Tier
+from console.sessions import jobs, leaving, moves, rules, services, sizing
+from console.sessions.models import RuleSet, Session, SessionBox, Shard
+from console.sessions.planning import CannotPlan
+from telemetry.models import Event
+from tests.conftest import People
+from tests.console.operations.test_operations import Killed, killed_at_query, run
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node
+from tests.console.sessions.test_sizes import boxes_of, create, resize, set_rules
+
+NAMES = st.sampled_from(["s1", "s2", "s3"])
+BOXES = st.integers(1, 7)
+REFUSED = (CannotPlan, operations.Busy, rules.Impossible, sizing.JobsRun)
+
+
+class Sessions(RuleBasedStateMachine):
+    """People ask for whatever they like; operations are advanced, cancelled, and left lying."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for model in (Operation, Session, SessionBox, Box, Node, RuleSet, Org):
+            model.objects.all().delete()
+        self.org = Org.objects.create(slug="acme", name="Acme")
+        make_fleet(boxes=6)
+
+    def attempt(self, do: Callable[[], object]) -> None:
+        try:
+            with transaction.atomic():
+                do()
+        except REFUSED:
+            pass
+
+    @rule(name=NAMES, boxes=BOXES, wait=st.sampled_from([0, 3600]))
+    def create(self, name: str, boxes: int, wait: int) -> None:
+        if not Session.objects.filter(name=name).exists():
+            self.attempt(
+                lambda: sizing.create(
+                    SYSTEM, sizing.new_session(name, self.org, boxes), wait_seconds=wait
+                )
+            )
+
+    @rule(name=NAMES, boxes=BOXES, wait=st.sampled_from([0, 3600]))
+    def resize(self, name: str, boxes: int, wait: int) -> None:
+        if Session.objects.filter(name=name).exists():
+            self.attempt(
+                lambda: sizing.resize(
+                    SYSTEM, services.for_change(SYSTEM, name), boxes, wait_seconds=wait
+                )
+            )
+
+    @rule(name=NAMES)
+    def delete(self, name: str) -> None:
+        if Session.objects.filter(name=name).exists():
+            self.attempt(lambda: sizing.delete(SYSTEM, services.for_change(SYSTEM, name)))
+
+    @rule(
+        low=st.integers(1, 4),
+        by=st.integers(1, 3),
+        high=st.none() | st.integers(1, 7),
+        quota=st.none() | st.integers(0, 8),
+    )
+    def set_rules(self, low: int, by: int, high: int | None, quota: int | None) -> None:
+        cluster = {"boxes_min": low, "boxes_increment": by, "boxes_max": high}
+        if high is None or high >= low:
+            self.attempt(lambda: rules.set_rules(SYSTEM, rules.for_change(SYSTEM, None), cluster))
+        self.attempt(
+            lambda: rules.set_rules(SYSTEM, rules.for_change(SYSTEM, self.org), {"boxes_quota": quota})
+        )
+
+    @rule(steps=st.integers(1, 3))
+    def advance(self, steps: int) -> None:
+        for operation in Operation.objects.filter(done=False).order_by("id"):
+            for _ in range(steps):
+                operations.advance(operation.pk)
+
+    @rule()
+    def cancel(self) -> None:
+        for operation in Operation.objects.filter(done=False)[:1]:
+            operations.cancel(SYSTEM, operation.pk)
+
+    @invariant()
+    def no_session_is_below_its_minimum_or_off_its_increment(self) -> None:
+        held: Rules = rules.in_force(self.org)
+        for session in Session.objects.all():
+            assert list(held.refusals(session.boxes_desired)) == []
+            assert session.boxes_desired % session.boxes_increment == 0
+
+    @invariant()
+    def the_quota_holds_at_the_largest_of_the_three_sizes(self) -> None:
+        quota = rules.of_an_org(self.org).boxes_quota
+        assert quota is None or rules.held_by(self.org) <= quota
+
+    @invariant()
+    def whatever_has_ended_is_whole(self) -> None:
+        for session in Session.objects.all():
+            if operations.running_on(f"session:{session.name}") is None:
+                size = services.sizes(session)
+                assert size.desired == size.granted == size.actual
+                assert not session.boxes.filter(leaving=True).exists()
+                assert session.cause == ""
+
+
+class TestSessions(TestCase):
+    def test_promise_6_no_session_below_its_minimum_or_off_its_increment(self) -> None:
+        run_state_machine_as_test(
+            Sessions,
+            settings=settings(
+                max_examples=15,
+                stateful_step_count=12,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+
+
+def at_once(*calls: Callable[[], object]) -> list[object]:
+    """Each in a thread and a connection of its own, from the same moment on; what came of each."""
+    barrier = threading.Barrier(len(calls))
+    outcomes: list[Any] = [None] * len(calls)
+
+    def call(number: int) -> None:
+        try:
+            barrier.wait(30)
+            outcomes[number] = calls[number]()
+        except REFUSED as error:
+            outcomes[number] = error
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return outcomes
+
+
+@pytest.mark.django_db(transaction=True)
+def test_promise_6_of_two_resizes_at_once_one_is_done(people: People) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    outcomes = at_once(lambda: resize(people, 2), lambda: resize(people, 3))
+    [begun] = [one for one in outcomes if isinstance(one, Operation)]
+    [busy] = [one for one in outcomes if isinstance(one, operations.Busy)]
+    assert busy.operation.pk == begun.pk
+    assert run(begun).done
+    assert Session.objects.get().boxes_desired == len(boxes_of()) == begun.plan["boxes"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_promise_6_at_the_edge_of_a_quota_one_of_many_gets_the_last_boxes(people: People) -> None:
+    make_fleet(boxes=8)
+    set_rules(people, people.acme, boxes_quota=4)
+    outcomes = at_once(*(lambda name=name: create(people, name, boxes=3) for name in ("a", "b", "c")))
+    assert len([one for one in outcomes if isinstance(one, Operation)]) == 1
+    assert all(one.cause.value == "ExceedsOrgQuota" for one in outcomes if isinstance(one, CannotPlan))
+    assert rules.held_by(people.acme) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_promise_6_rules_that_get_stricter_and_a_session_that_breaks_them_do_not_both_win(
+    people: People,
+) -> None:
+    make_fleet()
+    at_once(lambda: create(people, boxes=3), lambda: set_rules(people, boxes_increment=2))
+    sizes = list(Session.objects.values_list("boxes_desired", flat=True))
+    assert (sizes, rules.in_force(None).boxes_increment) in (([3], 1), ([], 2))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_promise_8_a_resize_that_is_killed_at_any_query_is_done_once(people: People) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    number, finished, boxes = 0, False, 1
+    while not finished:
+        number += 1
+        boxes = 5 - boxes  # 4, 1, 4, …
+        operation = resize(people, boxes)
+        try:
+            with killed_at_query(number):
+                run(operation)
+            finished = True
+        except Killed:
+            connection.close()
+        assert run(operation).state == "succeeded", number
+        assert len(boxes_of()) == boxes, number
+        assert SessionBox.objects.filter(ready=False).count() == 0, number
+    assert number > 20
+
+
+@pytest.mark.django_db
+def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_where_they_do_not(
+    people: People,
+) -> None:
+    make_fleet()
+    make_node("far", "l9", memory_bytes=8 << 30)
+    admin = people.principal("platform_admin")
+    run(create(people, boxes=1))
+    driver = make_driver("job7")
+    with transaction.atomic():
+        starting = jobs.start_job(admin, services.for_change(admin, "chat"), "serve", driver)
+    arrive(starting)
+    Operation.objects.filter(pk=starting.pk).delete()
+    assert {Tier(shard.tier) for shard in Shard.objects.all()} == {Tier.RAIL}
+    Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
+
+    set_rules(people, refuse_spine=True)
+    drained = leaving.drain(admin, "ax1")
+    for _ in range(3):
+        operations.advance(drained.pk)
+    drained.refresh_from_db()
+    assert "which the rules refuse" in drained.message
+    assert not Shard.objects.filter(next_node__name="far").exists()
+    on_ax1 = Shard.objects.get(node__name="ax1")
+    with transaction.atomic():
+        locked = services.for_change(admin, "chat")
+    with pytest.raises(CannotPlan) as refused:
+        moves.move(admin, locked, on_ax1, Node.objects.get(name="far"))
+    assert refused.value.cause.value == "SpineRefusedByRule"
+
+    set_rules(people, refuse_spine=False)
+    for _ in range(2):
+        operations.advance(drained.pk)
+    arrive(drained)
+    for _ in range(2):
+        operations.advance(drained.pk)
+    assert Shard.objects.get(pk=on_ax1.pk).tier == Tier.SPINE
+    [event] = Event.objects.filter(kind="session.spine")
+    assert event.data["shard"] == on_ax1.name
+    assert set(event.topics) == {"session:chat", "node:far", "fleet"}

@@ -1,0 +1,87 @@
+"""Records become rows by topic: whatever their shapes, sums are those of one number after the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry import topics
+from telemetry.cells import ADD, Cell, Cells
+from telemetry.folding import Folder, bucket_of
+from telemetry.metrics import Kind
+from telemetry.records import FIELD, Record, decode
+from telemetry.shapes import Series, Shape
+
+LABELS: list[tuple[tuple[str, str], ...]] = [
+    (),
+    (("org", "acme"), ("tier", "dram")),
+    (("org", "globex"), ("tier", "dram")),
+    (("org", "other"),),
+    (("shard", "a"),),
+    (("shard", "b"),),
+    (("stream", "full.0"), ("session", "chat"), ("node", "ax1"), ("tier", "spine")),
+    (("stream", "full.1"), ("session", "chat"), ("node", "ax2"), ("tier", "spine")),
+]
+NUMBERS = st.integers(0, 1000)
+CELLS: dict[Kind, st.SearchStrategy[Cell]] = {
+    Kind.COUNTER: NUMBERS,
+    Kind.GAUGE: st.tuples(NUMBERS, st.integers(0, 60), NUMBERS).map(
+        lambda gauge: gauge if gauge[1] else (0, 0, 0)
+    ),
+    # The first and the last bucket of what is told are not empty.
+    Kind.HISTOGRAM: st.just([])
+    | st.tuples(NUMBERS, st.integers(0, 100), st.lists(st.integers(1, 9), min_size=1, max_size=5)).map(
+        lambda cell: [cell[0], cell[1], *cell[2]]
+    ),
+}
+SERIES = st.builds(Series, st.sampled_from(list(Kind)), st.just("x"), st.sampled_from(LABELS))
+SHAPES = st.lists(SERIES, unique=True, min_size=1, max_size=12).map(Shape)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> list[tuple[Record, Shape]]:
+    shapes = draw(st.lists(SHAPES, min_size=1, max_size=3))
+    made = []
+    for sequence in range(1, draw(st.integers(1, 8)) + 1):
+        shape = draw(st.sampled_from(shapes))
+        cells = shape.cells({one: draw(CELLS[one.kind]) for one in shape.series})
+        name, at = draw(st.sampled_from(["ax1", "ax2"])), draw(st.sampled_from([1000.0, 1005.0, 1010.0]))
+        told = Record(name, sequence, "agent", name, "1", "host", 1, 1.0, at, shape.digest, cells)
+        made.append((decode({FIELD: told.encode()}), shape))
+    return made
+
+
+def one_by_one(told: list[tuple[Record, Shape]]) -> dict[tuple[str, int, Series], Cell]:
+    found: dict[tuple[str, int, Series], list[Cell]] = defaultdict(list)
+    for record, shape in told:
+        bucket = bucket_of(record.at)
+        for one, cell in shape.pairs(record.cells):
+            found[f"node:{record.name}", bucket, one].append(cell)
+            for topic, series in topics.wider(one):
+                found[topic, bucket, series].append(cell)
+    return {key: ADD[key[2].kind](each) for key, each in found.items()}
+
+
+def as_told(rows: list[Any]) -> dict[tuple[str, int, Series], Cell]:
+    found: dict[tuple[str, int, Series], list[Cell]] = defaultdict(list)
+    for row in rows:
+        for one, cell in row.shape.pairs(row.cells):
+            found[row.topic, row.bucket, one].append(cell)
+    return {key: ADD[key[2].kind](each) for key, each in found.items()}
+
+
+@given(st.lists(records(), min_size=1, max_size=3))
+def test_folded_is_added_one_by_one(batches: list[list[tuple[Record, Shape]]]) -> None:
+    folder = Folder()  # which goes on with what it knows of shapes
+    for told in batches:
+        assert as_told(folder.fold(told)) == one_by_one(told)
+
+
+def test_nothing_is_folded_to_nothing() -> None:
+    shape = Shape(())
+    told = Record("a", 1, "agent", "ax1", "1", "host", 1, 1.0, 1000.0, shape.digest, Cells([], [], []))
+    [row] = Folder().fold([(told, shape)])
+    assert (row.topic, row.cells) == ("node:ax1", Cells([], [], []))
