@@ -4,6 +4,7 @@ from django.urls import path, register_converter
 
 from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
+from console.alerts import settings_views as alert_settings
 from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
@@ -14,6 +15,8 @@ from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import caller_views as callers
+from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
@@ -68,30 +71,34 @@ urlpatterns = [
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
-    path("alerts/rules/", alerts.list_rules, name="alert-rules"),
-    path("alerts/rules/<slug:slug>/", alerts.show_rule, name="alert-rule"),
-    path("alerts/channels/", alerts.list_channels, name="alert-channels"),
-    path("alerts/new-channel/", alerts.new_channel, name="alert-channel-new"),
-    path("alerts/channels/<int:channel_id>/", alerts.show_channel, name="alert-channel"),
-    path("alerts/channels/<int:channel_id>/test/", alerts.send_test, name="alert-channel-test"),
-    path("alerts/channels/<int:channel_id>/delete/", alerts.delete_channel, name="alert-channel-delete"),
+    path("alerts/rules/", alert_settings.list_rules, name="alert-rules"),
+    path("alerts/rules/<slug:slug>/", alert_settings.show_rule, name="alert-rule"),
+    path("alerts/channels/", alert_settings.list_channels, name="alert-channels"),
+    path("alerts/new-channel/", alert_settings.new_channel, name="alert-channel-new"),
+    path("alerts/channels/<int:channel_id>/", alert_settings.show_channel, name="alert-channel"),
+    path("alerts/channels/<int:channel_id>/test/", alert_settings.send_test, name="alert-channel-test"),
+    path(
+        "alerts/channels/<int:channel_id>/delete/",
+        alert_settings.delete_channel,
+        name="alert-channel-delete",
+    ),
     path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
     path("orgs/<slug:slug>/policy/preview/", policies.preview, name="policy-preview"),
     path("orgs/<slug:slug>/policy/reach/", policies.reach, name="policy-reach"),
     path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
     path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
     path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),
-    path("orgs/<slug:slug>/policy/history/", policies.show_history, name="policy-history"),
-    path("orgs/<slug:slug>/policy/<int:number>/restore/", policies.restore, name="policy-restore"),
+    path("orgs/<slug:slug>/policy/history/", policy_history.show_history, name="policy-history"),
+    path("orgs/<slug:slug>/policy/<int:number>/restore/", policy_history.restore, name="policy-restore"),
     path(
         "orgs/<slug:slug>/policy/scheduled/<int:number>/take-back/",
         policies.unschedule,
         name="policy-unschedule",
     ),
-    path("orgs/<slug:slug>/callers/", policies.show_callers, name="callers"),
+    path("orgs/<slug:slug>/callers/", callers.show_callers, name="callers"),
     path(
         "orgs/<slug:slug>/callers/<slug:public_id>/remove/",
-        policies.remove_caller,
+        callers.remove_caller,
         name="caller-remove",
     ),
     path("orgs/<slug:slug>/retention/", proof.show, name="retention"),

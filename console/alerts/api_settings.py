@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Query, Router, Schema, Status
+from pydantic import StrictBool
 
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
@@ -26,6 +27,7 @@ from console.orgs.services import get_org
 
 router = Router(tags=["alerts"])
 
+LimitName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
 RuleSlug = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
 Whose = Annotated[
     str, Query(pattern=rf"^$|{SLUG}", max_length=48, description="An org; those of all without it.")
@@ -55,10 +57,10 @@ class RuleOut(Schema):
 
 
 class ThresholdsIn(Input):
-    values: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], float] = Field(
+    values: dict[LimitName, Annotated[float, Field(strict=True)]] = Field(
         max_length=20, description="By name of the limit. What is not named is as it is without it."
     )
-    enabled: bool = True
+    enabled: StrictBool = True
     reason: Reason = Field("", description="Why; it stands in the audit trail.")
 
 
@@ -152,8 +154,8 @@ class ChannelSettings(Input):
     )
     matchers: list[MatcherText] = Field([], max_length=8)
     least_severity: SeverityName = "ticket"
-    tells_end: bool = True
-    enabled: bool = True
+    tells_end: StrictBool = True
+    enabled: StrictBool = True
     reason: Reason = ""
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from console.alerts.life import Verdict
-from console.alerts.rules import Finding, Judge, LimitsOf, Tables, World, name_of
+from console.alerts.rules import Finding, Judge, Limit, LimitsOf, Tables, World, name_of
 from telemetry.topics import FLEET
+
+SILENT = Limit("silent_seconds", 30, "From how long a silence on.", low=5, high=86_400)
 
 
 def is_silent(world: World, topic: str, seconds: float) -> bool:

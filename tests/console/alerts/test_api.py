@@ -133,14 +133,15 @@ def test_a_silence_has_matchers_an_end_an_author_and_a_reason(people: People, ap
     assert silence(api, "a", reason="another body").status_code == 422
     over = (timezone.now() - timedelta(seconds=1)).isoformat()
     far = (timezone.now() + timedelta(days=91)).isoformat()
-    for fault in (
+    faults: tuple[dict[str, Any], ...] = (
         {"matchers": []},
         {"matchers": ["nonsense"]},
         {"ends_at": over},
         {"ends_at": far},
         {"reason": ""},
         {"reason": "   "},
-    ):
+    )
+    for fault in faults:
         answer = silence(api, "b", **fault)
         assert answer.status_code == 422, fault
         assert f"/body/{next(iter(fault))}" in answer.json()["errors"][0]["pointer"]
