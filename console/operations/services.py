@@ -23,6 +23,7 @@ from console.operations.machines import Doing, Machine, machine_of
 from console.operations.models import Operation
 from console.shell import request_context
 from telemetry.events import note
+from telemetry.hints import hint
 from telemetry.topics import OPERATIONS
 
 log = logging.getLogger(__name__)
@@ -168,12 +169,15 @@ def advance(operation_id: UUID) -> bool:
         if operation is None:
             return False
         now = timezone.now()
+        shown = operation.step, operation.percent, operation.message
         position, wait_seconds = _stepped(operation, machine_of(operation.kind), now)
         _put(operation, position, now)
         operation.wake_at = now + timedelta(seconds=wait_seconds)
         operation.save()
         if not position.state.moves:
             _note_end(operation)
+        elif (operation.step, operation.percent, operation.message) != shown:
+            hint([operation.target, OPERATIONS], "operation")
     return position.state.moves and not wait_seconds
 
 
