@@ -2,9 +2,9 @@
 notice of a resize. For `benchmarks.placement`.
 
 The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 256 boxes, 48 sessions
-of 4 boxes with a job each, 16 streams to a job. The resize is one of real agents and a real driver,
-from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate of the tokens
-asked for meanwhile to that before, `resize.failed` counts requests that failed or came back wrong.
+(quick: 12) of 4 boxes with a job each, 16 streams to a job. The resize is one of real agents and a real
+driver, from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate of the
+tokens asked for meanwhile to that before, `resize.failed` counts requests that failed or came back wrong.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def session_rows(*, quick: bool) -> list[Row]:
         django.setup()
         rows = _resize_rows(directory, requests=150 if quick else 1_000)
         _forget()
-        return rows + _api_rows(times=10 if quick else 60)
+        sessions, times = (12, 10) if quick else (SESSIONS, 60)
+        return rows + _api_rows(sessions, times)
 
 
-def _api_rows(times: int) -> list[Row]:
+def _api_rows(sessions: int, times: int) -> list[Row]:
     from django.test import Client
     from django.utils import timezone
 
@@ -68,7 +69,7 @@ def _api_rows(times: int) -> list[Row]:
     from console.accounts.roles import Role
     from console.accounts.services import principal_for
 
-    _fill()
+    _fill(sessions)
     user = User.objects.create(username="bench", platform_role=Role.PLATFORM_ADMIN)
     expires_at = timezone.now() + timedelta(days=1)
     principal = principal_for(user, Means.BROWSER)
@@ -88,8 +89,8 @@ def _api_rows(times: int) -> list[Row]:
         assert answer.status_code == 200, answer.content
 
     return [
-        _timed("api.list.p95", listed, times, LIST_MS, {"sessions": SESSIONS}),
-        _timed("api.plan.p95", planned, times, PLAN_MS, {"nodes": NODES, "streams": 16 * SESSIONS}),
+        _timed("api.list.p95", listed, times, LIST_MS, {"sessions": sessions}),
+        _timed("api.plan.p95", planned, times, PLAN_MS, {"nodes": NODES, "streams": 16 * sessions}),
     ]
 
 
@@ -107,7 +108,7 @@ def _timed(
     return Row(name, p95, "ms", f"{goal_ms:g} ms", goal_ms / p95, 1.0, more=more)
 
 
-def _fill() -> None:
+def _fill(sessions: int) -> None:
     """The fleet, and sessions whose shards are where they were planned to be."""
     from django.db import transaction
 
@@ -124,7 +125,7 @@ def _fill() -> None:
     for number in range(BOXES):
         make_box(f"cs{number:03}", [f"l{number % STAMPS}-{place}" for place in range(4)])
     RuleSet.objects.create(grant_percent=GRANT_PERCENT)
-    for number in range(SESSIONS):
+    for number in range(sessions):
         with transaction.atomic():
             made = sizing.new_session(f"s{number}", None, 4, bytes_per_token=640 << 10)
             sizing.create(SYSTEM, made)

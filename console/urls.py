@@ -15,6 +15,8 @@ from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.policies import caller_views as callers
+from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
@@ -86,17 +88,17 @@ urlpatterns = [
     path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
     path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
     path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),
-    path("orgs/<slug:slug>/policy/history/", policies.show_history, name="policy-history"),
-    path("orgs/<slug:slug>/policy/<int:number>/restore/", policies.restore, name="policy-restore"),
+    path("orgs/<slug:slug>/policy/history/", policy_history.show_history, name="policy-history"),
+    path("orgs/<slug:slug>/policy/<int:number>/restore/", policy_history.restore, name="policy-restore"),
     path(
         "orgs/<slug:slug>/policy/scheduled/<int:number>/take-back/",
         policies.unschedule,
         name="policy-unschedule",
     ),
-    path("orgs/<slug:slug>/callers/", policies.show_callers, name="callers"),
+    path("orgs/<slug:slug>/callers/", callers.show_callers, name="callers"),
     path(
         "orgs/<slug:slug>/callers/<slug:public_id>/remove/",
-        policies.remove_caller,
+        callers.remove_caller,
         name="caller-remove",
     ),
     path("orgs/<slug:slug>/retention/", proof.show, name="retention"),

@@ -690,8 +690,7 @@ class Ledger:
         def is_meant(home: PrefixMap) -> bool:
             return home.account is account and namespace in (None, home.namespace)
 
-        if namespace is None:
-            account.recorder.forget()
+        account.recorder.forget()
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):

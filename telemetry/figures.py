@@ -21,6 +21,7 @@ from telemetry.storage import Shapes, cells_of
 from telemetry.topics import NODE, kind_of
 
 LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before
+STEP_SECONDS_MIN: Final = 5.0  # of a step that is under way, before its rates mean something
 _SHAPES: Final = Shapes()
 _ROWS: Final = (
     "SELECT t.name, r.bucket, r.shape, r.cells FROM telemetry_{table} AS r "
@@ -100,6 +101,7 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
             {
                 bucket: _figures(shape.pairs(cells), names, min(BUCKET_SECONDS, over - bucket))
                 for bucket, (shape, cells) in steps.items()
+                if over - bucket >= STEP_SECONDS_MIN
             },
         )
     return found

@@ -31,8 +31,10 @@ from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
-from console.policies.later_api import router as policies_later
+from console.policies.caller_api import router as callers
+from console.policies.platform_api import router as policies_of_all
 from console.policies.proof_api import router as proof
+from console.policies.schedule_api import router as scheduled_policies
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
 from console.sessions.planning import CannotPlan
@@ -82,7 +84,9 @@ api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", policies)
-api.add_router("", policies_later)
+api.add_router("", callers)
+api.add_router("", policies_of_all)
+api.add_router("", scheduled_policies)
 api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)

@@ -18,7 +18,7 @@ from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
 from telemetry.events import events_of
-from telemetry.figures import figure_of
+from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Topic
@@ -140,12 +140,22 @@ def draw(principal: Principal, plan: Plan, over: Range) -> Chart:
         answers = [ask(_question(plan, fold, over), now) for fold in plan.folds]
     except Unanswerable as error:
         return Chart(plan, over, range(0), (), (), queries, str(error))
+    times = _meaningful(answers[0].times, now)
     series = [
-        Series(_name(plan, answer, line.labels), _figure(plan, answer, line.labels), line.values)
+        Series(
+            _name(plan, answer, line.labels),
+            _figure(plan, answer, line.labels),
+            line.values[: len(times)],
+        )
         for answer in answers
         for line in answer.lines
     ]
-    return Chart(plan, over, answers[0].times, series, _markers(plan.topic, over), queries)
+    return Chart(plan, over, times, series, _markers(plan.topic, over), queries)
+
+
+def _meaningful(times: range, now: float) -> range:
+    """Without a step that has just begun, whose rates are anything."""
+    return times[:-1] if times and now - times[-1] < STEP_SECONDS_MIN else times
 
 
 def _question(plan: Plan, fold: Fold, over: Range) -> Question:

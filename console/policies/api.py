@@ -5,27 +5,23 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Router, Schema
 
 from console.accounts.browser import requester
-from console.accounts.principal import Principal
-from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import NO_NUL, Input, Line, Reason
+from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, FieldError, documented
 from console.control.services import Reach, applied
 from console.orgs.api import Slug, ValidateOnly
 from console.orgs.services import for_change, get_org
-from console.policies import callers, documents, plans, previews, services, words
-from console.policies.documents import ClusterPolicies
-from console.policies.models import Caller, PolicyVersion
+from console.policies import documents, plans, previews, services, words
+from console.policies.models import PolicyVersion
 from console.policies.previews import Foretold
-from console.policies.services import Cluster, InForce
-from console.policies.shapes import LimitsField, PolicyField
+from console.policies.services import InForce
+from console.policies.shapes import PolicyField
 from swdriver_shim.policy import OrgPolicies
 from swdriver_shim.reuse.preview import Effect, Point
 
@@ -142,36 +138,6 @@ class PreviewOut(Schema):
     reaches_back_seconds: float | None
     idle_seconds: float | None
     warnings: list[str]
-
-
-class ClusterOut(Schema):
-    version: int
-    default: PolicyField
-    limits: LimitsField
-    in_words: str
-
-
-class ClusterPut(Input):
-    default: PolicyField
-    limits: LimitsField
-    reason: Why
-
-
-class CallerOut(Schema):
-    id: str
-    name: str
-    prefix: str
-    created_by: str
-    created_at: datetime
-
-
-class CallerIn(Input):
-    name: Line
-    reason: Reason = ""
-
-
-class NewCallerOut(CallerOut):
-    token: str = Field(description="Shown this once. Engines send it to drivers as a bearer.")
 
 
 def show(held: InForce, reach: Reach, plan_token: str | None = None) -> PolicyOut:
@@ -364,114 +330,7 @@ def restore_version(
     return once(request, key, payload, restore, keep=not validate_only)
 
 
-# The cluster
-
-
-@router.get(
-    "/policies/cluster",
-    response={200: ClusterOut, **documented()},
-    summary="The default, and the limits that no org's policy crosses",
-)
-def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
-    requester(request)
-    held = services.cluster()
-    response["ETag"] = etag(held.number)
-    return show_cluster(held)
-
-
-@router.put(
-    "/policies/cluster",
-    response={200: ClusterOut, **documented(409, 412, 428)},
-    summary="Change the default and the limits",
-)
-def put_cluster(
-    request: HttpRequest,
-    payload: ClusterPut,
-    if_match: IfMatch,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
-    principal = requester(request)
-
-    def put() -> Answer:
-        _check_platform_admin(principal)
-        number = services.locked_cluster().number
-        check_match(if_match, number)
-        wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
-        held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
-        return Answer(200, show_cluster(held), {"ETag": etag(held.number)})
-
-    return once(request, key, payload, put, keep=not validate_only)
-
-
-def show_cluster(held: Cluster) -> ClusterOut:
-    return ClusterOut(
-        version=held.number,
-        default=held.policies.default,
-        limits=held.policies.limits,
-        in_words=words.sentence(held.policies.default),
-    )
-
-
-# Callers
-
-
-@router.get(
-    "/orgs/{slug}/callers",
-    response={200: Page[CallerOut], **documented(404)},
-    summary="Who may ask drivers in the name of the org",
-)
-def list_callers(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    org = get_org(requester(request), slug, Role.ORG_ADMIN)
-    return paginate(callers.callers_of(org), "pk", cursor, limit, show_caller)
-
-
-@router.post(
-    "/orgs/{slug}/callers",
-    response={201: NewCallerOut, **documented(404)},
-    summary="Add a caller; its token is shown once",
-)
-def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[NewCallerOut]:
-    principal = requester(request)
-    with transaction.atomic():
-        org = for_change(principal, slug)
-        caller, token = callers.add_caller(principal, org, name=payload.name, reason=payload.reason)
-    return Status(201, NewCallerOut(**show_caller(caller).model_dump(), token=token))
-
-
-@router.delete(
-    "/orgs/{slug}/callers/{public_id}",
-    response={204: None, **documented(404)},
-    summary="Remove a caller: drivers refuse its token from then on",
-)
-def remove_caller(
-    request: HttpRequest, slug: Slug, public_id: Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
-) -> Status[None]:
-    principal = requester(request)
-    with transaction.atomic():
-        org = for_change(principal, slug)
-        callers.remove_caller(principal, org, public_id)
-    return Status(204, None)
-
-
-def show_caller(caller: Caller) -> CallerOut:
-    return CallerOut(
-        id=caller.public_id,
-        name=caller.name,
-        prefix=caller.prefix,
-        created_by=caller.created_by,
-        created_at=caller.created_at,
-    )
-
-
 # Inside
-
-
-def _check_platform_admin(principal: Principal) -> None:
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
 
 
 def _check_plan(token: str, held: InForce, document: str) -> None:

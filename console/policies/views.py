@@ -7,7 +7,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.core.paginator import Paginator
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -16,13 +15,12 @@ from django.utils.http import urlencode
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.accounts.browser import SignedInRequest, signed_in
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.control.services import applied
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import callers, curves, documents, history, previews, schedule, services, words
-from console.policies.forms import CallerForm, EditorForm, ModelForm
+from console.policies import curves, documents, previews, schedule, services, words
+from console.policies.forms import EditorForm, ModelForm
 from console.policies.previews import Foretold
 from console.policies.services import InForce
 from console.policies.templates import TEMPLATES
@@ -333,76 +331,3 @@ def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse
         schedule.take_back(request.principal, org, number)
     messages.success(request, "Taken back.")
     return redirect("policy", slug)
-
-
-# History
-
-
-@require_safe
-@signed_in
-def show_history(request: SignedInRequest, slug: str) -> HttpResponse:
-    """Every version, with what it changed and who wanted it."""
-    org = get_org(request.principal, slug)
-    page = Paginator(services.versions_of(org), VERSIONS_PER_PAGE).get_page(request.GET.get("page"))
-    context = {
-        "org": org,
-        "held": services.in_force(org),
-        "page": page,
-        "versions": history.told(org, list(page.object_list)),
-        "may_change": _may_change(request.principal, org),
-    }
-    return render(request, "policies/history.html", context)
-
-
-@require_POST
-@signed_in
-def restore(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
-        reason = request.POST.get("reason", "").strip()[:500] or f"version {number} again"
-        if "\x00" in reason:
-            raise Http404
-        try:
-            held = services.restore(request.principal, org, number, reason=reason)
-        except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
-            return redirect("policy-history", slug)
-    messages.success(request, f"Version {number} is in force again, as version {held.number}.")
-    return redirect("policy-history", slug)
-
-
-def _may_change(principal: Principal, org: Org) -> bool:
-    role = principal.role_in(org.pk)
-    return role is not None and role >= Role.ORG_ADMIN
-
-
-# Callers
-
-
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
-def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
-    """Who may ask drivers in the name of the org; a new one's token is shown this once."""
-    org = get_org(request.principal, slug, Role.ORG_ADMIN)
-    form = CallerForm(request.POST or None)
-    token = ""
-    if request.method == "POST" and form.is_valid():
-        try:
-            with transaction.atomic():
-                org = for_change(request.principal, slug)
-                _, token = callers.add_caller(request.principal, org, name=form.cleaned_data["name"])
-            form = CallerForm()
-        except ValidationError as error:
-            form.add_error(None, ValidationError(error.messages))
-    context = {"org": org, "form": form, "token": token, "callers": callers.callers_of(org)}
-    return render(request, "policies/callers.html", context)
-
-
-@require_POST
-@signed_in
-def remove_caller(request: SignedInRequest, slug: str, public_id: str) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
-        callers.remove_caller(request.principal, org, public_id)
-    messages.success(request, "Removed. Drivers refuse its token from now on.")
-    return redirect("callers", slug)

@@ -113,19 +113,20 @@ def _as_before(operation: Operation) -> Outcome:
 
 def _leave(operation: Operation) -> Outcome:
     """Send away what is on the node and nobody else has taken, and wait for the rest."""
-    node = _node(operation)
+    node = Node.objects.get(name=operation.plan["node"])
     here = Shard.objects.filter(Q(node=node) | Q(next_node=node))
     if "total" not in operation.notes:
         operation.notes["total"] = here.count()
-    refused = _send_away(operation, node) if here.filter(operation=None).exists() else ""
+    # Agents and drivers are asked first: while the world is held, nobody waits for them.
     outcome = moving.settle(operation, operation.notes["total"])
+    refused = _send_away(operation, node) if here.filter(operation=None).exists() else ""
     left = here.count()
     if not left:
         return Done(f"Nothing runs on {node.name} any more.")
-    if isinstance(outcome, Waiting) and not refused:
-        return outcome
-    said = refused or "Another operation moves what is left."
     part = 1 - left / max(left, operation.notes["total"])
+    if not refused and (ours := moving.of_operation(operation).count()):
+        return outcome if isinstance(outcome, Waiting) else Waiting(f"{ours} shards are to move.", part)
+    said = refused or "Another operation moves what is left."
     return Waiting(said, part, seconds=PLAN_AGAIN_SECONDS)
 
 
@@ -175,7 +176,7 @@ def _rest(operation: Operation) -> Outcome:
 
 def _upgraded(operation: Operation) -> Outcome:
     """Whoever upgrades nodes does so now. It is done when the agent tells of another version."""
-    node = _node(operation)
+    node = Node.objects.get(name=operation.plan["node"])
     before, asked = operation.before["software_version"], operation.plan["version"]
     is_other = node.software_version == asked if asked else node.software_version != before
     if is_other and node.state != State.LOST.value:

@@ -8,7 +8,7 @@ they have it. So any of it may be repeated, or be left in the middle and gone on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from console.operations.models import Operation
 from console.placement.topology import State, Tier
 from console.sessions.asking import Facts
 from console.sessions.models import Phase, Shard
+from console.sessions.world import hold
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
 
@@ -240,16 +241,28 @@ def take_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
     """
     forget_unbegun(operation)
     places = dict(before)
-    going_back = set(operation.notes.get("going back", ()))
-    for shard in Shard.objects.filter(pk__in=places, operation=None).select_related(
-        "node", "job__driver"
-    ):
-        place = places[shard.pk]
-        if (shard.node_id, shard.slots) != (place.node.pk, place.slots):
-            send_to(shard, place, operation)
-            going_back.add(shard.pk)
-    operation.notes["going back"] = sorted(going_back)
-    return settle(operation, len(places))
+    free = [shard for shard in _elsewhere(places) if shard.operation_id is None]
+    if free:
+        hold()
+        for shard in free:
+            send_to(shard, places[shard.pk], operation)
+        going_back = {*operation.notes.get("going back", ()), *(shard.pk for shard in free)}
+        operation.notes["going back"] = sorted(going_back)
+        return Waiting(f"{len(free)} shards go back to where they were.")
+    outcome = settle(operation, len(places))
+    if isinstance(outcome, Done) and _elsewhere(places):
+        return Waiting("Shards that have just arrived go back to where they were.")
+    return outcome
+
+
+def _elsewhere(places: Mapping[int, Place]) -> list[Shard]:
+    """Those that are not where they were, or not what they were."""
+    found = Shard.objects.filter(pk__in=places).select_related("node", "job__driver").order_by("pk")
+    return [
+        shard
+        for shard in found
+        if (shard.node_id, shard.slots) != (places[shard.pk].node.pk, places[shard.pk].slots)
+    ]
 
 
 def forget_unbegun(operation: Operation) -> None:

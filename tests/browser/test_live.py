@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 import redis
+import websockets.sync.client as websockets
 from django.conf import settings
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.typing import Subprotocol
 
+from console.live.messages import MESSAGE_BYTES_MAX
 from swdriver_shim import metrics
 from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
@@ -48,6 +54,10 @@ class World:
         context.close()
         self.told: list[str] = []  # of all that happened, in order
 
+    def has_numbers(self) -> bool:
+        asked = {"topic": "driver:job7", "name": metrics.REFILL.name, "fold": "rate"}
+        return self.api.get("/metrics/query", params=asked).status_code == 200
+
     def rename(self) -> str:
         name = f"Acme {len(self.told)}"
         self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
@@ -70,6 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ending.callback(emitter.start().stop)
         made = World(console, browser)
         ending.callback(made.api.close)
+        wait_until("numbers arrive", made.has_numbers)
         yield made
 
 
@@ -128,6 +139,7 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     figure = page.locator("[data-live-figure='refill.p99']")
     expect(figure).to_have_text("3.76 ms", timeout=MS)
     expect(page.locator("[data-live-figure='evict.p99']")).to_have_text("no traffic")
+    expect(page.locator("[data-live-age]")).to_have_text(re.compile(r"\d+ s ago"), timeout=MS)
     wait_until("the chart is drawn", lambda: page.evaluate(IS_DRAWN))
     expect_told(page, world.rename())
     world.console.stop()
@@ -201,10 +213,28 @@ def test_a_page_without_scripts_has_it_all_as_tables(world: World) -> None:
     context = world.browser.new_context(base_url=world.console.address, java_script_enabled=False)
     context.add_cookies(world.cookies)  # type: ignore[arg-type]
     page = context.new_page()
-    table = page.get_by_text("As a table")
-    wait_until("numbers are there", lambda: page.goto(PATH) and table.count())
-    table.first.click()
+    page.goto(PATH)
+    page.get_by_text("As a table").first.click()
     expect(page.get_by_role("region", name="Refill as a table")).to_contain_text("3.76 ms")
     page.get_by_role("link", name="1h", exact=True).click()
     expect(page.get_by_role("link", name="1h", exact=True)).to_have_attribute("aria-current", "true")
     context.close()
+
+
+def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) -> None:
+    address = f"{world.console.address.replace('http', 'ws')}/ws/v1/live"
+    cookie = {"Cookie": "; ".join(f"{one['name']}={one['value']}" for one in world.cookies)}
+    for path, headers in (("", {"Origin": "https://evil.example"}), ("/more", {"Origin": address})):
+        with pytest.raises(InvalidStatus, match="403"):
+            websockets.connect(address + path, additional_headers={**cookie, **headers})
+    token = world.console.token(read_only=True)
+    protocols = [Subprotocol("tidegate.v1"), Subprotocol(f"bearer.{token}")]
+    with websockets.connect(address, subprotocols=protocols) as wire:
+        assert wire.subprotocol == "tidegate.v1"
+        wire.send(json.dumps({"type": "subscribe", "topic": "fleet"}))
+        assert json.loads(wire.recv(timeout=30))["kind"] == "snapshot"
+        wire.send("x" * (MESSAGE_BYTES_MAX + 1))
+        with pytest.raises(ConnectionClosedError) as closing:
+            deque(wire, maxlen=0)  # to the end
+    assert closing.value.rcvd
+    assert closing.value.rcvd.code == 1009

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Rules, Tiers
@@ -20,7 +20,7 @@ from swdriver_shim.reuse import sample as sampling
 from swdriver_shim.reuse.histograms import BUCKETS, Histograms, histograms, reuses
 from swdriver_shim.reuse.preview import preview
 from swdriver_shim.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
-from tests.swdriver_shim.prompts import FULL, keys, prompt
+from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
 C = COLUMN_TOKENS
 FOREVER = Policy(ttl_last_use_seconds=None)
@@ -245,14 +245,15 @@ def test_what_is_written_down_does_not_depend_on_the_policy_in_force() -> None:
     assert logs[0] == logs[1] == logs[2]
 
 
-def test_a_purge_leaves_no_key_behind_and_no_tokens_are_ever_kept() -> None:
+@pytest.mark.parametrize("namespace", [None, NAMESPACE])
+def test_a_purge_leaves_no_key_behind_and_no_tokens_are_ever_kept(namespace: Namespace | None) -> None:
     ledger = driver()
     asked = path(*range(10))
     ask(ledger, asked, 1.0)
     log = sample_of(ledger).log
     assert all(key not in log for key in asked.keys)
     assert asked.keys[0][:8] in log
-    ledger.purge("acme")
+    ledger.purge("acme", namespace)
     assert sample_of(ledger).log == b""
     assert preview([sample_of(ledger)], FOREVER, FOREVER).confidence is None
     ask(ledger, asked, 2.0)

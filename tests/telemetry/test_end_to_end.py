@@ -79,8 +79,9 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
 
         events: dict[str, Any] = {"name": "kvss_shard_events_total", "label": "event:evicts"}
         for topic in ("node:ax-7", "fleet"):
-            wait_until("evicts", lambda: sum_of(topic, **events) == 3, 20)  # noqa: B023
-        wait_until("bytes", lambda: sum_of("driver:job7", "swdriver_bytes_total") == 2 * stored, 20)
+            wait_until("evicts", lambda: sum_of(topic, **events) == 3, 90)  # noqa: B023
+        wait_until("bytes", lambda: sum_of("driver:job7", "swdriver_bytes_total") == 2 * stored, 90)
+        assert sum_of("fleet", "tidegate_driver_path_bytes_total", label="tier:unknown") == 2 * stored
         assert sum_of("org:acme", "swdriver_evict_seconds") == 1
         assert sum_of("org:acme", "swdriver_hit_tokens_total") == 3 * C
         ratio = {"over": "swdriver_requested_tokens_total"}
@@ -92,7 +93,7 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         assert granted == node.observed()["memory"]["granted_bytes"]
         daemon.store(ACME, [7] * C, kv(C))
         ending.close()
-        wait_until("the last moment of a driver", lambda: sum_of("fleet", **events) == 4, 20)
+        wait_until("the last moment of a driver", lambda: sum_of("fleet", **events) == 4, 90)
         kinds = httpx.get(
             f"{console.address}/metrics", headers={"authorization": api.headers["authorization"]}
         ).text

@@ -1,5 +1,6 @@
 // Charts: what the server drew as a table, with Plotly; and then what comes live. Each element with
 // `data-chart` names the JSON beside it. Redrawn once a second at most, and not while nobody looks.
+import { saveImage } from "./image.js";
 import { layoutOf, tracesOf } from "./plot.js";
 
 const POINTS_MAX = 600;
@@ -12,7 +13,6 @@ class Chart {
   constructor(element, data) {
     this.element = element;
     this.data = data;
-    this.isDrawn = false;
     this.isDirty = true;
     this.times = Array.from({ length: Math.max(0, (data.end - data.start) / data.step) }, (_, place) => data.start + place * data.step);
     this.known = data.series.every((series) => series.figure) && data.series.length > 0 && data.step === 10;
@@ -21,6 +21,9 @@ class Chart {
   draw() {
     if (!this.isDirty || document.hidden || !this.data.series.length) return;
     this.isDirty = false;
+    const figure = this.element.closest("figure");
+    figure.querySelector(".empty")?.remove();
+    figure.querySelector("[data-chart-image]").hidden = false;
     this.element.classList.remove("plot--empty");
     Plotly.react(this.element, tracesOf(this.data, this.times), layoutOf(this.data, this.times, this.element), OPTIONS);
   }
@@ -119,10 +122,7 @@ function start() {
     charts.push(chart);
     if (data.span !== null) chart.keepAsking();
     const image = element.closest("figure").querySelector("[data-chart-image]");
-    image.hidden = false;
-    image.addEventListener("click", () => {
-      Plotly.downloadImage(element, { format: "png", width: 1200, height: 500, filename: element.dataset.chart });
-    });
+    image.addEventListener("click", () => saveImage(element, element.dataset.chart));
   }
   const redraw = () => charts.forEach((chart) => chart.draw());
   const restyle = () => {

@@ -1,6 +1,7 @@
 // What changes on a page, while it is looked at. An element with `data-live-topic` says what it is about:
 //   with hx-get and hx-trigger="live" it is fetched anew when that changed, once a second at most;
-//   inside it, `data-live-figure="refill.p99" data-unit="seconds"` shows the newest number.
+//   inside it, `data-live-figure="refill.p99" data-unit="seconds"` shows the newest number,
+//   and `<time data-live-age data-stale="15">` how old it is.
 // Charts and others listen to the event `tidegate:live` of the document.
 import { Feed } from "./feed.js";
 import { show } from "./figures.js";
@@ -53,16 +54,22 @@ function apply(topic, news) {
   heardAt.set(topic, Date.now());
   if (news.numbers) {
     numbersAt.set(topic, Date.now());
-    showFigures(topic, news.numbers.figures ?? {});
+    showFigures(topic, news.numbers);
   }
   if (news.changed.length) refresh(topic);
   document.dispatchEvent(new CustomEvent("tidegate:live", { detail: { topic, ...news } }));
 }
 
-function showFigures(topic, figures) {
+function showFigures(topic, { figures, at }) {
   for (const element of elementsOf(topic)) {
+    for (const time of at ? element.querySelectorAll("time[data-live-age]") : []) {
+      time.dateTime = at;
+      time.dataset.age = ""; // from now on the clock counts it
+    }
     for (const figure of element.querySelectorAll("[data-live-figure]")) {
-      figure.textContent = show(figures[figure.dataset.liveFigure], figure.dataset.unit);
+      const value = figures?.[figure.dataset.liveFigure];
+      figure.textContent = figures ? show(value, figure.dataset.unit) : "nothing told";
+      figure.classList.toggle("absent", value === undefined);
     }
   }
 }

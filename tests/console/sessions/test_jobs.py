@@ -15,11 +15,12 @@ from console.operations.core import State
 from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions import jobs, leaving, moves, services
-from console.sessions.models import Session, Shard
+from console.sessions.models import Phase, Session, Shard
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.sessions.planes import Plane, plane, push, run
 from tests.console.sessions.test_sizes import create, resize
+from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -172,3 +173,59 @@ def test_streams_across_the_spine_warn_once_and_come_back_on_rails(
         assert warned.count() == 4
         homes = made.drivers["job7"].control("observed").json()["shards"]
         assert {home["address"] for home in homes} == {f"unix:{made.agents['near'].directory}/data.sock"}
+
+
+def test_a_resize_and_a_move_that_are_cancelled_half_way_return_to_what_was(
+    people: People, two_nodes: Plane
+) -> None:
+    """Promise 8: it reaches its goal, or returns to where it was."""
+    admin = people.principal("platform_admin")
+    run(create(people, boxes=1, bytes_per_token=512))
+    run(start_job(people, two_nodes.add_driver("job7")))
+    before = {shard.name: (shard.node.name, shard.slots) for shard in shards()}
+
+    growing = resize(people, 2)
+    operations.advance(growing.pk)  # it was placed with the request
+    operations.advance(growing.pk)  # its shards begin to grow
+    push()
+    wait_until("a shard has grown", lambda: max(all_slots(two_nodes).values()) > largest(before))
+    operations.advance(growing.pk)
+    operations.cancel(admin, growing.pk)
+    assert run(growing).state == State.CANCELLED
+    push()
+    assert {shard.name: (shard.node.name, shard.slots) for shard in shards()} == before
+    wait_until(
+        "agents have it as it was",
+        lambda: all_slots(two_nodes) == {name: slots for name, (_, slots) in before.items()},
+    )
+    assert Session.objects.get().boxes_desired == 1
+
+    one = shards()[0]
+    other = "ax2" if one.node.name == "ax1" else "ax1"
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        moving = moves.move(admin, session, one, Node.objects.get(name=other))
+
+    def is_on_its_way() -> bool:
+        """Its driver is told to go on elsewhere, in the document that is pushed next."""
+        operations.advance(moving.pk)
+        one.refresh_from_db()
+        if one.phase == Phase.MAKING:
+            push()
+        return one.phase == Phase.MOVING
+
+    wait_until("the shard is on its way", is_on_its_way)
+    operations.cancel(admin, moving.pk)
+    assert run(moving).state == State.CANCELLED
+    push()
+    assert {shard.name: (shard.node.name, shard.slots) for shard in shards()} == before
+    seen = two_nodes.drivers["job7"].control("observed").json()["shards"]
+    assert [shard["state"] for shard in seen] == ["here"] * 4
+
+
+def all_slots(fleet: Plane) -> dict[str, int]:
+    return {**fleet.slots("ax1"), **fleet.slots("ax2")}
+
+
+def largest(before: dict[str, tuple[str, int]]) -> int:
+    return max(slots for _, slots in before.values())

@@ -1,26 +1,24 @@
-"""Policies for later and for many over REST."""
+"""Policies for later over REST."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
-from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
-from console.api.fields import Input, Moment
+from console.api.fields import Moment
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
-from console.api.problems import ApiError, documented
+from console.api.problems import documented
 from console.orgs.api import Slug, ValidateOnly
 from console.orgs.models import SLUG
 from console.orgs.services import for_change, get_org
-from console.policies import bulk, documents, schedule, words
-from console.policies.api import PlanToken, PoliciesIn, Why
-from console.policies.bulk import Planned
+from console.policies import documents, schedule, words
+from console.policies.api import PoliciesIn, Why
 from console.policies.models import ScheduledPolicy
 from console.policies.shapes import PolicyField
 
@@ -52,27 +50,6 @@ class ScheduledOut(Schema):
     note: str
     author: str
     reason: str
-
-
-class BulkIn(Input):
-    orgs: list[SlugIn] = Field(min_length=1, max_length=bulk.ORGS_MAX)
-    changes: dict[str, Any] = Field(
-        description="Fields of a policy that are to have another value; all others stay."
-    )
-    reason: Why
-    plan_token: PlanToken | None = Field(None, description="Of a dry run: 412 if anything has changed.")
-
-
-class BulkOrgOut(Schema):
-    org: str
-    version: int
-    changes: list[tuple[str, str, str]] = Field(description="What, before, after.")
-    refused: list[str]
-
-
-class BulkOut(Schema):
-    plan_token: str
-    orgs: list[BulkOrgOut]
 
 
 def show_scheduled(planned: ScheduledPolicy) -> ScheduledOut:
@@ -143,49 +120,3 @@ def unschedule_policy(request: HttpRequest, slug: Slug, number: Id) -> Status[No
     with transaction.atomic():
         schedule.take_back(principal, for_change(principal, slug), number)
     return Status(204, None)
-
-
-@router.post(
-    "/policies/bulk",
-    response={200: BulkOut, **documented(404, 409, 412)},
-    summary="One change for many orgs: for all of them or for none",
-)
-def change_many(
-    request: HttpRequest, payload: BulkIn, key: IdempotencyKey, validate_only: ValidateOnly = False
-) -> HttpResponse:
-    principal = requester(request)
-
-    def change() -> Answer:
-        principal.check_may_change()
-        try:
-            planned = bulk.plan(principal, payload.orgs, payload.changes)
-            if not validate_only:
-                bulk.save(
-                    principal,
-                    payload.orgs,
-                    payload.changes,
-                    reason=payload.reason,
-                    token=payload.plan_token,
-                )
-        except documents.Malformed as error:
-            raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
-        except bulk.Moved as error:
-            raise ApiError("StalePlan", str(error)) from None
-        return Answer(200, show_bulk(planned))
-
-    return once(request, key, payload, change, keep=not validate_only)
-
-
-def show_bulk(planned: list[Planned]) -> BulkOut:
-    return BulkOut(
-        plan_token=bulk.token_of(planned),
-        orgs=[
-            BulkOrgOut(
-                org=one.org.slug,
-                version=one.held.number,
-                changes=one.differences,
-                refused=one.refused,
-            )
-            for one in planned
-        ],
-    )

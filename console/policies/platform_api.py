@@ -1,0 +1,160 @@
+"""What holds for all orgs, and one change for many, over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import Input
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.problems import ApiError, documented
+from console.orgs.api import ValidateOnly
+from console.orgs.models import SLUG
+from console.policies import bulk, documents, services, words
+from console.policies.api import PlanToken, Why
+from console.policies.bulk import Planned
+from console.policies.documents import ClusterPolicies
+from console.policies.services import Cluster
+from console.policies.shapes import LimitsField, PolicyField
+
+router = Router(tags=["policies"])
+
+SlugIn = Annotated[str, Field(pattern=SLUG, max_length=48)]
+
+
+class ClusterOut(Schema):
+    version: int
+    default: PolicyField
+    limits: LimitsField
+    in_words: str
+
+
+class ClusterPut(Input):
+    default: PolicyField
+    limits: LimitsField
+    reason: Why
+
+
+class BulkIn(Input):
+    orgs: list[SlugIn] = Field(min_length=1, max_length=bulk.ORGS_MAX)
+    changes: dict[str, Any] = Field(
+        description="Fields of a policy that are to have another value; all others stay."
+    )
+    reason: Why
+    plan_token: PlanToken | None = Field(None, description="Of a dry run: 412 if anything has changed.")
+
+
+class BulkOrgOut(Schema):
+    org: str
+    version: int
+    changes: list[tuple[str, str, str]] = Field(description="What, before, after.")
+    refused: list[str]
+
+
+class BulkOut(Schema):
+    plan_token: str
+    orgs: list[BulkOrgOut]
+
+
+@router.get(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented()},
+    summary="The default, and the limits that no org's policy crosses",
+)
+def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
+    requester(request)
+    held = services.cluster()
+    response["ETag"] = etag(held.number)
+    return show_cluster(held)
+
+
+@router.put(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented(409, 412, 428)},
+    summary="Change the default and the limits",
+)
+def put_cluster(
+    request: HttpRequest,
+    payload: ClusterPut,
+    if_match: IfMatch,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+
+    def put() -> Answer:
+        _check_platform_admin(principal)
+        number = services.locked_cluster().number
+        check_match(if_match, number)
+        wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
+        held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
+        return Answer(200, show_cluster(held), {"ETag": etag(held.number)})
+
+    return once(request, key, payload, put, keep=not validate_only)
+
+
+def show_cluster(held: Cluster) -> ClusterOut:
+    return ClusterOut(
+        version=held.number,
+        default=held.policies.default,
+        limits=held.policies.limits,
+        in_words=words.sentence(held.policies.default),
+    )
+
+
+def _check_platform_admin(principal: Principal) -> None:
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+
+
+@router.post(
+    "/policies/bulk",
+    response={200: BulkOut, **documented(404, 409, 412)},
+    summary="One change for many orgs: for all of them or for none",
+)
+def change_many(
+    request: HttpRequest, payload: BulkIn, key: IdempotencyKey, validate_only: ValidateOnly = False
+) -> HttpResponse:
+    principal = requester(request)
+
+    def change() -> Answer:
+        principal.check_may_change()
+        try:
+            planned = bulk.plan(principal, payload.orgs, payload.changes)
+            if not validate_only:
+                bulk.save(
+                    principal,
+                    payload.orgs,
+                    payload.changes,
+                    reason=payload.reason,
+                    token=payload.plan_token,
+                )
+        except documents.Malformed as error:
+            raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
+        except bulk.Moved as error:
+            raise ApiError("StalePlan", str(error)) from None
+        return Answer(200, show_bulk(planned))
+
+    return once(request, key, payload, change, keep=not validate_only)
+
+
+def show_bulk(planned: list[Planned]) -> BulkOut:
+    return BulkOut(
+        plan_token=bulk.token_of(planned),
+        orgs=[
+            BulkOrgOut(
+                org=one.org.slug,
+                version=one.held.number,
+                changes=one.differences,
+                refused=one.refused,
+            )
+            for one in planned
+        ],
+    )
