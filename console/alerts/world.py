@@ -20,7 +20,7 @@ from telemetry.queries import ask
 from telemetry.sources import ALIVE
 from telemetry.topics import of_source
 
-SERIES_MAX: Final = 20_000  # of a reading
+SERIES_MAX: Final = 100_000  # of a reading
 CROSSINGS_MAX: Final = 5_000
 
 
