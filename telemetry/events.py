@@ -62,7 +62,7 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
         Event(
             at=one.at or now,
             kind=one.kind,
-            topics=list(dict.fromkeys([*one.topics, FLEET]))[:TOPICS_MAX],
+            topics=list(dict.fromkeys([*one.topics[: TOPICS_MAX - 1], FLEET])),
             sentence=one.sentence[:SENTENCE_MAX],
             data=dict(one.data or {}),
         )

@@ -178,18 +178,18 @@ def list_events(
     check_topic(principal, topic)
     found = events_of(topic, kind=kind, since=since, until=until)
     return paginate(
-        found, "-pk" if order == "newest" else "pk", cursor, limit, partial(_show_event, principal)
+        found, "-pk" if order == "newest" else "pk", cursor, limit, partial(_show_event, principal, topic)
     )
 
 
-def _show_event(principal: Principal, event: Event) -> EventOut:
+def _show_event(principal: Principal, topic: str, event: Event) -> EventOut:
     """Of whom else it is told is for those who see all of them."""
-    is_ours = principal.on_platform(Role.VIEWER)
+    sees_all = principal.on_platform(Role.VIEWER)
     return EventOut(
         id=event.pk,
         at=event.at,
         kind=event.kind,
-        topics=event.topics if is_ours else [one for one in event.topics if one.startswith("org:")],
+        topics=event.topics if sees_all else [topic],
         sentence=event.sentence,
         data=event.data,
     )

@@ -38,6 +38,16 @@ def test_a_change_is_an_event_of_its_org_and_of_the_fleet(
 
 
 @pytest.mark.django_db
+def test_whom_else_an_event_is_of_is_not_for_members_of_one_org(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    with transaction.atomic():
+        note("session.spine", ["org:acme", "org:globex", "session:s"], "A stream crosses the spine.")
+    [event] = api_of(people.org_admin).get("/api/v1/events?topic=org:acme").json()["items"]
+    assert event["topics"] == ["org:acme"]
+
+
+@pytest.mark.django_db
 def test_a_change_that_was_not_made_is_no_event(people: People) -> None:
     with transaction.atomic():
         rename(people, "Acme Ltd")
@@ -105,3 +115,6 @@ def test_an_event_is_noted_in_the_transaction_of_what_it_tells_of() -> None:
     atomic = transaction.get_connection()
     assert atomic.in_atomic_block
     assert note("x", ["org:a"] * 3, "y" * 1000).topics == ["org:a", "fleet"]
+    many = note("x", [f"node:{number}" for number in range(99)], "y")
+    assert len(many.topics) == 32
+    assert many.topics[-1] == "fleet", "whatever does not fit"
