@@ -81,7 +81,9 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         for topic in ("node:ax-7", "fleet"):
             wait_until("evicts", lambda: sum_of(topic, **events) == 3, 90)  # noqa: B023
         wait_until("bytes", lambda: sum_of("driver:job7", "swdriver_bytes_total") == 2 * stored, 90)
-        assert sum_of("fleet", "tidegate_driver_path_bytes_total", label="tier:unknown") == 2 * stored
+        paths = {"name": "tidegate_driver_path_bytes_total", "label": "tier:unknown"}
+        payload = 3 * C * EACH  # out, and in again: without what slots have beside it
+        wait_until("by path", lambda: sum_of("fleet", **paths) == 2 * payload, 90)
         assert sum_of("org:acme", "swdriver_evict_seconds") == 1
         assert sum_of("org:acme", "swdriver_hit_tokens_total") == 3 * C
         ratio = {"over": "swdriver_requested_tokens_total"}
