@@ -22,7 +22,7 @@ import django; django.setup()
 from console.orgs.models import Org
 from tests.console.sessions.fleets import make_driver, make_fleet
 Org.objects.create(slug="acme", name="Acme")
-make_fleet(memory_bytes=1 << 40)
+make_fleet(boxes=8, memory_bytes=1 << 40)
 make_driver("job7")
 """
 SWEEP = """
@@ -100,7 +100,7 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     page.get_by_role("link", name="Resize").click()
     expect(page.locator("#plan")).to_contain_text("Boxes then", timeout=30_000)
     page.get_by_label("Boxes", exact=True).fill("4")
-    expect(page.locator("#plan")).to_contain_text("cs3, cs4", timeout=30_000)
+    expect(page.locator("#plan")).to_contain_text("Boxes that come", timeout=30_000)
     page.get_by_role("button", name="Resize").click()
     in_console(console, SWEEP)
     page.goto("/sessions/chat/")

@@ -74,16 +74,14 @@ class Sessions(RuleBasedStateMachine):
         if Session.objects.filter(name=name).exists():
             self.attempt(lambda: sizing.delete(SYSTEM, services.for_change(SYSTEM, name)))
 
-    @rule(
-        low=st.integers(1, 4),
-        by=st.integers(1, 3),
-        high=st.none() | st.integers(1, 7),
-        quota=st.none() | st.integers(0, 8),
-    )
-    def set_rules(self, low: int, by: int, high: int | None, quota: int | None) -> None:
+    @rule(low=st.integers(1, 4), by=st.integers(1, 3), high=st.none() | st.integers(1, 7))
+    def set_rules(self, low: int, by: int, high: int | None) -> None:
         cluster = {"boxes_min": low, "boxes_increment": by, "boxes_max": high}
         if high is None or high >= low:
             self.attempt(lambda: rules.set_rules(SYSTEM, rules.for_change(SYSTEM, None), cluster))
+
+    @rule(quota=st.integers(0, 8))
+    def set_quota(self, quota: int) -> None:
         self.attempt(
             lambda: rules.set_rules(SYSTEM, rules.for_change(SYSTEM, self.org), {"boxes_quota": quota})
         )
@@ -126,8 +124,8 @@ class TestSessions(TestCase):
         run_state_machine_as_test(
             Sessions,
             settings=settings(
-                max_examples=15,
-                stateful_step_count=12,
+                max_examples=30,
+                stateful_step_count=25,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
