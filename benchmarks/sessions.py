@@ -3,9 +3,8 @@ notice of a resize. For `benchmarks.placement`.
 
 The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 256 boxes, 48 sessions
 (quick: 6) of 4 boxes with a job each, 16 streams to a job. The resize is one of real agents and a real
-driver, from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate of the
-tokens asked for meanwhile to that before, `resize.failed` counts requests that failed or gave wrong
-bytes.
+driver, from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate
+meanwhile to that before, `resize.failed` counts requests that failed or gave wrong bytes.
 """
 
 from __future__ import annotations

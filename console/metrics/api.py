@@ -177,9 +177,8 @@ def list_events(
     principal = requester(request)
     check_topic(principal, topic)
     found = events_of(topic, kind=kind, since=since, until=until)
-    return paginate(
-        found, "-pk" if order == "newest" else "pk", cursor, limit, partial(_show_event, principal, topic)
-    )
+    show = partial(_show_event, principal, topic)
+    return paginate(found, "-pk" if order == "newest" else "pk", cursor, limit, show)
 
 
 def _show_event(principal: Principal, topic: str, event: Event) -> EventOut:

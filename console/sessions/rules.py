@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import Http404
 
@@ -101,6 +102,8 @@ def set_rules(
         return rules
     if after["boxes_quota"] != before["boxes_quota"]:
         principal.check_platform(Role.PLATFORM_ADMIN)
+        if rules.org is None:
+            raise ValidationError({"boxes_quota": "The cluster has no quota: set one for each org."})
     rules.full_clean(validate_constraints=False)
     rules.version += 1
     _check(rules)

@@ -16,6 +16,7 @@ from swdriver_shim.ledger import Ledger, Store
 from swdriver_shim.object_ledger import Found, ObjectLedger
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from swdriver_shim.reasons import Reason
+from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.swdriver_shim.prompts import keys
 
 SLOTS, TTL, QUOTA = 6, 50, 4
@@ -42,8 +43,9 @@ class Objects(RuleBasedStateMachine):
         self.now = 1.0
         self.memory: dict[int, bytes] = {}  # by slot: whose bytes lie there
         self.used_at: dict[bytes, float] = {}  # of what may still be served
-        self.finding: list[tuple[Found, dict[int, bytes]]] = []
-        self.storing: list[Store] = []
+        self.finding: list[tuple[Found, dict[int, bytes], float]] = []  # since when, at the end
+        self.storing: list[tuple[Store, float]] = []
+        self.dead: list[Found] = []  # who took so long that nobody waits for them
         self.asked: Counter[str] = Counter()
 
     def named(self, org: str, wanted: list[int]) -> Named:
@@ -54,18 +56,18 @@ class Objects(RuleBasedStateMachine):
         asked = self.named(org, wanted)
         begun = self.ledger.begin_store(asked, asked.tokens, self.now, Rules(no_store=no_store))
         assert not (no_store and begun.places)
-        leased = {slot for _, read in self.finding for slot in read}
-        written = {slot for store in self.storing for _, slot in store.places}
+        leased = {slot for _, read, _ in self.finding for slot in read}
+        written = {slot for store, _ in self.storing for _, slot in store.places}
         for column, slot in begun.places:
             assert slot not in leased, "somebody reads there"
             assert slot not in written, "somebody writes there"
             self.memory[slot] = column.key
-        self.storing.append(begun)
+        self.storing.append((begun, self.now))
 
     @precondition(lambda self: self.storing)
     @rule(data=st.data(), fails=st.booleans())
     def finish_store(self, data: st.DataObject, fails: bool) -> None:  # noqa: FBT001
-        begun = self.storing.pop(data.draw(st.integers(0, len(self.storing) - 1)))
+        begun, _ = self.storing.pop(data.draw(st.integers(0, len(self.storing) - 1)))
         failed = {column: Reason.AGENT_LOST for column, _ in begun.places} if fails else {}
         self.ledger.finish_store(begun, self.now, failed)
         for column, _ in begun.places:
@@ -89,19 +91,19 @@ class Objects(RuleBasedStateMachine):
             assert self.used_at[key] + TTL > self.now, "it has expired"
             self.used_at[key] = self.now
             read[slot] = key
-        self.finding.append((found, read))
+        self.finding.append((found, read, self.now))
 
     @precondition(lambda self: self.finding)
     @rule(data=st.data())
     def again(self, data: st.DataObject) -> None:
-        found, _ = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
+        found, _, _ = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
         self.objects.again(found, self.now)
         self._look(found)
 
     @precondition(lambda self: self.finding)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        found, read = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
+        found, read, _ = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
         assert all(self.memory[slot] == key for slot, key in read.items()), "overwritten while read"
         self.objects.finish(found, (), self.now)
 
@@ -119,13 +121,17 @@ class Objects(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 20, 60]))
     def pass_time(self, seconds: int) -> None:
         self.now += seconds
+        begun = self.now - USE_SECONDS_MAX
+        self.dead += [found for found, _, since in self.finding if since <= begun]
+        self.finding = [one for one in self.finding if one[2] > begun]
+        self.storing = [one for one in self.storing if one[1] > begun]
 
     @rule()
     def keep_house(self) -> None:
         while self.ledger.sweep(self.now) or self.ledger.reclaim():
             pass
         clears = self.ledger.slots.take_clears(100)
-        leased = {slot for _, read in self.finding for slot in read}
+        leased = {slot for _, read, _ in self.finding for slot in read}
         for clear in clears:
             assert clear.slot not in leased
             self.memory.pop(clear.slot, None)
@@ -136,8 +142,8 @@ class Objects(RuleBasedStateMachine):
         self.ledger.set_line(0, slots)
         if slots < SLOTS:  # readers see that by their seals
             self.finding = [
-                (found, {slot: key for slot, key in read.items() if slot < slots})
-                for found, read in self.finding
+                (found, {slot: key for slot, key in read.items() if slot < slots}, since)
+                for found, read, since in self.finding
             ]
 
     @invariant()
@@ -146,7 +152,7 @@ class Objects(RuleBasedStateMachine):
         assert self.ledger.account("globex").bytes <= QUOTA * COLUMN
 
     def teardown(self) -> None:
-        for found, _ in self.finding:
+        for found in [*self.dead, *(found for found, *_ in self.finding)]:
             self.objects.finish(found, (), self.now)
         for org, asked in self.asked.items():
             tally = self.ledger.account(org).tally

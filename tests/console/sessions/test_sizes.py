@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from console.fleet.models import Box, Node
@@ -100,6 +101,8 @@ def test_the_fleet_and_the_quota_of_an_org_bound_it(people: People) -> None:
     assert refused.value.cause is Cause.EXCEEDS_ORG_QUOTA
     assert "ask for 1 at most" in refused.value.sentence
     create(people, "of-globex", boxes=2, org=people.globex)
+    with pytest.raises(ValidationError, match="set one for each org"):
+        set_rules(people, None, boxes_quota=3)
 
 
 def test_it_waits_for_boxes_and_gets_them_when_others_give_them_back(people: People) -> None:
