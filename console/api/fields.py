@@ -7,9 +7,17 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from ninja import Schema
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Strict,
+    StringConstraints,
+)
 
 NO_NUL = r"^[^\x00]*$"
+Whole = Annotated[int, Strict()]  # Pydantic would take `false` for 0, and `"1"` for 1
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _CONTROL = r"\x00-\x1f\x7f"
