@@ -7,17 +7,9 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from ninja import Schema
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    ConfigDict,
-    Strict,
-    StringConstraints,
-)
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, StringConstraints
 
 NO_NUL = r"^[^\x00]*$"
-Whole = Annotated[int, Strict()]  # Pydantic would take `false` for 0, and `"1"` for 1
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _CONTROL = r"\x00-\x1f\x7f"
@@ -42,6 +34,13 @@ def _not_a_number(value: object) -> object:
     return value
 
 
+def _a_number(value: object) -> object:
+    """Nor is `false` 0, or `"1"` 1."""
+    if isinstance(value, bool | str):
+        raise ValueError("write it as a number")  # noqa: TRY004 - what pydantic tells on
+    return value
+
+
 def _in_utc(value: datetime) -> datetime:
     """PostgreSQL knows only offsets of less than sixteen hours; we store and compare in UTC."""
     try:
@@ -50,6 +49,7 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("no calendar reaches that far") from None
 
 
+Whole = Annotated[int, BeforeValidator(_a_number)]
 Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterValidator(_in_utc)]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router, Schema
+from pydantic import StrictBool
 
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
@@ -22,7 +23,7 @@ from console.sessions.schemas import PathName
 router = Router(tags=["sessions"])
 
 Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
-Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
+Count = Annotated[Whole, Field(ge=1, le=BOXES_MAX)]
 
 
 class RulesBody(Schema):
@@ -46,12 +47,12 @@ class RulesOut(RulesBody):
 
 class RulesIn(Input):
     path: PathName
-    refuse_spine: bool
+    refuse_spine: StrictBool
     wait_for_rail_seconds: Annotated[Whole, Field(ge=0, le=WAIT_SECONDS_MAX)]
     boxes_min: Count
     boxes_increment: Count
     boxes_max: Count | None = None
-    grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
+    grant_percent: Annotated[Whole, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[Whole, Field(ge=0, le=BOXES_MAX)] | None = None
     reason: Reason = ""
 

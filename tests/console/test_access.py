@@ -424,45 +424,52 @@ API = {
     ),
 }
 
-# Of acme: alert 7, silence 7, channel 7. Nobody listens where the channel leads.
+# Of acme: an alert, a silence and a channel of this number, which no sequence reaches.
+# Nobody listens where the channel leads.
 PAGES |= {
     "alerts": Case("GET", "/alerts/", known(200)),
-    "alert": Case("GET", "/alerts/7/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert": Case("GET", "/alerts/7000000/", (LOGIN, 404, 200, 200, 200, 200)),
     "alert-acknowledge": Case(
-        "POST", "/alerts/7/acknowledge/", (LOGIN, 404, 403, 302, 302, 302), {"reason": "on it"}
+        "POST", "/alerts/7000000/acknowledge/", (LOGIN, 404, 403, 302, 302, 302), {"reason": "on it"}
     ),
-    "alert-unacknowledge": Case("POST", "/alerts/7/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-unacknowledge": Case(
+        "POST", "/alerts/7000000/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)
+    ),
     "alert-comment": Case(
-        "POST", "/alerts/7/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
+        "POST", "/alerts/7000000/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
     ),
     "alert-assign": Case(
-        "POST", "/alerts/7/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
+        "POST", "/alerts/7000000/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
     ),
-    "alert-fix": Case("POST", "/alerts/7/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
+    "alert-fix": Case("POST", "/alerts/7000000/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
     "alert-silences": Case("GET", "/alerts/silences/", known(200)),
-    "alert-silence-end": Case("POST", "/alerts/silences/7/end/", (LOGIN, 404, 403, 302, 302, 302)),
+    "alert-silence-end": Case("POST", "/alerts/silences/7000000/end/", (LOGIN, 404, 403, 302, 302, 302)),
     "alert-rules": Case("GET", "/alerts/rules/", known(200)),
     "alert-rule": Case("GET", "/alerts/rules/evict-slow/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
     "alert-channels": Case("GET", "/alerts/channels/", known(200)),
     "alert-channel-new": Case("GET", "/alerts/new-channel/", (LOGIN, 403, 403, 403, 403, 200)),
-    "alert-channel": Case("GET", "/alerts/channels/7/", (LOGIN, 404, 200, 200, 200, 200)),
-    "alert-channel-test": Case("POST", "/alerts/channels/7/test/", (LOGIN, 404, 403, 403, 403, 302)),
-    "alert-channel-delete": Case("POST", "/alerts/channels/7/delete/", (LOGIN, 404, 403, 403, 403, 302)),
+    "alert-channel": Case("GET", "/alerts/channels/7000000/", (LOGIN, 404, 200, 200, 200, 200)),
+    "alert-channel-test": Case(
+        "POST", "/alerts/channels/7000000/test/", (LOGIN, 404, 403, 403, 403, 302)
+    ),
+    "alert-channel-delete": Case(
+        "POST", "/alerts/channels/7000000/delete/", (LOGIN, 404, 403, 403, 403, 302)
+    ),
 }
 API |= {
     ("GET", "alerts"): Case("GET", "/api/v1/alerts", api_known(200)),
-    ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7", (401, 404, 200, 200, 200, 200)),
+    ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7000000", (401, 404, 200, 200, 200, 200)),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(
-        "POST", "/api/v1/alerts/7/acknowledge", (401, 404, 403, 200, 200, 200), {}
+        "POST", "/api/v1/alerts/7000000/acknowledge", (401, 404, 403, 200, 200, 200), {}
     ),
     ("POST", "alerts/<alert_id>/unacknowledge"): Case(
-        "POST", "/api/v1/alerts/7/unacknowledge", (401, 404, 403, 200, 200, 200), {}
+        "POST", "/api/v1/alerts/7000000/unacknowledge", (401, 404, 403, 200, 200, 200), {}
     ),
     ("POST", "alerts/<alert_id>/comments"): Case(
-        "POST", "/api/v1/alerts/7/comments", (401, 404, 403, 201, 201, 201), {"text": "hm"}
+        "POST", "/api/v1/alerts/7000000/comments", (401, 404, 403, 201, 201, 201), {"text": "hm"}
     ),
     ("PUT", "alerts/<alert_id>/assignee"): Case(
-        "PUT", "/api/v1/alerts/7/assignee", (401, 404, 403, 200, 200, 200), {"username": "carl"}
+        "PUT", "/api/v1/alerts/7000000/assignee", (401, 404, 403, 200, 200, 200), {"username": "carl"}
     ),
     ("GET", "silences"): Case("GET", "/api/v1/silences", api_known(200)),
     ("POST", "silences"): Case(
@@ -478,9 +485,11 @@ API |= {
         },
         IDEMPOTENT,
     ),
-    ("GET", "silences/<silence_id>"): Case("GET", "/api/v1/silences/7", (401, 404, 200, 200, 200, 200)),
+    ("GET", "silences/<silence_id>"): Case(
+        "GET", "/api/v1/silences/7000000", (401, 404, 200, 200, 200, 200)
+    ),
     ("DELETE", "silences/<silence_id>"): Case(
-        "DELETE", "/api/v1/silences/7", (401, 404, 403, 200, 200, 200), None, ANY
+        "DELETE", "/api/v1/silences/7000000", (401, 404, 403, 200, 200, 200), None, ANY
     ),
     ("GET", "alert-rules"): Case("GET", "/api/v1/alert-rules", api_known(200)),
     ("GET", "alert-rules/<rule_slug>"): Case(
@@ -502,19 +511,23 @@ API |= {
         IDEMPOTENT,
     ),
     ("GET", "alert-channels/<channel_id>"): Case(
-        "GET", "/api/v1/alert-channels/7", (401, 404, 200, 200, 200, 200)
+        "GET", "/api/v1/alert-channels/7000000", (401, 404, 200, 200, 200, 200)
     ),
     ("PUT", "alert-channels/<channel_id>"): Case(
-        "PUT", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 200), {"name": "new name"}, ANY
+        "PUT",
+        "/api/v1/alert-channels/7000000",
+        (401, 404, 403, 403, 403, 200),
+        {"name": "new name"},
+        ANY,
     ),
     ("DELETE", "alert-channels/<channel_id>"): Case(
-        "DELETE", "/api/v1/alert-channels/7", (401, 404, 403, 403, 403, 204), None, ANY
+        "DELETE", "/api/v1/alert-channels/7000000", (401, 404, 403, 403, 403, 204), None, ANY
     ),
     ("POST", "alert-channels/<channel_id>/test"): Case(
-        "POST", "/api/v1/alert-channels/7/test", (401, 404, 403, 403, 403, 200)
+        "POST", "/api/v1/alert-channels/7000000/test", (401, 404, 403, 403, 403, 200)
     ),
     ("GET", "alert-channels/<channel_id>/notifications"): Case(
-        "GET", "/api/v1/alert-channels/7/notifications", (401, 404, 200, 200, 200, 200)
+        "GET", "/api/v1/alert-channels/7000000/notifications", (401, 404, 200, 200, 200, 200)
     ),
 }
 
@@ -533,9 +546,9 @@ def alerts_of_acme(request: pytest.FixtureRequest) -> None:
     """For whatever test has people."""
     if "people" in request.fixturenames:
         acme = request.getfixturevalue("people").acme
-        make_alert("evict-slow", "org:acme", acme, pk=7)
-        make_silence(["rule=evict-slow"], acme, pk=7)
-        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7)
+        make_alert("evict-slow", "org:acme", acme, pk=7_000_000)
+        make_silence(["rule=evict-slow"], acme, pk=7_000_000)
+        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7_000_000)
 
 
 def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:

@@ -81,10 +81,10 @@ FORMS = {
     "/alerts/silences/": "org={0}&matchers={0}&hours={0}&reason={0}",
     "/alerts/rules/evict-slow/": "objective_seconds={0}&enabled={0}&reason={0}",
     "/alerts/new-channel/": "name={0}&kind={0}&org={0}&address={0}&secret={0}&matchers={0}",
-    "/alerts/7/acknowledge/": "reason={0}",
-    "/alerts/7/comment/": "text={0}",
-    "/alerts/7/assign/": "username={0}",
-    "/alerts/channels/7/": "name={0}&address={0}&secret={0}&least_severity={0}&matchers={0}",
+    "/alerts/7000000/acknowledge/": "reason={0}",
+    "/alerts/7000000/comment/": "text={0}",
+    "/alerts/7000000/assign/": "username={0}",
+    "/alerts/channels/7000000/": "name={0}&address={0}&secret={0}&least_severity={0}&matchers={0}",
     "/new-org/": "slug={0}&name={0}&reason={0}",
     "/orgs/acme/edit/": "name={0}&reason={0}",
     "/orgs/acme/delete/": "typed={0}&reason={0}",
@@ -119,8 +119,8 @@ def test_no_address_answers_500(bad: str, people: People, browser_of: Callable[[
 def test_no_form_answers_500(bad: str, people: People, browser_of: Callable[[User], Client]) -> None:
     make_world()
     browser = browser_of(people.platform_admin)
-    make_alert("evict-slow", "org:acme", people.acme, pk=7)
-    make_channel("pager", "http://127.0.0.1:9/hook", pk=7)
+    make_alert("evict-slow", "org:acme", people.acme, pk=7_000_000)
+    make_channel("pager", "http://127.0.0.1:9/hook", pk=7_000_000)
     statuses = {
         path: browser.post(
             path, body.format(bad), content_type="application/x-www-form-urlencoded"
