@@ -294,6 +294,7 @@ def test_keys_lead_to_pages_help_and_search_but_not_while_typing(open_page: Open
     page.keyboard.press("g")
     page.keyboard.press("a")
     expect(page.get_by_role("heading", name="Audit")).to_be_visible()
+    page.wait_for_load_state("load")  # from then on it listens to keys
     page.keyboard.press("/")
     expect(page.get_by_label("Search")).to_be_focused()
     page.keyboard.type("g?o")
