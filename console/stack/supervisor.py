@@ -177,6 +177,7 @@ class Supervisor:
                 return
             self.children[name] = child
             self.remembered.remember(name, child.pid, service.stop_signal)
+            self._write_status()  # it may have said already that it is ready
             self._catch_up(service, child)
             if service.answers:
                 asking = asyncio.create_task(self._ask(service, service.answers))

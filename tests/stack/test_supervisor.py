@@ -83,7 +83,11 @@ class Stack:
         await until(lambda: self.supervisor.core.all_up)
 
     async def until_back(self, name: str, restarts: int = 1) -> None:
-        await until(lambda: self.restarts(name) >= restarts and self.state(name) is State.READY)
+        await until(
+            lambda: self.restarts(name) >= restarts
+            and self.state(name) is State.READY
+            and name in self.supervisor.children
+        )
 
 
 def everything_in(directory: Path) -> bytes:
