@@ -80,13 +80,24 @@ class Stack:
         return self.supervisor.core.services[name].restarts
 
     async def until_up(self) -> None:
-        await until(lambda: self.supervisor.core.all_up)
+        await until(lambda: self.supervisor.core.all_up and self.has_all_numbers())
+
+    def has_all_numbers(self) -> bool:
+        """A process may be quicker to say that it is ready than the supervisor to take it down."""
+        ready = {
+            name
+            for name, service in self.supervisor.core.services.items()
+            if service.state is State.READY
+        }
+        return ready <= self.supervisor.children.keys()
 
     async def until_back(self, name: str, restarts: int = 1) -> None:
         await until(
-            lambda: self.restarts(name) >= restarts
-            and self.state(name) is State.READY
-            and name in self.supervisor.children
+            lambda: (
+                self.restarts(name) >= restarts
+                and self.state(name) is State.READY
+                and self.has_all_numbers()
+            )
         )
 
 
