@@ -45,7 +45,6 @@ _OPEN, _SEALED = 1, 2
 _FIELDS = struct.Struct("<4sBBHQ16s16sQI")
 _HEADER = struct.Struct("<4sBBHQ16s16sQII")
 _MARK = struct.Struct("<4sBBHQ")
-_CHECK = struct.Struct("<I")
 _NOTHING = bytes(HEADER_BYTES)
 _LOWER_HALF = 0xFFFF_FFFF
 _new = tuple.__new__  # of a named tuple, in half the time

@@ -57,9 +57,6 @@ class Line(NamedTuple):
     why: str
 
 
-HEADINGS: Final = ("stream", "node", "path", "WIO", "memory", "why not better")
-
-
 def size(count: int) -> str:
     """Bytes as people say them: three digits, powers of ten."""
     for name, unit in _UNITS:

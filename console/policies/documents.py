@@ -138,11 +138,6 @@ def policies_from(raw: Mapping[str, Any]) -> OrgPolicies:
     return policies
 
 
-def cluster_from(raw: Mapping[str, Any]) -> ClusterPolicies:
-    """From outside. Raises Malformed."""
-    return read_struct(raw, ClusterPolicies)
-
-
 def read_struct(raw: Any, kind: type[T]) -> T:
     """Of plain values, from outside. Raises Malformed."""
     try:

@@ -87,15 +87,6 @@ def propose_job(
     return propose(world, _wish(session, had, tuple(placements), now))
 
 
-def propose_without(world: World, session: Session, job: Job, now: datetime) -> Proposal | None:
-    """What the session's other jobs have when this one has ended; None if it was the only one."""
-    left = [other for other in _jobs(session) if other.pk != job.pk]
-    if not left:
-        return None
-    placements = tuple(_placement_job(world, other) for other in left)
-    return propose(world, _wish(session, boxes_of(session), placements, now))
-
-
 def boxes_of(session: Session) -> tuple[str, ...]:
     if not session.pk:
         return ()

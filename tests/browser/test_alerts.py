@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, ViewportSize, expect
+from playwright.sync_api import expect
 
 from console.environment import PROJECT
 from tests.browser.chromium import chromium
-from tests.browser.test_pages import AXE
+from tests.browser.looking import NARROW, faults, log_in
 from tests.console.alerts.receivers import hook
 from tests.live import LiveConsole, live_console
 
@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.xdist_group("browser"),
 ]
-NARROW = ViewportSize(width=390, height=844)
 SECONDS = 30_000
 _ALERTS = """
 import django; django.setup()
@@ -68,15 +67,6 @@ def run(console: LiveConsole, code: str) -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=PROJECT, check=True)
 
 
-def check(page: Page) -> None:
-    """Nothing that a screen reader stumbles over, and nobody scrolls sideways at night."""
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run().then((result) => result.violations)")
-    serious = [one for one in found if one["impact"] in ("serious", "critical")]
-    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in serious] == []
-    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
-
-
 def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> None:
     complaints: list[str] = []
     with chromium() as browser, hook() as receiver:
@@ -88,22 +78,19 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
             "console",
             lambda message: complaints.append(message.text) if message.type == "error" else None,
         )
-        page.goto("/log-in/")
-        page.get_by_label("User name").fill(console.username)
-        page.get_by_label("Password").fill(console.password)
-        page.get_by_role("button", name="Log in").click()
+        log_in(page, console)
 
         # What fires, and what that explains; and since nobody evaluates, that as well.
         page.goto("/alerts/")
         expect(page.get_by_role("alert")).to_contain_text("Rules are not evaluated")
         expect(page.get_by_role("heading", name="2 alerts")).to_be_visible()
-        check(page)
+        assert faults(page) == []
         page.get_by_role("link", name="1 more").click()
         expect(page.get_by_text("explained by").first).to_be_visible()
         page.get_by_role("link", name="An agent is silent").first.click()
         expect(page.get_by_role("link", name="Requests wait at a shard: ax-7, shard a")).to_be_visible()
         expect(page.get_by_role("heading", name="Runbook")).to_be_visible()
-        check(page)
+        assert faults(page) == []
 
         # In hand, with a word of what is done, and silenced for the work on it.
         page.get_by_label("What you are doing about it").fill("walking to the rack")
@@ -117,7 +104,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.get_by_label("Why").fill("new power supply")
         page.get_by_role("button", name="Silence", exact=True).click()
         expect(page.get_by_role("row", name=re.compile("new power supply"))).to_contain_text("active")
-        check(page)
+        assert faults(page) == []
         page.goto("/alerts/")
         expect(page.get_by_role("row", name=re.compile("An agent is silent"))).to_contain_text(
             "silenced"
@@ -144,7 +131,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         expect(page.locator(".messages")).to_contain_text("200 OK")
         assert receiver.bodies[0]["what"] == "test"
         assert "s3cret" not in page.content()
-        check(page)
+        assert faults(page) == []
 
         # A threshold for all, and it is in the trail.
         page.goto("/alerts/rules/refill-slow/")
@@ -154,6 +141,6 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
             "set for all"
         )
         expect(page.get_by_role("link", name="alerts.thresholds")).to_be_visible()
-        check(page)
+        assert faults(page) == []
         context.close()
     assert complaints == []

@@ -23,7 +23,7 @@ from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
-from tests.browser.test_pages import log_in
+from tests.browser.looking import log_in
 from tests.live import LiveConsole, live_console, wait_until
 from tests.telemetry.test_end_to_end import ingest_of
 

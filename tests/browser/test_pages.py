@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from importlib import resources
 from typing import Any, Literal
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect
 
-from tests.browser.chromium import chromium
+from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.live import LiveConsole, live_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-WIDE = ViewportSize(width=1440, height=900)
-NARROW = ViewportSize(width=390, height=844)
-AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 PAGES = {
     "overview": "/",
     "orgs": "/orgs/",
@@ -117,12 +113,6 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def cookies(browser: Browser, console: LiveConsole) -> Any:
     """Those of somebody who has logged in."""
     context = browser.new_context(base_url=console.address)
@@ -130,14 +120,6 @@ def cookies(browser: Browser, console: LiveConsole) -> Any:
     found = context.cookies()
     context.close()
     return found
-
-
-def log_in(page: Page, console: LiveConsole) -> None:
-    page.goto("/log-in/")
-    page.get_by_label("User name").fill(console.username)
-    page.get_by_label("Password").fill(console.password)
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
 Open = Callable[..., Page]
@@ -176,20 +158,11 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
     scheme: str, size: ViewportSize, open_page: Open
 ) -> None:
     page = open_page("/", color_scheme=scheme, viewport=size)
-    faults = []
+    found = []
     for name, path in PAGES.items():
         page.goto(path)
-        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-            faults.append(f"{name}: scrolls sideways")
-        page.evaluate(AXE)
-        found = page.evaluate("axe.run().then((result) => result.violations)")
-        faults += [
-            f"{name}: {violation['id']}: {node['html'][:120]}"
-            for violation in found
-            if violation["impact"] in ("serious", "critical")
-            for node in violation["nodes"]
-        ]
-    assert faults == []
+        found += [f"{name}: {fault}" for fault in faults(page)]
+    assert found == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -203,9 +176,7 @@ def test_the_log_in_page_is_accessible_with_its_errors_too(
     page.get_by_label("Password").fill("wrong")
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_contain_text("do not belong together")
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run().then((result) => result.violations)")
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    assert faults(page) == []
     context.close()
 
 

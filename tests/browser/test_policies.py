@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, expect
 
-from tests.browser.chromium import chromium
+from tests.browser.looking import NARROW, log_in
 from tests.console.control.live import Scene, scene
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import C, kv
@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.xdist_group("browser"),
 ]
-NARROW = ViewportSize(width=390, height=844)
 SECONDS = 30_000
 TOKENS = list(range(2 * C))
 
@@ -28,20 +27,6 @@ TOKENS = list(range(2 * C))
 def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("policies"), "one", "two") as there:
         yield there
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-def log_in(page: Page, acme: Scene) -> None:
-    page.goto("/log-in/")
-    page.get_by_label("User name").fill(acme.console.username)
-    page.get_by_label("Password").fill(acme.console.password)
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
 def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
@@ -59,7 +44,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     page.on(
         "console", lambda message: complaints.append(message.text) if message.type == "error" else None
     )
-    log_in(page, acme)
+    log_in(page, acme.console)
     page.goto("/orgs/acme/policy/")
     expect(page.get_by_text("for 1 hour after their last use").first).to_be_visible()
 
@@ -104,7 +89,7 @@ def test_without_scripts_a_policy_is_looked_at_and_saved(acme: Scene, browser: B
     acme.api.post("/orgs", json={"slug": "globex", "name": "Globex"}, headers=key).raise_for_status()
     context = browser.new_context(base_url=acme.console.address, java_script_enabled=False)
     page = context.new_page()
-    log_in(page, acme)
+    log_in(page, acme.console)
     page.goto("/orgs/globex/policy/")
     page.get_by_role("link", name="Strict").click()
     expect(page.get_by_label("Gone after its last use")).to_have_value("10 min")

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, ViewportSize, expect
 
 from console.environment import PROJECT
-from tests.browser.chromium import chromium
-from tests.browser.test_pages import AXE, NARROW, WIDE, log_in
+from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.live import LiveConsole, live_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -49,29 +48,6 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     with live_console(tmp_path_factory.mktemp("console")) as console:
         in_console(console, FLEET)
         yield console
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-def faults(page: Page) -> list[str]:
-    """Serious ones of accessibility, and scrolling sideways."""
-    found = (
-        ["scrolls sideways"]
-        if page.evaluate("document.documentElement.scrollWidth > innerWidth")
-        else []
-    )
-    page.evaluate(AXE)
-    violations = page.evaluate("axe.run().then((result) => result.violations)")
-    return found + [
-        f"{violation['id']}: {node['html'][:120]}"
-        for violation in violations
-        if violation["impact"] in ("serious", "critical")
-        for node in violation["nodes"]
-    ]
 
 
 def test_a_session_is_planned_made_and_grown_in_the_browser(

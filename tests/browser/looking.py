@@ -1,0 +1,36 @@
+"""What every journey through pages does: log in, and look for what shuts people out."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from playwright.sync_api import Page, ViewportSize, expect
+
+from tests.live import LiveConsole
+
+WIDE = ViewportSize(width=1440, height=900)
+NARROW = ViewportSize(width=390, height=844)
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+
+
+def log_in(page: Page, console: LiveConsole) -> None:
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill(console.username)
+    page.get_by_label("Password").fill(console.password)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+def faults(page: Page) -> list[str]:
+    """What a screen reader stumbles over, as far as it is serious, and scrolling sideways."""
+    page.evaluate(AXE)
+    violations = page.evaluate("axe.run().then((result) => result.violations)")
+    found = [
+        f"{violation['id']}: {node['html'][:200]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+    if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+        found.append("it scrolls sideways")
+    return found
