@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts import fixes, runbooks, services, silences, timeline
+from console.alerts import fixing, runbooks, services, silences, timeline
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.forms import (
     AcknowledgeForm,
@@ -23,6 +23,7 @@ from console.alerts.forms import (
     SilenceForm,
 )
 from console.alerts.services import Filters
+from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
 from console.sessions.planning import CannotPlan
@@ -89,7 +90,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "charts": timeline.charts(request.principal, alert),
         "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
-        "fixes": fixes.of(request.principal, alert),
+        "fixes": fixing.of(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,
@@ -156,11 +157,14 @@ def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
 def fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
     try:
-        operation = fixes.do(request.principal, alert)
-    except (Busy, CannotPlan) as error:
+        address = fixing.do(request.principal, alert, request.POST.get("kind", ""))
+    except (Busy, CannotPlan, Impossible) as error:
         messages.error(request, str(error))
         return redirect("alert", alert_id)
-    return redirect("operation", operation.pk)
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+        return redirect("alert", alert_id)
+    return redirect(address)
 
 
 def _complain(request: SignedInRequest, form: Form) -> None:

@@ -14,6 +14,7 @@ from ninja.openapi.schema import OpenAPISchema
 from console.accounts.api import router as accounts
 from console.alerts.api import router as alerts
 from console.alerts.api_settings import router as alert_settings
+from console.alerts.api_silences import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
@@ -82,6 +83,7 @@ api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
 api.add_router("", alerts)
+api.add_router("", silences)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
