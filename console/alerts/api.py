@@ -1,4 +1,4 @@
-"""Alerts over REST. Silences are in `api_silences`, rules and channels in `api_settings`."""
+"""Alerts over REST, one by one. Beside it: `api_many`, `api_silences`, `api_settings`."""
 
 from __future__ import annotations
 

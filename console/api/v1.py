@@ -13,6 +13,7 @@ from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
 from console.alerts.api import router as alerts
+from console.alerts.api_many import router as many_alerts
 from console.alerts.api_settings import router as alert_settings
 from console.alerts.api_silences import router as silences
 from console.api import problems
@@ -82,6 +83,7 @@ api = Api(
 api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
+api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
 api.add_router("", alerts)
 api.add_router("", silences)
 api.add_router("", alert_settings)

@@ -443,6 +443,13 @@ PAGES |= {
         "POST", "/alerts/7000000/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
     ),
     "alert-fix": Case("POST", "/alerts/7000000/fix/", (LOGIN, 404, 403, 404, 404, 404)),  # it has none
+    "alerts-bulk": Case(
+        "POST",
+        "/alerts/bulk/",
+        (LOGIN, 404, 403, 302, 302, 302),
+        {"verb": "acknowledge", "alert": 7000000},
+    ),
+    "alert-history": Case("GET", "/alerts/history/", known(200)),
     "alert-silences": Case("GET", "/alerts/silences/", known(200)),
     "alert-silence-end": Case("POST", "/alerts/silences/7000000/end/", (LOGIN, 404, 403, 302, 302, 302)),
     "alert-rules": Case("GET", "/alerts/rules/", known(200)),
@@ -460,6 +467,13 @@ PAGES |= {
 API |= {
     ("GET", "alerts"): Case("GET", "/api/v1/alerts", api_known(200)),
     ("GET", "alerts/<alert_id>"): Case("GET", "/api/v1/alerts/7000000", (401, 404, 200, 200, 200, 200)),
+    ("POST", "alerts/bulk"): Case(
+        "POST",
+        "/api/v1/alerts/bulk",
+        (401, 404, 403, 200, 200, 200),
+        {"verb": "acknowledge", "alerts": [7_000_000]},
+    ),
+    ("GET", "alert-statistics"): Case("GET", "/api/v1/alert-statistics", api_known(200)),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(
         "POST", "/api/v1/alerts/7000000/acknowledge", (401, 404, 403, 200, 200, 200), {}
     ),
