@@ -33,7 +33,7 @@ class Slow:
 
 async def test_an_org_whose_calls_all_wait_does_not_hold_up_another() -> None:
     slow = Slow()
-    made = service.Service(cast(Shim, slow), "")
+    made = service.Service(cast("Shim", slow), "")
     transport = httpx.ASGITransport(made.application())
     async with httpx.AsyncClient(transport=transport, base_url="http://driver", timeout=60) as http:
 
