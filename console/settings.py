@@ -222,7 +222,10 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
-    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
+    # That a driver was told, or that what is done every few seconds was done again, is no news.
+    "loggers": dict.fromkeys(
+        ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace"), {"level": "WARNING"}
+    ),
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 
