@@ -223,9 +223,10 @@ LOGGING = {
         }
     },
     # That a driver was told, or that what is done every few seconds was done again, is no news.
-    "loggers": dict.fromkeys(
-        ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace"), {"level": "WARNING"}
-    ),
+    "loggers": {
+        name: {"level": "WARNING"}
+        for name in ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace")
+    },
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 
