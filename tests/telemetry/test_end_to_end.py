@@ -99,7 +99,7 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         slow = api.get("/slowest", params={"topic": "org:acme", "direction": "out"}).json()
         [first] = [one for one in slow if one["request"] == "r-7"]
         assert (first["driver"], first["stream"], first["columns"]) == ("job7", "full.0", 3)
-        assert (first["slot_first"], first["slot_last"], first["bytes"]) == (0, 2, stored)
+        assert (first["slot_first"], first["slot_last"], first["bytes"]) == (0, 2, payload)
         assert first["tier"] == "unknown", "nobody has told this driver its paths"
         kinds = httpx.get(
             f"{console.address}/metrics", headers={"authorization": api.headers["authorization"]}
