@@ -144,6 +144,7 @@ LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
+TELEMETRY_HOURS_SLOWEST = ENVIRONMENT.telemetry_hours_slowest
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]

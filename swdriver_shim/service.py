@@ -47,6 +47,7 @@ from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
+from telemetry.records import NO_NUL
 
 TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -62,18 +63,21 @@ _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.C
 
 ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
+RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 
 
 class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A prompt: its tokens, and the adapter that the model runs with.
 
     `namespace`: what the caller takes its KV for, as the hex digest of a `Namespace`. Refused if the
-    driver's is another.
+    driver's is another. `request`: as the engine calls what it asks for, so that people can ask what
+    became of it.
     """
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
     adapter: Annotated[str, Meta(max_length=500)] = ""
     namespace: Annotated[str, Meta(max_length=100)] = ""
+    request: RequestName = ""
 
 
 class LoadBody(PromptBody, frozen=True, kw_only=True):
@@ -431,7 +435,7 @@ class Service:
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
         keys = self.shim.keys(org, body.adapter)
         self._check(keys, body.namespace)
-        return keys.prompt(body.tokens)
+        return keys.prompt(body.tokens, body.request)
 
     @staticmethod
     def _check(keys: Keys, namespace: str) -> None:

@@ -26,6 +26,20 @@ class Chart {
     figure.querySelector("[data-chart-image]").hidden = false;
     this.element.classList.remove("plot--empty");
     Plotly.react(this.element, tracesOf(this.data, this.times), layoutOf(this.data, this.times, this.element), OPTIONS);
+    if (this.data.slowest && !this.leadsOn) this.leadOn();
+  }
+
+  // A cell of a heat map leads to the slowest transfers behind it. By keyboard that is in the table.
+  leadOn() {
+    this.leadsOn = true;
+    this.element.classList.add("plot--leads-on");
+    this.element.on("plotly_click", ({ points: [{ x, y, data: { type } }] }) => {
+      if (type !== "heatmap") return;
+      const from = new Date(x);
+      const until = new Date(from.getTime() + this.data.step * 1000);
+      const cell = new URLSearchParams({ from: from.toISOString(), until: until.toISOString(), most: y });
+      location.assign(`${this.data.slowest}&${cell}`);
+    });
   }
 
   // A step's values, in the order of the series; undefined leaves what is there.
