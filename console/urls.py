@@ -8,6 +8,7 @@ from console.alerts import settings_views as alert_settings
 from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
+from console.charts import slowest_views
 from console.charts import views as charts
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
@@ -134,6 +135,7 @@ urlpatterns = [
     path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
+    path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -25,7 +25,7 @@ from console.policies.services import in_force
 from console.sessions import leaving, moves
 from console.sessions import services as sessions
 from console.sessions.models import Session, Shard
-from console.sessions.planning import key_of
+from console.sessions.world import key_of
 from console.shell.templatetags.console import byte_size
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of

@@ -125,6 +125,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-slowest": Case("GET", "/latency/slowest/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
     "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
@@ -225,6 +226,7 @@ API = {
     ("GET", "metrics/query"): Case(
         "GET", f"/api/v1/metrics/query?topic=org:acme&{QUESTION}", (401, 404, 200, 200, 200, 200)
     ),
+    ("GET", "slowest"): Case("GET", "/api/v1/slowest?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),
