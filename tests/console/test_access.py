@@ -226,10 +226,10 @@ API = {
     ("GET", "metrics/query"): Case(
         "GET", f"/api/v1/metrics/query?topic=org:acme&{QUESTION}", (401, 404, 200, 200, 200, 200)
     ),
-    ("GET", "orgs/{slug}/requests"): Case(
+    ("GET", "orgs/<slug>/requests"): Case(
         "GET", "/api/v1/orgs/acme/requests", (401, 404, 200, 200, 200, 200)
     ),
-    ("POST", "orgs/{slug}/explain"): Case(
+    ("POST", "orgs/<slug>/explain"): Case(
         "POST", "/api/v1/orgs/acme/explain", (401, 404, 200, 200, 200, 200), {"request": "r-7"}
     ),
     ("GET", "slowest"): Case("GET", "/api/v1/slowest?topic=org:acme", (401, 404, 200, 200, 200, 200)),
@@ -541,7 +541,7 @@ API |= {
 }
 
 # A question that is too long for an address.
-ASKS = {("POST", "orgs/<slug>/policy:preview")}
+ASKS = {("POST", "orgs/<slug>/policy:preview"), ("POST", "orgs/<slug>/explain")}
 # What people change; agents and drivers come with something else than tokens of users.
 CHANGES = [
     (method, path)

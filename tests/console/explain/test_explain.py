@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import transaction
@@ -45,18 +46,17 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
 
     member, browser = api_of(people.viewer), browser_of(people.viewer)
 
-    def explained(**body: object) -> dict[str, list[dict[str, object]]]:
+    def explained(**body: object) -> dict[str, Any]:
         answer = member.post("/api/v1/orgs/acme/explain", body, content_type="application/json")
         assert answer.status_code == 200, answer.content
-        found: dict[str, list[dict[str, object]]] = answer.json()
+        found: dict[str, Any] = answer.json()
         return found
 
     told = explained(request="r-7")
     [answer] = told["answers"]
-    assert (answer["driver"], answer["model"], told["strangers"]) == ("one", "llama", 1)
+    assert (answer["driver"], answer["model"]) == ("one", "llama")
+    assert told["strangers"] == 1
     then, groups = answer["then"], answer["groups"]
-    assert isinstance(then, dict)
-    assert isinstance(groups, dict)
     assert then["columns"] == [
         {"outcome": "dram", "columns": 2},
         {"outcome": "never_stored", "columns": 1},
