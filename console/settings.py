@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "console.live",
     "console.charts",
     "console.explain",
+    "console.overview",
     "console.demo",
     "telemetry",
     "channels",
@@ -224,7 +225,11 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
-    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
+    # That a driver was told, or that what is done every few seconds was done again, is no news.
+    "loggers": {
+        name: {"level": "WARNING"}
+        for name in ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace")
+    },
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

@@ -17,6 +17,7 @@ from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.overview import views as overview
 from console.policies import caller_views as callers
 from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
@@ -30,7 +31,7 @@ register_converter(UserNameConverter, "user")
 register_converter(ThingNameConverter, "thing")
 
 urlpatterns = [
-    path("", shell.home, name="home"),
+    path("", overview.home, name="home"),
     path("log-in/", accounts.log_in, name="login"),
     path("log-out/", accounts.log_out, name="logout"),
     path("account/", accounts.account, name="account"),

@@ -55,7 +55,8 @@ CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
-VERBS_AT_ONCE: Final = 32
+VERBS_AT_ONCE: Final = 256
+VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
 CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
@@ -186,6 +187,7 @@ class Service:
         # Apart from each other: callers may all be waiting for what the controller is about to mend.
         self._for_callers = ThreadPoolExecutor(VERBS_AT_ONCE, thread_name_prefix="verb")
         self._for_controller = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
+        self._turns: dict[str, asyncio.Semaphore] = {}
         self._verbs = (
             _Route(
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
@@ -314,8 +316,10 @@ class Service:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})
 
     async def store(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._store, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._store, org, memoryview(raw))
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
@@ -373,8 +377,10 @@ class Service:
         return Response(octets.pack(head, *values), media_type=octets.OCTETS)
 
     async def put_objects(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
 
     def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
         body, values = octets.unpack(raw, _PUT)
@@ -417,12 +423,18 @@ class Service:
             raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
         return org
 
+    def _turn(self, org: OrgSpec) -> asyncio.Semaphore:
+        """To be held from before a body is read, for that is what fills memory."""
+        return self._turns.setdefault(org.name, asyncio.Semaphore(VERBS_OF_ONE_ORG))
+
     def _decoded(self, route: _Route) -> Callable[[Request], Awaitable[Response]]:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(route.takes)
 
         async def answer(request: Request) -> Response:
-            body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
-            return await _in(self._for_callers, route.verb, self._org(request), body)
+            org = self._org(request)
+            async with self._turn(org):
+                body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
+                return await _in(self._for_callers, route.verb, org, body)
 
         return answer
 

@@ -17,8 +17,8 @@ from console.placement.plan import Move
 from console.placement.topology import Tier
 from console.sessions import moves
 from console.sessions.models import Shard
-from console.sessions.planning import key_of
 from console.sessions.services import for_change, get_session, get_shard
+from console.sessions.world import key_of
 
 PLACEMENT: Final = "spine-placement"
 _THERE: Final = {Tier.RAIL: "on its rail", Tier.LEAF: "on a leaf of its box"}

@@ -31,6 +31,7 @@ from console.operations.api import busy
 from console.operations.api import router as operations
 from console.operations.services import Busy
 from console.orgs.api import router as orgs
+from console.overview.api import router as overview
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
 from console.policies.caller_api import router as callers
@@ -81,6 +82,7 @@ api = Api(
 )
 api.add_router("", accounts)
 api.add_router("", orgs)
+api.add_router("", overview)
 api.add_router("", alerts)
 api.add_router("", alert_settings)
 api.add_router("", audit)

@@ -189,6 +189,7 @@ API = {
     ("GET", "openapi.json"): Case("GET", "/api/v1/openapi.json", everyone(200)),
     ("GET", "docs"): Case("GET", "/api/v1/docs", everyone(200)),
     ("GET", ""): Case("GET", "/api/v1/", everyone(404)),
+    ("GET", "overview"): Case("GET", "/api/v1/overview?org=acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "me"): Case("GET", "/api/v1/me", api_known(200)),
     ("GET", "tokens"): Case("GET", "/api/v1/tokens", api_known(200)),
     ("POST", "tokens"): Case("POST", "/api/v1/tokens", api_known(201), {"name": "bot"}),

@@ -15,7 +15,8 @@ from tests.console.fleet.worlds import make_world
 BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../../etc/passwd", "9" * 40]
 PATHS = [
     "/{}",
-    "/?x={}",
+    "/?org={}",
+    "/api/v1/overview?org={}",
     "/log-in/?next={}",
     "/users/{}/",
     "/orgs/{}/",

@@ -9,7 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,9 @@ def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
 class Daemon:
     """A driver's daemon, as a process of its own."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(
+        self, directory: Path, *options: str, launch: Sequence[str] = (), host: str = "127.0.0.1"
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.log = directory / "log"
         token = directory / "token"
@@ -79,12 +81,12 @@ class Daemon:
         command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, "--control", "127.0.0.1:0", *options], cwd=PROJECT, stderr=log
+                [*launch, *command, "--control", f"{host}:0", *options], cwd=PROJECT, stderr=log
             )
         wait_until("it listens", lambda: "Listening" in self.log.read_text())
-        found = re.search(r"Listening on 127.0.0.1:(\d+)", self.log.read_text())
+        found = re.search(rf"Listening on ({re.escape(host)}:\d+)", self.log.read_text())
         assert found
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://{found[1]}", timeout=60)
 
     def stop(self) -> int:
         self.http.close()

@@ -18,8 +18,11 @@ class Chart {
     this.known = data.series.every((series) => series.figure) && data.series.length > 0 && data.step === 10;
   }
 
+  get isToDraw() {
+    return this.isDirty && !document.hidden && this.data.series.length > 0;
+  }
+
   draw() {
-    if (!this.isDirty || document.hidden || !this.data.series.length) return;
     this.isDirty = false;
     const figure = this.element.closest("figure");
     figure.querySelector(".empty")?.remove();
@@ -138,7 +141,21 @@ function start() {
     const image = element.closest("figure").querySelector("[data-chart-image]");
     image.addEventListener("click", () => saveImage(element, element.dataset.chart));
   }
-  const redraw = () => charts.forEach((chart) => chart.draw());
+  // One after another, and in between the page listens to whoever uses it.
+  let isDrawing = false;
+  const redraw = async () => {
+    if (isDrawing) return;
+    isDrawing = true;
+    try {
+      for (const chart of charts) {
+        if (!chart.isToDraw) continue;
+        chart.draw();
+        await new Promise((resolve) => setTimeout(resolve));
+      }
+    } finally {
+      isDrawing = false;
+    }
+  };
   const restyle = () => {
     for (const chart of charts) chart.isDirty = true;
     redraw();
