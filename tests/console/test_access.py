@@ -125,6 +125,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "explain": Case("GET", "/orgs/acme/explain/", (LOGIN, 404, 200, 200, 200, 200)),
     "latency-slowest": Case("GET", "/latency/slowest/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
@@ -225,6 +226,12 @@ API = {
     ("GET", "metrics"): Case("GET", "/api/v1/metrics", api_known(200)),
     ("GET", "metrics/query"): Case(
         "GET", f"/api/v1/metrics/query?topic=org:acme&{QUESTION}", (401, 404, 200, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/requests"): Case(
+        "GET", "/api/v1/orgs/acme/requests", (401, 404, 200, 200, 200, 200)
+    ),
+    ("POST", "orgs/<slug>/explain"): Case(
+        "POST", "/api/v1/orgs/acme/explain", (401, 404, 200, 200, 200, 200), {"request": "r-7"}
     ),
     ("GET", "slowest"): Case("GET", "/api/v1/slowest?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "metrics/query.csv"): Case(
@@ -549,7 +556,7 @@ API |= {
 }
 
 # A question that is too long for an address.
-ASKS = {("POST", "orgs/<slug>/policy:preview")}
+ASKS = {("POST", "orgs/<slug>/policy:preview"), ("POST", "orgs/<slug>/explain")}
 # What people change; agents and drivers come with something else than tokens of users.
 CHANGES = [
     (method, path)
