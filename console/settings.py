@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "console.live",
     "console.charts",
     "console.overview",
+    "console.search",
     "console.demo",
     "telemetry",
     "channels",
