@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "console.charts",
     "console.explain",
     "console.overview",
+    "console.search",
     "console.demo",
     "telemetry",
     "channels",

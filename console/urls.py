@@ -23,6 +23,7 @@ from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.search import views as search
 from console.sessions import moving_views, rules_views
 from console.sessions import views as sessions
 from console.shell import views as shell
@@ -138,6 +139,7 @@ urlpatterns = [
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -40,6 +40,7 @@ from console.policies.caller_api import router as callers
 from console.policies.platform_api import router as policies_of_all
 from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
+from console.search.api import router as search
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
 from console.sessions.planning import CannotPlan
@@ -85,6 +86,7 @@ api = Api(
 api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
+api.add_router("", search)
 api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
 api.add_router("", alerts)
 api.add_router("", silences)

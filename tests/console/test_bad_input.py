@@ -16,6 +16,8 @@ BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../
 PATHS = [
     "/{}",
     "/?org={}",
+    "/search/?q={}",
+    "/api/v1/search?q={0}&most={0}",
     "/api/v1/overview?org={}",
     "/log-in/?next={}",
     "/users/{}/",
