@@ -484,6 +484,7 @@ API |= {
         "/api/v1/alerts/bulk",
         (401, 404, 403, 200, 200, 200),
         {"verb": "acknowledge", "alerts": [7_000_000]},
+        IDEMPOTENT,
     ),
     ("GET", "alert-statistics"): Case("GET", "/api/v1/alert-statistics", api_known(200)),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(
