@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "console.charts",
     "console.overview",
     "console.search",
+    "console.handover",
     "console.demo",
     "telemetry",
     "channels",
