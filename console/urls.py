@@ -10,6 +10,7 @@ from console.api.v1 import api
 from console.audit import views as audit
 from console.charts import slowest_views
 from console.charts import views as charts
+from console.explain import views as explain
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
@@ -101,6 +102,7 @@ urlpatterns = [
         policies.unschedule,
         name="policy-unschedule",
     ),
+    path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/callers/", callers.show_callers, name="callers"),
     path(
         "orgs/<slug:slug>/callers/<slug:public_id>/remove/",

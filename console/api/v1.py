@@ -22,6 +22,7 @@ from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
 from console.charts.api import router as charts
+from console.explain.api import router as explain
 from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
@@ -95,6 +96,7 @@ api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", charts)
+api.add_router("", explain)
 api.add_router("", policies)
 api.add_router("", callers)
 api.add_router("", policies_of_all)

@@ -60,6 +60,8 @@ PATHS = [
     "/latency/?topic={0}&range={0}&from={0}&until={0}",
     "/latency/?topic=fleet&range={0}",
     "/latency/events/?topic={0}",
+    "/orgs/{}/explain/",
+    "/orgs/acme/explain/?request={0}&session={0}",
     "/latency/slowest/?topic={0}&direction={0}&most={0}",
     "/latency/slowest/?topic=fleet&from={0}&until={0}",
     "/api/v1/slowest?topic=fleet&direction={0}&start={0}&seconds_max={0}",
