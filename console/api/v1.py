@@ -27,6 +27,7 @@ from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
+from console.handover.api import router as handover
 from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.operations.api import busy
@@ -87,6 +88,7 @@ api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
 api.add_router("", search)
+api.add_router("", handover)
 api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
 api.add_router("", alerts)
 api.add_router("", silences)

@@ -33,6 +33,7 @@ PAGES = {
     "default and limits": "/policies/default/",
     "operations": "/operations/",
     "search": "/search/?q=a",
+    "hand-over": "/hand-over/",
     "alerts of the past": "/alerts/history/",
     "alerts": "/alerts/",
     "silences": "/alerts/silences/",
