@@ -24,8 +24,8 @@ down: ## stop what `make up` started
 check: dev-environment ## the everyday tests, without browser and whole stacks
 	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)
 
-test: dev-environment ## all tests; installs Chromium where root may and it is absent
-	@$(PYTHON) console/stack/bootstrap.py browser
+test: dev-environment ## all tests; as root it installs Chromium and iproute2 where they are absent
+	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-models: models-environment ## the tests of real models; installs torch, beside everything else

@@ -1,10 +1,11 @@
 """Sessions as automation meets them: how fast a fleet's sessions are listed and planned, and what jobs
 notice of a resize. For `benchmarks.placement`.
 
-The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 256 boxes, 48 sessions
-(quick: 6) of 4 boxes with a job each, 16 streams to a job. The resize is one of real agents and a real
-driver, from 2 boxes to 4 and back, while requests never stop: `resize.hit_dip` is the hit rate
-meanwhile to that before, `resize.failed` counts requests that failed or gave wrong bytes.
+The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 512 boxes, 500
+sessions of a box with a job each, 2,000 streams; what is planned is one more session of 4 boxes. The
+resize is one of real agents and a real driver, from 2 boxes to 4 and back, while requests never stop:
+`resize.hit_dip` is the hit rate meanwhile to that before, `resize.failed` counts requests that failed or
+gave wrong bytes.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from typing import Any, Final
 from benchmarks.harness import Row, percentile
 from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
+from kvss_agent.arena import slot_bytes_for
+from swdriver_shim.keys import COLUMN_TOKENS
 
 STAMPS: Final = 16
 NODES: Final = 1_000
-BOXES: Final = 256
-SESSIONS: Final = 48
+BOXES: Final = 512
+SESSIONS: Final = 500
 GRANT_PERCENT: Final = 60  # of the fair share: a job of one group has few and large streams
-LIST_MS, PLAN_MS = 100.0, 1_000.0  # what p95 should stay below
+LIST_MS, PLAN_MS = 100.0, 300.0  # what p95 should stay below
 DIP: Final = 0.9
+EACH: Final = 40 << 10  # bytes per token of a domain
 MODEL: Final = {
     "name": "llama",
-    "groups": [{"name": "full", "bytes_per_token": [40 << 10] * 16}],
+    "groups": [{"name": "full", "bytes_per_token": [EACH] * 4}],
 }
+SLOT_BYTES: Final = slot_bytes_for(EACH * COLUMN_TOKENS)
 
 
 def session_rows(*, quick: bool) -> list[Row]:
@@ -55,11 +60,10 @@ def session_rows(*, quick: bool) -> list[Row]:
         django.setup()
         rows = _resize_rows(directory, requests=100 if quick else 1_000)
         _forget()
-        sessions, times = (6, 8) if quick else (SESSIONS, 60)
-        return rows + _api_rows(sessions, times)
+        return rows + _api_rows(20 if quick else 100)
 
 
-def _api_rows(sessions: int, times: int) -> list[Row]:
+def _api_rows(times: int) -> list[Row]:
     from django.test import Client
     from django.utils import timezone
 
@@ -69,7 +73,7 @@ def _api_rows(sessions: int, times: int) -> list[Row]:
     from console.accounts.roles import Role
     from console.accounts.services import principal_for
 
-    _fill(sessions)
+    _fill()
     user = User.objects.create(username="bench", platform_role=Role.PLATFORM_ADMIN)
     expires_at = timezone.now() + timedelta(days=1)
     principal = principal_for(user, Means.BROWSER)
@@ -89,8 +93,8 @@ def _api_rows(sessions: int, times: int) -> list[Row]:
         assert answer.status_code == 200, answer.content
 
     return [
-        _timed("api.list.p95", listed, times, LIST_MS, {"sessions": sessions}),
-        _timed("api.plan.p95", planned, times, PLAN_MS, {"nodes": NODES, "streams": 16 * sessions}),
+        _timed("api.list.p95", listed, times, LIST_MS, {"sessions": SESSIONS}),
+        _timed("api.plan.p95", planned, times, PLAN_MS, {"nodes": NODES, "streams": 4 * SESSIONS}),
     ]
 
 
@@ -109,15 +113,15 @@ def _timed(
     return Row(name, p95, "ms", f"{goal_ms:g} ms", goal_ms / p95, 1.0, more=more)
 
 
-def _fill(sessions: int) -> None:
-    """The fleet, and sessions whose shards are where they were planned to be."""
-    from django.db import transaction
-
-    from console.accounts.principal import SYSTEM
-    from console.operations.models import Operation
-    from console.sessions import jobs, services, sizing
-    from console.sessions.models import RuleSet
-    from tests.console.sessions.fleets import arrive, make_box, make_driver, make_node
+def _fill() -> None:
+    """The fleet, and sessions with a box and a job each, whose shards are where they were planned."""
+    from console.fleet.models import Box, Node
+    from console.fleet.services import topology
+    from console.placement import grants
+    from console.placement.planner import plan
+    from console.sessions.models import Job, JobBox, RuleSet, Session, SessionBox, Shard
+    from console.sessions.world import job_of, model_of
+    from tests.console.sessions.fleets import make_box, make_driver, make_node
 
     for number in range(NODES):
         stamp, place = number % STAMPS, number // STAMPS
@@ -125,27 +129,39 @@ def _fill(sessions: int) -> None:
         make_node(f"ax{number:04}", *leaves, memory_bytes=1 << 40, shards_max=6)
     for number in range(BOXES):
         make_box(f"cs{number:03}", [f"l{number % STAMPS}-{place}" for place in range(4)])
-    RuleSet.objects.create(grant_percent=GRANT_PERCENT)
-    for number in range(sessions):
-        with transaction.atomic():
-            made = sizing.new_session(f"s{number}", None, 4, bytes_per_token=640 << 10)
-            sizing.create(SYSTEM, made)
-        _finish_all()
+    rules = RuleSet.objects.create(grant_percent=GRANT_PERCENT).rules()
+    nodes = {node.name: node for node in Node.objects.all()}
+    fleet, wanted, jobs = topology(), [], {}
+    for number, box in enumerate(Box.objects.order_by("name")[:SESSIONS]):
+        session = Session.objects.create(
+            name=f"s{number}", boxes_desired=1, boxes_min=1, boxes_increment=1
+        )
+        on = SessionBox.objects.create(session=session, box=box, ready=True)
         driver = make_driver(f"job{number}", MODEL)
-        with transaction.atomic():
-            session = services.for_change(SYSTEM, made.name)
-            operation = jobs.start_job(SYSTEM, session, "serve", driver)
-        arrive(operation)
-        Operation.objects.filter(pk=operation.pk).delete()
-
-
-def _finish_all() -> None:
-    from console.operations import services as operations
-    from console.operations.models import Operation
-
-    for operation in Operation.objects.filter(done=False):
-        while operations.advance(operation.pk):
-            pass
+        job = Job.objects.create(session=session, name="serve", driver=driver, running=True)
+        JobBox.objects.create(job=job, session_box=on)
+        jobs[session.name] = job, box
+        placed = job_of(fleet, job.name, model_of(driver), [box.name])
+        wanted.append(grants.Session(session.name, (placed,), rules))
+    found = plan(fleet, grants.streams(fleet, wanted))
+    assert not found.unplaced
+    Shard.objects.bulk_create(
+        Shard(
+            job=jobs[one.stream.session][0],
+            group="full",
+            index=one.stream.domain,
+            box=jobs[one.stream.session][1],
+            domain=one.stream.domain,
+            wio=one.stream.wio,
+            slot_bytes=SLOT_BYTES,
+            node=nodes[one.node],
+            slots=one.stream.memory_bytes // SLOT_BYTES,
+            tier=int(one.tier),
+            port_leaf=one.route.port_leaf,
+            nic_leaf=one.route.nic_leaf,
+        )
+        for one in found.placed
+    )
 
 
 def _resize_rows(directory: Path, requests: int) -> list[Row]:

@@ -36,10 +36,11 @@ from kvss_agent.http_api import (
     http_error,
     is_token,
 )
-from swdriver_shim import metrics, octets
+from swdriver_shim import explaining, metrics, octets
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import OrgSpec
-from swdriver_shim.keys import TOKEN_MAX, Keys, Prompt, isolation_tag
+from swdriver_shim.explaining import TOKENS_MAX, ExplainOrgBody, RequestName, Token
+from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
@@ -48,31 +49,32 @@ from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
 
-TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
-VERBS_AT_ONCE: Final = 32
+VERBS_AT_ONCE: Final = 256
+VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
 CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
-Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
 
 
 class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A prompt: its tokens, and the adapter that the model runs with.
 
     `namespace`: what the caller takes its KV for, as the hex digest of a `Namespace`. Refused if the
-    driver's is another.
+    driver's is another. `request`: as the engine calls what it asks for, so that people can ask what
+    became of it.
     """
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
     adapter: Annotated[str, Meta(max_length=500)] = ""
     namespace: Annotated[str, Meta(max_length=100)] = ""
+    request: RequestName = ""
 
 
 class LoadBody(PromptBody, frozen=True, kw_only=True):
@@ -185,6 +187,7 @@ class Service:
         # Apart from each other: callers may all be waiting for what the controller is about to mend.
         self._for_callers = ThreadPoolExecutor(VERBS_AT_ONCE, thread_name_prefix="verb")
         self._for_controller = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
+        self._turns: dict[str, asyncio.Semaphore] = {}
         self._verbs = (
             _Route(
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
@@ -226,6 +229,8 @@ class Service:
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
                 control("/v1/purge_org", self.purge_org, "POST"),
+                control("/v1/explain_org", self.explain_org, "POST"),
+                control("/v1/requests", self.requests),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -272,13 +277,20 @@ class Service:
     async def purge_org(self, request: Request) -> Response:
         """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
         body = decode(await body_of(request), _PURGE_ORG)
-        told = self.shim.desired
-        org = next((one for one in told.orgs if one.name == body.org), None) if told else None
-        if org is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        org = explaining.org_of(self.shim, body.org)
         tag = isolation_tag(org.name, org.secret)
         purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
         return _receipt(await _in(self._for_controller, purge))
+
+    async def explain_org(self, request: Request) -> Response:
+        """What the org itself may ask, with `/v1/explain`; and what became of a request."""
+        body = decode(await body_of(request, HEADER_BYTES_MAX), _EXPLAIN_ORG)
+        return as_json(await _in(self._for_controller, explaining.explain, self.shim, body))
+
+    async def requests(self, request: Request) -> Response:
+        """The last requests of an org that had a name."""
+        org = request.query_params.get("org", "")
+        return as_json(await _in(self._for_controller, explaining.newest, self.shim, org))
 
     # For callers
 
@@ -304,8 +316,10 @@ class Service:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})
 
     async def store(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._store, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._store, org, memoryview(raw))
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
@@ -363,8 +377,10 @@ class Service:
         return Response(octets.pack(head, *values), media_type=octets.OCTETS)
 
     async def put_objects(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
 
     def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
         body, values = octets.unpack(raw, _PUT)
@@ -407,19 +423,25 @@ class Service:
             raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
         return org
 
+    def _turn(self, org: OrgSpec) -> asyncio.Semaphore:
+        """To be held from before a body is read, for that is what fills memory."""
+        return self._turns.setdefault(org.name, asyncio.Semaphore(VERBS_OF_ONE_ORG))
+
     def _decoded(self, route: _Route) -> Callable[[Request], Awaitable[Response]]:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(route.takes)
 
         async def answer(request: Request) -> Response:
-            body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
-            return await _in(self._for_callers, route.verb, self._org(request), body)
+            org = self._org(request)
+            async with self._turn(org):
+                body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
+                return await _in(self._for_callers, route.verb, org, body)
 
         return answer
 
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
         keys = self.shim.keys(org, body.adapter)
         self._check(keys, body.namespace)
-        return keys.prompt(body.tokens)
+        return keys.prompt(body.tokens, body.request)
 
     @staticmethod
     def _check(keys: Keys, namespace: str) -> None:
@@ -519,6 +541,7 @@ async def _in(pool: Executor, work: Callable[P, T], *what: P.args, **named: P.kw
 
 
 _PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
+_EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
 

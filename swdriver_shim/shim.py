@@ -29,7 +29,9 @@ from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
 from swdriver_shim.objects import Here, Objects
 from swdriver_shim.paths import Carried, PathSpec
+from swdriver_shim.slowest import KEPT, Slow
 from telemetry.metrics import LabelLimits
+from telemetry.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +202,7 @@ class Shim:
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
-        told = self.desired
-        found = next((one for one in told.orgs if one.name == org), None) if told else None
+        told, found = self.desired, self.org(org)
         if told is None or found is None or told.model.namespace(namespace.adapter) != namespace:
             return None
         return self.keys(found, namespace.adapter)
@@ -251,6 +252,11 @@ class Shim:
         """The org whose token this is. It is never taken from what a request says."""
         return self._callers.get(token_hash(token)) if token else None
 
+    def org(self, name: str) -> OrgSpec | None:
+        """As we are told of it."""
+        told = self.desired
+        return next((org for org in told.orgs if org.name == name), None) if told else None
+
     def keys(self, org: OrgSpec, adapter: str = "") -> Keys:
         if self.desired is None:
             raise Conflict("The driver has not been told what to be yet.")
@@ -272,8 +278,7 @@ class Shim:
 
     def objects_of(self, name: str) -> Objects | None:
         """Of the org of this name; None if there is no such org, or nothing is kept for it."""
-        told = self.desired
-        org = next((org for org in told.orgs if org.name == name), None) if told else None
+        org = self.org(name)
         with contextlib.suppress(Conflict):
             return self.objects(org) if org else None
         return None
@@ -299,6 +304,41 @@ class Shim:
         """What each stream has moved, by path. A stream is named after its group and number."""
         shards = sorted(self._shards.items())
         return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+
+    def homes(self) -> list[dict[str, Any]]:
+        """Where the shards are, for people."""
+        return [
+            {
+                "group": group,
+                "index": index,
+                "state": self._state((group, index)),
+                "node": home.path.node if home.path else "",
+                "tier": home.path.tier if home.path else "unknown",
+                "link": home.path.link if home.path else "",
+            }
+            for (group, index), home in sorted(self._settled().items())
+        ]
+
+    def _settled(self) -> dict[tuple[str, int], HomeSpec]:
+        """Where they are, on the paths that were told last."""
+        told, here = self._homes, self._here
+        return {at: told[at] if _place(told[at]) == _place(one) else one for at, one in here.items()}
+
+    def take_slowest(self) -> list[Transfer]:
+        """Of each org and direction the slowest transfers of all shards since the last time."""
+        told = self.desired
+        orgs = {isolation_tag(org.name, org.secret): org.name for org in told.orgs} if told else {}
+        kept: dict[tuple[str, str], list[Transfer]] = {}
+        for (group, index), shard in sorted(self._shards.items()):
+            for slow in shard.take_slowest():
+                if org := orgs.get(slow.tag):  # else its secret is another one by now
+                    one = _transfer(f"{group}.{index}", org, slow)
+                    kept.setdefault((org, slow.direction), []).append(one)
+        return [
+            one
+            for each in kept.values()
+            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT:]
+        ]
 
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""
@@ -341,6 +381,27 @@ class Shim:
             ],
             "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
         }
+
+
+def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
+    path = slow.path
+    return Transfer(
+        at=slow.at,
+        seconds=slow.seconds,
+        direction="out" if slow.direction == "out" else "in",
+        org=org,
+        request=slow.request,
+        stream=stream,
+        slot_first=slow.slot_first,
+        slot_last=slow.slot_last,
+        columns=slow.columns,
+        bytes=slow.size,
+        session=path.session if path else "",
+        node=path.node if path else "",
+        tier=path.tier if path else "unknown",
+        nic_leaf=path.nic_leaf if path else "",
+        link=path.link if path else "",
+    )
 
 
 def _place(home: HomeSpec) -> tuple[str, str]:

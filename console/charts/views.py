@@ -13,20 +13,22 @@ from console.metrics.services import check_topic
 from telemetry.events import events_of
 from telemetry.figures import names_of
 from telemetry.models import Event
+from telemetry.topics import FLEET, SESSION, kind_of
 
 EVENTS_SHOWN = 8
+_WITH_PATHS = frozenset({FLEET, SESSION, "driver"})  # of whom it is told how long which path took
 
 
 @require_safe
 @signed_in
 def latency_events(request: SignedInRequest) -> HttpResponse:
     """What happened last, for the page to renew."""
-    topic = _topic(request.GET.get("topic", ""))
+    topic = topic_of(request.GET.get("topic", ""))
     check_topic(request.principal, topic)
     return render(request, "latency/events.html", {"events": _events(topic)})
 
 
-def _topic(text: str) -> str:
+def topic_of(text: str) -> str:
     """One topic, as somebody wrote it."""
     if not re.fullmatch(TOPIC_PATTERN, text):
         raise Http404("There is no such topic.")
@@ -45,7 +47,7 @@ def latency(request: SignedInRequest) -> HttpResponse:
     asked = request.GET.get("topic") or next(iter(topics), "")
     if not asked:
         return render(request, "latency/nothing.html")
-    topic = _topic(asked)
+    topic = topic_of(asked)
     check_topic(request.principal, topic)
     context = {
         "topic": topic,
@@ -53,5 +55,7 @@ def latency(request: SignedInRequest) -> HttpResponse:
         "topics": topics if topic in topics else [*topics, topic],
         "names": names_of(topic),
         "is_of_agents": not names_of(topic).hit,
+        "is_of_session": kind_of(topic) == SESSION,
+        "has_paths": kind_of(topic) in _WITH_PATHS,
     }
     return render(request, "latency/latency.html", context)

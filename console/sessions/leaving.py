@@ -134,7 +134,9 @@ def _send_away(operation: Operation, node: Node) -> str:
     """Reserve places for what has none yet. What keeps the rest here."""
     hold()
     world = World.now()
-    shards = [shard for shard in world.shards if shard.node_id == node.pk and shard.operation is None]
+    related = ("job__session__org", "job__driver", "box", "node")
+    waiting = Shard.objects.filter(node=node, operation=None).select_related(*related)
+    shards = list(waiting.order_by("pk"))
     limits = {
         session.name: in_force(session.org, session.path).limit(float("inf"))
         for session in {shard.job.session for shard in shards}

@@ -19,7 +19,8 @@ from console.sessions.changing import record, start
 from console.sessions.models import Session, Shard
 from console.sessions.moving import Place, place_of, send_to
 from console.sessions.planning import CannotPlan
-from console.sessions.world import World
+from console.sessions.services import shards_of
+from console.sessions.world import World, key_of
 
 
 def plan_back_on_rails(session: Session, moves_max: int | None = None) -> BringBack:
@@ -59,7 +60,7 @@ def bring_back(
     found = planning.back_on_rails(world, session.name, moves_max)
     if not found.moves:
         raise CannotPlan(Cause.WAITING_FOR_RAIL, "No move helps: nodes on the rails are full.")
-    shards = {planning.key_of(shard): shard for shard in world.shards_of(session)}
+    shards = {key_of(shard): shard for shard in shards_of(session)}
     nodes = {node.name: node for node in Node.objects.all()}
     moves = []
     for one in found.moves:

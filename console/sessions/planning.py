@@ -21,7 +21,7 @@ from console.placement.planner import plan
 from console.placement.rules import Cause, Limit, Refused, Rules
 from console.placement.topology import Box, Fleet, State, Tier
 from console.sessions.models import Shard
-from console.sessions.world import World, stream_of, trial_job
+from console.sessions.world import World, key_of, trial_job
 
 SENTENCES_MAX: Final = 5  # of streams without a place; the table has them all
 
@@ -185,7 +185,7 @@ class _Streams:
                 at = job.name, shard.group, shard.box, shard.domain
                 self._facts[at] = numbers[shard.group], shard.slot_bytes
                 numbers[shard.group] += 1
-        self._here = {key_of(shard): shard for shard in world.shards}
+        self._here = world.by_key
 
     def planned(self, stream: Stream, one: Placed | Unplaced) -> Planned:
         index, slot_bytes = self._facts[stream.key[1:]]
@@ -199,7 +199,7 @@ class _Streams:
             wio=stream.wio,
             slot_bytes=slot_bytes,
             slots=stream.memory_bytes // slot_bytes,
-            node_before=before.node.name if before else "",
+            node_before=before.node if before else "",
             slots_before=before.slots if before else 0,
             why=explain.why(one.refused, one),
         )
@@ -287,11 +287,6 @@ def back_on_rails(world: World, session: str, moves_max: int | None = None) -> B
     return bring_back(_less(world.fleet, others), own, moves_max)
 
 
-def key_of(shard: Shard) -> tuple[str, str, str, str, int]:
-    """As its stream has it."""
-    return stream_of(shard, 0).key
-
-
 def _less(fleet: Fleet, taken: Sequence[tuple[Stream, str]]) -> Fleet:
     """The fleet with so much less room."""
     bytes_taken: Counter[str] = Counter()
@@ -318,7 +313,9 @@ def away_from(
     The node takes nothing new, whatever its state is.
     """
     wanted = {
-        replace(stream_of(shard, shard.slots), limit=limits[shard.job.session.name]): shard
+        replace(
+            world.by_key[key_of(shard)].stream(shard.slots), limit=limits[shard.job.session.name]
+        ): shard
         for shard in shards
     }
     nodes = tuple(

@@ -52,7 +52,7 @@ def propose_size(world: World, session: Session, boxes: int, now: datetime) -> P
     """What it would be with so many boxes. Raises CannotPlan, and Misconfigured."""
     check_size(world, session, boxes)
     had = boxes_of(session)
-    _check_settled(world, session)
+    _check_settled(session)
     jobs = list(_jobs(session))
     if boxes >= len(had):
         wanted = more_boxes(world, had, boxes)
@@ -73,7 +73,7 @@ def propose_job(
     Raises CannotPlan, and Misconfigured.
     """
     had = boxes_of(session)
-    _check_settled(world, session)
+    _check_settled(session)
     if missing := sorted(set(boxes) - set(had)):
         raise CannotPlan(
             Cause.MISCONFIGURED, f"These boxes are not of {session.name}: {', '.join(missing)}."
@@ -122,13 +122,12 @@ def _placement_job(world: World, job: Job) -> grants.Job:
     return job_of(world.fleet, job.name, model_of(job.driver), _boxes_of_job(job))
 
 
-def _check_settled(world: World, session: Session) -> None:
-    for shard in world.shards_of(session) if session.pk else ():
-        if shard.operation is not None:
-            raise CannotPlan(
-                Cause.WAITING_FOR_DRAIN,
-                f"“{shard.operation.sentence}” moves some of its shards: it waits until that is done.",
-            )
+def _check_settled(session: Session) -> None:
+    if session.pk and (moves := Operation.objects.filter(shards__job__session=session).first()):
+        raise CannotPlan(
+            Cause.WAITING_FOR_DRAIN,
+            f"“{moves.sentence}” moves some of its shards: it waits until that is done.",
+        )
 
 
 # Rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from django.db import connection
@@ -14,11 +15,13 @@ from console.fleet.services import topology
 from console.placement import grants
 from console.placement.grants import Stream, spread
 from console.placement.topology import Box, Fleet, Misconfigured
-from console.sessions.models import Session, SessionBox, Shard
+from console.sessions.models import SessionBox, Shard
 from swdriver_shim.desired import ModelSpec
 
 TRIAL = "trial"  # the job and the group that a session is tried with where it has none
 LEAVING = "~"  # behind the name of a job: the other place of a stream that is on its way
+
+Key: TypeAlias = tuple[str, str, str, str, int]  # a stream's, by which plans know a shard
 
 
 def hold() -> None:
@@ -27,20 +30,57 @@ def hold() -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
 
 
+class Here(NamedTuple):
+    """A shard as plans see it: no model, since plans read thousands of them while people type."""
+
+    session: str
+    job: str
+    group: str
+    box: str
+    domain: int
+    wio: int
+    slot_bytes: int
+    node: str
+    slots: int
+    next_node: str | None
+    next_slots: int | None
+
+    @property
+    def key(self) -> Key:
+        return self.session, self.job, self.group, self.box, self.domain
+
+    def stream(self, slots: int, *, job: str = "") -> Stream:
+        """At this size. It may stay on the path that it has."""
+        return Stream(
+            self.session,
+            job or self.job,
+            self.group,
+            self.box,
+            self.domain,
+            self.wio,
+            slots * self.slot_bytes,
+        )
+
+
+_FIELDS: Final = (
+    *("job__session__name", "job__name", "group", "box__name", "domain", "wio", "slot_bytes"),
+    *("node__name", "slots", "next_node__name", "next_slots"),
+)
+
+
 @dataclass(frozen=True)
 class World:
     """One consistent look at everything that a plan depends on. Take it under `hold`."""
 
     fleet: Fleet
-    shards: tuple[Shard, ...]
+    shards: tuple[Here, ...]
     taken: frozenset[str]  # boxes that belong to sessions
 
     @classmethod
     def now(cls) -> World:
-        related = ("job__session", "job__driver", "box", "node", "next_node")
         return cls(
             topology(),
-            tuple(Shard.objects.select_related(*related).order_by("pk")),
+            tuple(map(Here._make, Shard.objects.order_by("pk").values_list(*_FIELDS))),
             frozenset(SessionBox.objects.values_list("box__name", flat=True)),
         )
 
@@ -50,32 +90,23 @@ class World:
         found: dict[Stream, str] = {}
         for shard in self.shards:
             coming = shard.next_slots or 0
-            in_place = shard.next_node_id in (None, shard.node_id)
-            found[stream_of(shard, max(shard.slots, coming if in_place else 0))] = shard.node.name
+            in_place = shard.next_node in (None, shard.node)
+            found[shard.stream(max(shard.slots, coming if in_place else 0))] = shard.node
             if shard.next_node is not None and not in_place:
-                other = stream_of(shard, coming)
-                found[replace(other, job=f"{other.job}{LEAVING}")] = shard.next_node.name
+                found[shard.stream(coming, job=f"{shard.job}{LEAVING}")] = shard.next_node
         return {stream: node for stream, node in found.items() if node in self.fleet.node}
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, Here]:
+        return {shard.key: shard for shard in self.shards}
 
     @property
     def free_boxes(self) -> list[Box]:
         return [box for box in self.fleet.boxes if box.name not in self.taken]
 
-    def shards_of(self, session: Session) -> list[Shard]:
-        return [shard for shard in self.shards if shard.job.session_id == session.pk]
 
-
-def stream_of(shard: Shard, slots: int) -> Stream:
-    """As it is placed, at this size. It may stay on the path that it has."""
-    return Stream(
-        shard.job.session.name,
-        shard.job.name,
-        shard.group,
-        shard.box.name,
-        shard.domain,
-        shard.wio,
-        slots * shard.slot_bytes,
-    )
+def key_of(shard: Shard) -> Key:
+    return shard.job.session.name, shard.job.name, shard.group, shard.box.name, shard.domain
 
 
 def model_of(driver: Driver) -> ModelSpec:

@@ -1,8 +1,9 @@
 """Make the environment that everything runs in, with nothing but Python 3.11 and its standard library.
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
-tests of real models need, beside it, `engines` likewise for those of real engines, `browser` Debian's
-Chromium where there is none. Each says how long it took, and does nothing the second time.
+tests of real models need, beside it, `engines` likewise for those of real engines, `machine` what the
+tests want of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the
+second time.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "dev", "models", "engines", "browser"])
+    parser.add_argument("what", choices=["run", "dev", "models", "engines", "machine"])
     what = parser.parse_args().what
     try:
-        browser() if what == "browser" else environment(what)
+        machine() if what == "machine" else environment(what)
     except Failed as error:
         print(error, file=sys.stderr)
         return os.EX_UNAVAILABLE
@@ -170,29 +171,33 @@ def _pip() -> list[str]:
     )
 
 
-def browser() -> None:
-    """A Chromium for the tests of the pages."""
-    if any(shutil.which(name) for name in BROWSERS):
-        return
-    if not _can_apt():
+def machine() -> None:
+    """A Chromium for the tests of the pages, and for root what makes networks: others can't, anyway."""
+    has_browser = any(shutil.which(name) for name in BROWSERS)
+    if not has_browser and not _can_apt():
         raise Failed(
             "The tests of the pages need a Chromium, and there is none. Install it (on Debian: "
             "apt install chromium), or leave them out with `make check`."
         )
-    with _alone():
-        _apt("chromium")
+    missing = [] if has_browser else ["chromium"]
+    if _can_apt() and shutil.which("tc") is None:
+        missing.append("iproute2")
+    if missing:
+        with _alone():
+            _apt(*missing)
 
 
 def _can_apt() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def _apt(package: str) -> None:
+def _apt(*packages: str) -> None:
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", package]
-    complaint = f"{package} could not be installed. Are the package mirrors reachable from here?"
+    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
+    names = " and ".join(packages)
+    complaint = f"{names} could not be installed. Are the package mirrors reachable from here?"
     _stage("package lists", ["apt-get", "update", "-qq"], complaint, quiet)
-    _stage(package, install, complaint, quiet)
+    _stage(names, install, complaint, quiet)
 
 
 @contextlib.contextmanager

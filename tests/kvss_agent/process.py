@@ -48,15 +48,17 @@ class AgentProcess:
     directory: Path
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    launch: tuple[str, ...] = ()  # before the command
+    host: str = "127.0.0.1"
     process: subprocess.Popen[bytes] = field(init=False)
     http: httpx.Client = field(init=False)
     tcp: int = 0
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "kvss_agent", "--state-dir", str(self.directory)]
+        command = [*self.launch, sys.executable, "-m", "kvss_agent", "--state-dir", str(self.directory)]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, "--control", "127.0.0.1:0", *self.options],
+                [*command, "--control", f"{self.host}:0", *self.options],
                 cwd=PROJECT,
                 env={**os.environ, **self.environment},
                 stderr=log,
@@ -65,13 +67,13 @@ class AgentProcess:
             "the agent listens", lambda: "Listening" in self.log or self.process.poll() is not None
         )
         assert self.process.poll() is None, self.log
-        port = re.search(r"control on 127.0.0.1:(\d+)", self.log)
-        assert port
+        control = re.search(rf"control on ({re.escape(self.host)}:\d+)", self.log)
+        assert control
         if tcp := re.search(r"drivers on \S+ and 127.0.0.1:(\d+)", self.log):
             self.tcp = int(tcp[1])
         token = (self.directory / "token").read_text().strip()
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port[1]}",
+            base_url=f"http://{control[1]}",
             headers={"authorization": f"Bearer {token}"},
             timeout=30,
         )
@@ -132,10 +134,10 @@ class AgentProcess:
 
 @contextlib.contextmanager
 def agent(
-    directory: Path, *options: str, environment: dict[str, str] | None = None
+    directory: Path, *options: str, environment: dict[str, str] | None = None, **more: Any
 ) -> Iterator[AgentProcess]:
     directory.mkdir(exist_ok=True)
-    made = AgentProcess(directory, options, environment or {})
+    made = AgentProcess(directory, options, environment or {}, **more)
     made.start()
     try:
         yield made

@@ -1,0 +1,141 @@
+"""A plane on a network of its own: nodes and boxes as hosts on leaves, and this thread as the console.
+
+A driver runs where its box is: what it moves takes the box's port. Agents are asked beside the leaves,
+as over a network for management, so that leaves and spine carry columns only. Redis and PostgreSQL are
+reached over their Unix sockets, which no network parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import redis
+from django.conf import settings
+
+from console.fleet.models import Driver, Node, SpineLink
+from swdriver_shim.metrics import PATH_BYTES
+from telemetry.ingest import Ingest
+from telemetry.queries import Fold, Question, ask
+from telemetry.rollup import RollUp
+from tests.console.sessions import network
+from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
+from tests.console.sessions.network import WITH_US, Network
+from tests.console.sessions.planes import Plane
+from tests.kvss_agent.process import agent
+from tests.swdriver_shim.test_service import CONTROL, C, Daemon
+
+LEAVES: Final = ("l1", "l2")
+EACH: Final = 2048  # bytes per token of each of the four domains: 128 KiB of a column
+MODEL: Final = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH] * 4}]}
+COLUMNS: Final = 4  # of a prompt, which so has 2 MiB
+MEMORY_BYTES: Final = 64 << 20
+DATA_PORT: Final = 8411
+
+
+def why_not() -> str:
+    """Why there can be no laboratory here; empty if there can."""
+    if not settings.REDIS_URL.startswith("unix:"):
+        return "Redis has no Unix socket here, and a namespace reaches no other"
+    return network.why_not()
+
+
+@dataclass
+class Laboratory(Plane):
+    """The node `ax1` and the box `cs1` on leaf `l1`; `ax2` on leaf `l2`, across the spine."""
+
+    network: Network = field(default_factory=lambda: Network(LEAVES))
+
+    def __post_init__(self) -> None:
+        self.stack.callback(self.network.close)
+        self._redis = redis.Redis.from_url(settings.REDIS_URL)
+        self._redis.flushdb()
+        self.stack.callback(self._redis.close)
+        RollUp().tend_days(time.time())
+        self._ingest = Ingest(self._redis, "laboratory")
+        self._ingest.join()
+        self._began = time.time()
+
+    def add_node(self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES) -> Node:
+        [on] = leaves
+        host = self.network.host(name, on)
+        number = self.network.number(host)
+        data = f"{Network.DATA}.{number}:{DATA_PORT}"
+        with host.entered():
+            started = agent(
+                self.directory / name,
+                *("--tcp", data, "--plain-tcp", "yes"),
+                launch=WITH_US,
+                host=f"{Network.BESIDE}.{number}",
+            )
+            self.agents[name] = made = self.stack.enter_context(started)
+        return make_node(
+            name,
+            on,
+            memory_bytes=memory_bytes,
+            control_url=str(made.http.base_url),
+            control_token=(made.directory / "token").read_text().strip(),
+            data_address=f"tcp:{data}",
+        )
+
+    def add_driver(self, name: str) -> Driver:
+        host = self.network.host(name, "l1")
+        with host.entered():
+            daemon = Daemon(
+                self.directory / name,
+                *("--name", name, "--telemetry", settings.REDIS_URL),
+                launch=WITH_US,
+                host=f"{Network.BESIDE}.{self.network.number(host)}",
+            )
+        self.drivers[name] = daemon
+        self.stack.callback(daemon.stop)
+        return make_driver(name, MODEL, control_url=str(daemon.http.base_url), control_token=CONTROL)
+
+    def told_over_spine(self) -> dict[str, float]:
+        """The bytes of columns that telemetry says have crossed the spine, by direction."""
+        while self._ingest.step():
+            pass
+        now = time.time()
+        wanted = {"tier": "spine"}
+        question = Question(
+            topic="driver:*",
+            metric=PATH_BYTES,
+            fold=Fold.SUM,
+            start=self._began - 60,
+            end=now + 60,
+            where=wanted,
+            by=("direction",),
+        )
+        return {
+            line.labels["direction"]: sum(
+                value for value in line.values if isinstance(value, float | int)
+            )
+            for line in ask(question, now).lines
+        }
+
+
+def kv(prompt: int) -> bytes:
+    return random.Random(prompt).randbytes(COLUMNS * C * 4 * EACH)
+
+
+def tokens_of(prompt: int) -> list[int]:
+    return [prompt * 100_000 + number for number in range(COLUMNS * C)]
+
+
+@contextlib.contextmanager
+def laboratory(directory: Path) -> Iterator[Laboratory]:
+    """This thread is the console's host meanwhile: what it asks, it asks in there."""
+    with contextlib.ExitStack() as stack:
+        made = Laboratory(directory, stack)
+        stack.enter_context(made.network.host("console").entered())
+        made.add_node("ax1", "l1")
+        made.add_node("ax2", "l2")
+        for name in LEAVES:
+            SpineLink.objects.create(name=f"{name}-up", leaf=leaf(name), spine="spine", gbits=100)
+        make_box("cs1", ("l1",) * 4)
+        yield made

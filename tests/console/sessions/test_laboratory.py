@@ -1,0 +1,131 @@
+"""Rails and a spine of real interfaces: what telemetry says of the spine is what they have carried."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import transaction
+
+from console.environment import PROJECT
+from console.fleet.models import Node
+from console.operations.core import State
+from console.orgs import services as orgs
+from console.policies import callers
+from console.sessions import moves, services
+from tests.conftest import People
+from tests.console.sessions import laboratory as lab
+from tests.console.sessions import network
+from tests.console.sessions.laboratory import Laboratory, kv, laboratory, tokens_of
+from tests.console.sessions.planes import run
+from tests.console.sessions.test_jobs import shards, start_job
+from tests.console.sessions.test_sizes import create, set_rules
+from tests.live import wait_until
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack]
+
+PROMPTS = range(8)
+SPINE_BYTES_A_SECOND = 12_500_000
+STRAY_BYTES_MAX = 10_000  # of neighbours that look for each other
+
+
+@pytest.fixture
+def spine(db: None, tmp_path: Path) -> Iterator[Laboratory]:
+    if reason := lab.why_not():
+        pytest.skip(reason)
+    with laboratory(tmp_path) as made:
+        yield made
+
+
+def load_all(spine: Laboratory, token: str) -> float:
+    """All prompts, each byte of which is verified; the seconds that it took."""
+    began = time.monotonic()
+    found = [spine.drivers["job7"].load(token, tokens_of(prompt)) for prompt in PROMPTS]
+    took = time.monotonic() - began
+    assert found == [(len(tokens_of(prompt)), kv(prompt)) for prompt in PROMPTS]
+    return took
+
+
+def agree(spine: Laboratory) -> None:
+    """Telemetry and the link's interfaces, within 2 %; and nobody tells of more than was carried, since
+    beside the columns there is the protocol."""
+    carried = spine.network.over_spine("l1").payload
+    told = 0.0
+
+    def is_near() -> bool:
+        nonlocal told
+        told = sum(spine.told_over_spine().values())
+        return 0.98 * carried <= told
+
+    wait_until("telemetry has told what the interfaces have carried", is_near, 30)
+    assert told <= carried
+
+
+def test_spine_bytes_of_telemetry_are_those_of_the_interfaces_and_rails_are_worth_it(
+    people: People, spine: Laboratory
+) -> None:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        _, token = callers.add_caller(admin, orgs.for_change(admin, "acme"), name="engine")
+    Node.objects.filter(name="ax1").update(state="cordoned")
+    set_rules(people, grant_percent=45)  # all of it fits one of the two nodes
+    run(create(people, boxes=1, bytes_per_token=4 * lab.EACH))
+    started = run(start_job(people, spine.add_driver("job7")))
+    assert started.state == State.SUCCEEDED, started.message
+    assert {shard.path for shard in shards()} == {"spine"}
+    for prompt in PROMPTS:
+        stored = spine.drivers["job7"].store(token, tokens_of(prompt), kv(prompt))
+        assert stored.json()["failed"] == 0
+    spine.network.limit_spine("l1", SPINE_BYTES_A_SECOND)
+    over_spine = load_all(spine, token)
+    agree(spine)
+
+    Node.objects.filter(name="ax1").update(state="ready")
+    with transaction.atomic():
+        brought = moves.bring_back(admin, services.for_change(admin, "chat"))
+    assert run(brought).state == State.SUCCEEDED, brought.message
+    assert {shard.path for shard in shards()} == {"rail"}
+    agree(spine)
+
+    before = spine.network.over_spine("l1").payload
+    on_rails = load_all(spine, token)
+    assert spine.network.over_spine("l1").payload - before < STRAY_BYTES_MAX
+    assert on_rails < over_spine
+
+
+MAKE_AND_WAIT = """
+import os, subprocess, sys
+from tests.console.sessions.network import OURS, WITH_US, Network
+host = Network(["l1", "l2"]).host("ax1", "l1")
+with host.entered():
+    process = subprocess.Popen([*WITH_US, "sleep", "600"])
+    print(process.pid, os.stat(OURS).st_ino, flush=True)
+process.wait()
+"""
+
+
+def test_nothing_of_a_laboratory_outlives_who_made_it_however_that_ends() -> None:
+    if reason := network.why_not():
+        pytest.skip(reason)
+    maker = subprocess.Popen([sys.executable, "-c", MAKE_AND_WAIT], cwd=PROJECT, stdout=subprocess.PIPE)
+    assert maker.stdout
+    process, namespace = map(int, maker.stdout.readline().split())
+    assert namespace in namespaces()
+    maker.kill()
+    maker.communicate()
+    wait_until("its process is gone", lambda: not Path(f"/proc/{process}").exists(), 30)
+    wait_until("its network is gone", lambda: namespace not in namespaces(), 30)
+
+
+def namespaces() -> set[int]:
+    """The networks that processes of this machine are in."""
+    found = set()
+    for one in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found.add(one.stat().st_ino)
+    return found
