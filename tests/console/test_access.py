@@ -315,6 +315,7 @@ API = {
         {**ANY, **IDEMPOTENT},
     ),
     ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("GET", "sessions/<name>/memory"): Case("GET", "/api/v1/sessions/chat/memory", API_SESSION),
     ("POST", "sessions/<name>/move"): Case(
         "POST",
         "/api/v1/sessions/chat/move",
