@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Prefetch, ProtectedError
@@ -26,8 +26,6 @@ from console.fleet.nodes import Impossible, streams_on
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
-
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('placement'))"  # as console.sessions.world.hold
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def apply(
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     wanted = description.parse(text)
-    _lock()
+    services.hold()
     before = current()
     if seen is not None and seen != fingerprint(before):
         raise Moved
@@ -217,12 +215,6 @@ def _become(
     return found
 
 
-def _lock() -> None:
-    """Until the end of the transaction nobody else imports, and nobody places streams."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK)
-
-
 # The trail
 
 
@@ -250,7 +242,7 @@ def _record(principal: Principal, found: Difference, reason: str, undoes: AuditE
 def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
-    _lock()
+    services.hold()
     before, was, became = current(), _things(entry.before), _things(entry.after)
     if moved := [thing for thing in {**was, **became} if before.get(thing) != became.get(thing)]:
         raise CannotUndo(f"{' '.join(moved[0])} has changed since.")

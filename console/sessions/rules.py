@@ -16,13 +16,13 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.fleet.services import hold
 from console.operations import services as operations
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import RuleSet, Session
-from console.sessions.world import hold
 from telemetry.topics import of_org, of_session
 
 CLUSTER: Final = "cluster"
