@@ -346,6 +346,12 @@ class Environment:
         "For how many days they are kept in steps of an hour.",
         default=400,
     )
+    telemetry_hours_slowest: int = setting(
+        "TIDEGATE_TELEMETRY_HOURS_SLOWEST",
+        integer(1, 720),
+        "For how many hours the slowest transfers of each ten seconds are kept.",
+        default=24,
+    )
 
     demo: bool = setting(
         "TIDEGATE_DEMO",

@@ -47,6 +47,7 @@ INSTALLED_APPS = [
     "console.api",
     "console.live",
     "console.charts",
+    "console.overview",
     "console.demo",
     "telemetry",
     "channels",
@@ -143,6 +144,7 @@ LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
+TELEMETRY_HOURS_SLOWEST = ENVIRONMENT.telemetry_hours_slowest
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
@@ -222,7 +224,11 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
-    "loggers": {"httpx": {"level": "WARNING"}},  # a line for each driver that is told is no news
+    # That a driver was told, or that what is done every few seconds was done again, is no news.
+    "loggers": {
+        name: {"level": "WARNING"}
+        for name in ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace")
+    },
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
 

@@ -8,6 +8,7 @@ from console.alerts import settings_views as alert_settings
 from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
+from console.charts import slowest_views
 from console.charts import views as charts
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
@@ -15,6 +16,7 @@ from console.fleet.converters import ThingNameConverter
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
+from console.overview import views as overview
 from console.policies import caller_views as callers
 from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
@@ -28,7 +30,7 @@ register_converter(UserNameConverter, "user")
 register_converter(ThingNameConverter, "thing")
 
 urlpatterns = [
-    path("", shell.home, name="home"),
+    path("", overview.home, name="home"),
     path("log-in/", accounts.log_in, name="login"),
     path("log-out/", accounts.log_out, name="logout"),
     path("account/", accounts.account, name="account"),
@@ -131,6 +133,7 @@ urlpatterns = [
     path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
+    path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from telemetry.deltas import Collect
+from telemetry.emitter import TakeSlowest
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
 from telemetry.telling import Telling
@@ -90,10 +91,20 @@ async def telling(
     name: str,
     collect: Collect,
     limits: LabelLimits,
+    slowest: TakeSlowest | None = None,
 ) -> AsyncIterator[None]:
     """Tell our numbers for as long as this lasts, and at the end what is left of them. Without an
     address nobody is told."""
-    made = Telling(redis_url, otlp_url, kind, software(), name=name, collect=collect, limits=limits)
+    made = Telling(
+        redis_url,
+        otlp_url,
+        kind,
+        software(),
+        name=name,
+        collect=collect,
+        limits=limits,
+        slowest=slowest,
+    )
     try:
         yield
     finally:

@@ -195,7 +195,7 @@ class Driver(Decider):
                     )
                     for column, slot in mine[at : at + BATCH_MAX]
                 ]
-                if not shard.evict(columns):
+                if not shard.evict(columns, prompt.request):
                     return False
             return True
 
@@ -227,7 +227,7 @@ class Driver(Decider):
                     )
                     for column, slot in batch
                 ]
-                misses = zip(batch, shard.refill(wanted), strict=True)
+                misses = zip(batch, shard.refill(wanted, match.prompt.request), strict=True)
                 refused += [(column, miss) for (column, _), miss in misses if miss is not None]
                 if refused:
                     break

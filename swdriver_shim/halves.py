@@ -44,6 +44,7 @@ from swdriver_shim.agents import Control
 from swdriver_shim.homes import Home, Pulling
 from swdriver_shim.moving import Back, Copy, Shard
 from swdriver_shim.paths import Carried, PathSpec
+from swdriver_shim.slowest import Slow
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,10 @@ class CountCarried(Struct, frozen=True, tag=True):
     pass
 
 
+class TakeSlowest(Struct, frozen=True, tag=True):
+    pass
+
+
 What = (
     Open
     | Clear
@@ -150,6 +155,7 @@ What = (
     | Move
     | Take
     | CountCarried
+    | TakeSlowest
 )
 
 
@@ -321,6 +327,8 @@ class MovingHalf:
                 shard.take(what.path)
             case CountCarried():
                 return shard.carried
+            case TakeSlowest():
+                return shard.take_slowest()
         return None
 
     def _opened(self, name: str, what: Open) -> bool:
@@ -498,6 +506,9 @@ class FarShard:
     def carried(self) -> Sequence[Carried]:
         self._carried = self._ask(CountCarried(), list[Carried], self._carried)
         return self._carried
+
+    def take_slowest(self) -> Sequence[Slow]:
+        return self._ask(TakeSlowest(), list[Slow], [])
 
     def open(self) -> bool:
         home = self._home

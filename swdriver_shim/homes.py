@@ -11,6 +11,7 @@ from kvss_agent.client import Credentials, Lost, ShardClient, connect
 from swdriver_shim.agents import Control, Pulled
 from swdriver_shim.moving import Keeper
 from swdriver_shim.paths import PathSpec
+from swdriver_shim.slowest import Slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +53,5 @@ class Movable(Keeper, Protocol):
     """A shard that can be told to go on at another agent."""
 
     def take(self, path: PathSpec | None) -> None: ...
+    def take_slowest(self) -> Sequence[Slow]: ...
     def move(self, connect: Home, pull: Pulling, path: PathSpec | None, /) -> bool: ...

@@ -109,9 +109,9 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({self.org!r}, …)"
 
-    def prompt(self, tokens: Sequence[int] | Buffer = ()) -> Prompt:
-        """A prompt of this org in this namespace."""
-        made = Prompt(self)
+    def prompt(self, tokens: Sequence[int] | Buffer = (), request: str = "") -> Prompt:
+        """A prompt of this org in this namespace, and of a request if that has a name."""
+        made = Prompt(self, request)
         made.extend(tokens)
         return made
 
@@ -165,10 +165,11 @@ class Prompt:
     columns only.
     """
 
-    __slots__ = ("_raw", "_states", "keys", "maker")
+    __slots__ = ("_raw", "_states", "keys", "maker", "request")
 
-    def __init__(self, maker: Keys) -> None:
+    def __init__(self, maker: Keys, request: str = "") -> None:
         self.maker = maker
+        self.request = request  # as the engine calls it, for people who ask what became of it
         self.keys: list[bytes] = []  # of the columns of whole units
         self._states: list[bytes] = []
         self._raw = bytearray()

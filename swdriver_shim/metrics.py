@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from swdriver_shim.driver import Driver
 from swdriver_shim.paths import Carried
 from telemetry.exposition import Page
+from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ PATH_BYTES = _counter(
     "box",
     "direction",
 )
+PATH_SECONDS = _histogram(
+    "tidegate_driver_path_seconds",
+    "How long batches of columns of one request took, by the path that they took: out to a node, or in"
+    " from it.",
+    "stream",
+    "session",
+    "node",
+    "tier",
+    "nic_leaf",
+    "link",
+    "direction",
+)
 TOO_LARGE = _counter(
     "swdriver_objects_too_large_total",
     "Times that values were refused because one does not fit a column.",
@@ -137,7 +150,9 @@ def collect(shim: Shim, into: Sink) -> None:
             for which in ("slots", "used", "free")
         ],
     )
-    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in shim.carried()])
+    carried = shim.carried()
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in carried])
+    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in carried if one.direction != "pull"])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)
@@ -166,6 +181,12 @@ def _way(stream: str, one: Carried) -> dict[str, str]:
         "box": path.box if path else "",
         "direction": one.direction,
     }
+
+
+def _speed(stream: str, one: Carried) -> tuple[dict[str, str], Histogram]:
+    way = _way(stream, one)
+    labels = {name: way[name] for name in PATH_SECONDS.labels}
+    return labels, Histogram(one.counts, one.seconds)
 
 
 def _tiers(driver: Decider, into: Sink) -> None:

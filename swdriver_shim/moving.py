@@ -35,6 +35,7 @@ from kvss_agent.core import BATCH_MAX
 from swdriver_shim.agents import Pulled
 from swdriver_shim.paths import Carried, PathSpec, Tally, between
 from swdriver_shim.resuming import ShardNote, take, write
+from swdriver_shim.slowest import Slow, Slowest
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ class Shard:
         self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
         self._number = 0  # of the last evict to where it is now
         self._tally = Tally(path)
+        self._slowest = Slowest()
         self._old: ShardClient | None = None  # where it moves away from
         self._old_path: PathSpec | None = None
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
@@ -313,12 +315,17 @@ class Shard:
         """How many, by the paths that they took."""
         return self._tally.carried()
 
+    def take_slowest(self) -> Sequence[Slow]:
+        """The slowest transfers since the last time."""
+        return self._slowest.take()
+
     def take(self, path: PathSpec | None) -> None:
         """From now on bytes get there on another path, though it is the same home."""
         self._tally.path = path
 
-    def evict(self, columns: Sequence[Out]) -> bool:
-        """Put these into their slots, in this order; False if the agent is lost."""
+    def evict(self, columns: Sequence[Out], request: str = "") -> bool:
+        """Put these, which are of one org, into their slots, in this order; False if the agent is
+        lost. `request`: what they are for, where that has a name."""
         with self._writing:
             with self._lock:
                 self._wait_for_pull(column.slot for column in columns)
@@ -327,34 +334,41 @@ class Shard:
                     return False
                 self._reach(max(column.slot for column in columns))
                 path = self._tally.path
+            began = time.perf_counter()
             try:
                 last = client.evict_batch([Evict(*column) for column in columns])
             except Lost as error:
                 self._lose(client, error)
                 return False
+            seconds = time.perf_counter() - began
             with self._lock:
                 self._number = last
                 for sequence, column in enumerate(columns, last - len(columns) + 1):
                     self._written[column.slot] = sequence + 1
                     self._still_there.discard(column.slot)
-        self._tally.add(path, "out", sum([len(column.payload) for column in columns]))
+        size = sum([len(column.payload) for column in columns])
+        self._tally.add(path, "out", size, seconds)
+        self._slowest.note("out", seconds, columns, size, path, request)
         return True
 
-    def refill(self, columns: Sequence[In]) -> list[Miss | None]:
-        """Bring these back, checked; a miss where that can't be, and then `into` may hold anything."""
-        return [
-            _checked(answer, column) for answer, column in zip(self.fetch(columns), columns, strict=True)
-        ]
+    def refill(self, columns: Sequence[In], request: str = "") -> list[Miss | None]:
+        """Bring these, which are of one org, back, checked; a miss where that can't be, and then `into`
+        may hold anything."""
+        found = self.fetch(columns, request)
+        return [_checked(answer, column) for answer, column in zip(found, columns, strict=True)]
 
-    def fetch(self, columns: Sequence[In]) -> list[Header | Miss]:
+    def fetch(self, columns: Sequence[In], request: str = "") -> list[Header | Miss]:
         """The same where it is not known how much there is: their seals tell. What does not fit `into`
         is a miss."""
         with self._reading(columns) as (wanted, missing, by_home, paths):
             found: list[Header | Miss] = [*missing]
             for client, at in by_home.items():
+                began = time.perf_counter()
                 self._refill_from(client, at, wanted, columns, found)
+                seconds = time.perf_counter() - began
                 came = [one.length for place in at if not isinstance(one := found[place], Miss)]
-                self._tally.add(paths[client], "in", sum(came))
+                asked = [columns[place] for place in at]
+                self._count_in(paths[client], seconds, asked, sum(came), request)
         return found
 
     @contextlib.contextmanager
@@ -420,19 +434,32 @@ class Shard:
         with self._reading(columns) as (wanted, missing, by_home, paths):
             found: list[memoryview | Miss] = [*missing]
             for client, at in by_home.items():
+                began = time.perf_counter()
                 try:
                     views.append(client.view([wanted[i] for i in at]))
                 except Lost as error:
                     self._lose(client, error)
                     answers: Sequence[memoryview | Miss] = [Miss.LOST] * len(at)
                 else:
-                    answers = views[-1].columns
+                    answers, seconds = views[-1].columns, time.perf_counter() - began
                     came = [len(one) for one in answers if not isinstance(one, Miss)]
-                    self._tally.add(paths[client], "in", sum(came))
+                    self._count_in(paths[client], seconds, [columns[i] for i in at], sum(came), "")
                 for index, answer in zip(at, answers, strict=True):
                     found[index] = answer
         # What is leased stays mapped though the home change from here on: its views hold the memory.
         return Sight(found, views)
+
+    def _count_in(
+        self,
+        path: PathSpec | None,
+        seconds: float,
+        columns: Sequence[In] | Sequence[Look],
+        size: int,
+        request: str,
+    ) -> None:
+        if size:
+            self._tally.add(path, "in", size, seconds)
+            self._slowest.note("in", seconds, columns, size, path, request)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
         """Empty these slots wherever their bytes are; whether that is done."""

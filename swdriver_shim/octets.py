@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
+from mmap import mmap
 from typing import Final, TypeVar
 
 import msgspec
@@ -67,7 +68,8 @@ class Kv:
                 f"The KV of {tokens} tokens has {total} bytes; at most {KV_BYTES_MAX} go at once."
             )
         if raw is None:
-            raw = memoryview(bytearray(total))
+            # Not a bytearray, whose zeros are written: of a long prompt little may be there.
+            raw = memoryview(mmap(-1, max(total, 1)))[:total]
         if len(raw) != total:
             raise Invalid(f"The KV of {tokens} tokens has {total} bytes, not {len(raw)}.")
         self.raw = raw

@@ -1,8 +1,8 @@
-"""Which path the bytes of a shard take between its domain and its home, and how many have.
+"""Which path the bytes of a shard take between its domain and its home, how many have and how fast.
 
 Placement knows the paths and the console tells them with the homes. Here bytes are counted by the path
 that they took, where they are moved anyway: so that of each byte on the spine somebody can say whose it
-was, and since when.
+was, and since when; and whether it is the spine that makes a session slow.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from msgspec import Meta, structs
 
 from kvss_agent.desired import Document, Name
+from telemetry.histogram import BUCKETS, Histogram
 
 PATHS_MAX: Final = 32  # of a shard, with their directions: those that it took last
 
@@ -38,11 +39,14 @@ class PathSpec(Document, frozen=True):
 
 
 class Carried(NamedTuple):
-    """So many bytes of columns took a path. None is one that nobody told of."""
+    """So many bytes of columns took a path. None is one that nobody told of. How long its transfers took
+    as counts of a histogram and seconds in all; nothing where that was not measured."""
 
     path: PathSpec | None
     direction: Direction
     bytes: int
+    counts: tuple[int, ...] = (0,) * BUCKETS
+    seconds: float = 0.0
 
 
 class Tally:
@@ -51,21 +55,40 @@ class Tally:
     def __init__(self, path: PathSpec | None = None) -> None:
         self.path = path  # of where the shard is now
         self._lock = threading.Lock()
-        self._bytes: dict[tuple[PathSpec | None, Direction], int] = {}
+        self._counted: dict[tuple[PathSpec | None, Direction], _Counted] = {}
 
-    def add(self, path: PathSpec | None, direction: Direction, size: int) -> None:
+    def add(
+        self, path: PathSpec | None, direction: Direction, size: int, seconds: float | None = None
+    ) -> None:
+        """One transfer, and how long it took if somebody has looked."""
         if not size:
             return
         key = path, direction
         with self._lock:
             # Whatever was used last is last, so that what goes first is what nobody takes any more.
-            self._bytes[key] = self._bytes.pop(key, 0) + size
-            if len(self._bytes) > PATHS_MAX:
-                del self._bytes[next(iter(self._bytes))]
+            counted = self._counted[key] = self._counted.pop(key) if key in self._counted else _Counted()
+            counted.bytes += size
+            if seconds is not None:
+                counted.latency.record(seconds)
+            if len(self._counted) > PATHS_MAX:
+                del self._counted[next(iter(self._counted))]
 
     def carried(self) -> list[Carried]:
         with self._lock:
-            return [Carried(*key, size) for key, size in self._bytes.items()]
+            return [
+                Carried(*key, one.bytes, tuple(one.latency.counts), one.latency.sum)
+                for key, one in self._counted.items()
+            ]
+
+
+class _Counted:
+    """Of one path and direction."""
+
+    __slots__ = ("bytes", "latency")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.latency = Histogram()
 
 
 def between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:

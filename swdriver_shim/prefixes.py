@@ -26,9 +26,9 @@ class Prefixes(Protocol):
     def query(self, tokens: Sequence[int]) -> int:
         """How many tokens a load would give."""
 
-    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0) -> Loaded:
+    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """As `Driver.load`: bring the longest prefix that is there to where `into` says, and wait for
-        tier 2 at most so long."""
+        tier 2 at most so long. `request`: what it is for, so that people can ask what became of it."""
 
     def store(
         self,
@@ -37,6 +37,7 @@ class Prefixes(Protocol):
         read: Part,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        request: str = "",
     ) -> Stored:
         """As `Driver.store`: send out what is not stored yet of the first so many tokens."""
 
@@ -56,8 +57,8 @@ class Here:
     def query(self, tokens: Sequence[int]) -> int:
         return self._driver.query(self._keys.prompt(tokens))
 
-    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0) -> Loaded:
-        return self._driver.load(self._keys.prompt(tokens), into, seconds=seconds)
+    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
+        return self._driver.load(self._keys.prompt(tokens, request), into, seconds=seconds)
 
     def store(
         self,
@@ -66,8 +67,9 @@ class Here:
         read: Part,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        request: str = "",
     ) -> Stored:
-        return self._driver.store(self._keys.prompt(tokens), verified, read, rules, first)
+        return self._driver.store(self._keys.prompt(tokens, request), verified, read, rules, first)
 
     def computed(self, tokens: int, seconds: float) -> None:
         self._driver.computed(self._keys.org, tokens, seconds)

@@ -123,9 +123,10 @@ class Remote(Asking):
         answer = self._ask("query", tokens)
         return 0 if answer is None else _QUERIED.decode(answer).tokens
 
-    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0) -> Loaded:
+    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """At most as many tokens as go at once. Raises Refused."""
-        answer = self._ask("load", tokens[: self._tokens_max], {"seconds": seconds}, seconds)
+        more = {"seconds": seconds, **_named(request)}
+        answer = self._ask("load", tokens[: self._tokens_max], more, seconds)
         if answer is None:
             return Loaded(0, len(tokens))
         try:
@@ -147,6 +148,7 @@ class Remote(Asking):
         read: Part,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        request: str = "",
     ) -> Stored:
         """What follows the longest prefix that is there, in pieces that go at once. Raises Refused."""
         at = verified if rules.no_store else self.query(tokens[:verified])
@@ -160,7 +162,7 @@ class Remote(Asking):
             asked = list(kv.parts())
             for part in asked:
                 kv.part(*part)[:] = read(*part)
-            answer = self._send(tokens[:end], kv, have, rules)
+            answer = self._send(tokens[:end], kv, have, rules, request)
             if answer is None:
                 failed += sum(shard == 0 for _, shard, _, _ in asked)
                 break
@@ -174,11 +176,13 @@ class Remote(Asking):
     def computed(self, tokens: int, seconds: float) -> None:
         self._post("computed", msgspec.json.encode({"tokens": tokens, "seconds": seconds}), JSON)
 
-    def _send(self, tokens: Sequence[int], kv: Kv, first: Sequence[int], rules: Rules) -> bytes | None:
+    def _send(
+        self, tokens: Sequence[int], kv: Kv, first: Sequence[int], rules: Rules, request: str
+    ) -> bytes | None:
         names = [group.name for group in self.layout.groups]
         firsts = dict(zip(names, first, strict=True))
         header = {"tokens": list(tokens), **self._who, "rules": rules, "first_tokens": firsts}
-        return self._post("store", pack(header, kv.raw), OCTETS)
+        return self._post("store", pack(header | _named(request), kv.raw), OCTETS)
 
     def _ask(
         self,
@@ -189,6 +193,11 @@ class Remote(Asking):
     ) -> bytes | None:
         body = {"tokens": list(tokens), **self._who, **(more or {})}
         return self._post(verb, msgspec.json.encode(body), JSON, seconds)
+
+
+def _named(request: str) -> dict[str, str]:
+    """Nothing without a name: a daemon of the version before knows no such field."""
+    return {"request": request} if request else {}
 
 
 class RemoteObjects(Asking):

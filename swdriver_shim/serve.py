@@ -63,6 +63,7 @@ async def _serve(settings: Settings) -> int:
         settings.name,
         partial(metrics.collect, shim),
         shim.limits,
+        shim.take_slowest,
     )
     membership = member(settings.console, _identity(settings, daemon.url_of(listener)), shim.standing)
     async with telling, daemon.serving(application, listener), membership, daemon.watched():

@@ -47,6 +47,7 @@ from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
+from telemetry.records import NO_NUL
 
 TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -55,24 +56,28 @@ CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
-VERBS_AT_ONCE: Final = 32
+VERBS_AT_ONCE: Final = 256
+VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
 CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
+RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 
 
 class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A prompt: its tokens, and the adapter that the model runs with.
 
     `namespace`: what the caller takes its KV for, as the hex digest of a `Namespace`. Refused if the
-    driver's is another.
+    driver's is another. `request`: as the engine calls what it asks for, so that people can ask what
+    became of it.
     """
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)]
     adapter: Annotated[str, Meta(max_length=500)] = ""
     namespace: Annotated[str, Meta(max_length=100)] = ""
+    request: RequestName = ""
 
 
 class LoadBody(PromptBody, frozen=True, kw_only=True):
@@ -185,6 +190,7 @@ class Service:
         # Apart from each other: callers may all be waiting for what the controller is about to mend.
         self._for_callers = ThreadPoolExecutor(VERBS_AT_ONCE, thread_name_prefix="verb")
         self._for_controller = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
+        self._turns: dict[str, asyncio.Semaphore] = {}
         self._verbs = (
             _Route(
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
@@ -304,8 +310,10 @@ class Service:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})
 
     async def store(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._store, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._store, org, memoryview(raw))
 
     def _store(self, org: OrgSpec, raw: memoryview) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
@@ -363,8 +371,10 @@ class Service:
         return Response(octets.pack(head, *values), media_type=octets.OCTETS)
 
     async def put_objects(self, request: Request) -> Response:
-        org, raw = self._org(request), await body_of(request, octets.KV_BYTES_MAX)
-        return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
+        org = self._org(request)
+        async with self._turn(org):
+            raw = await body_of(request, octets.KV_BYTES_MAX)
+            return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
 
     def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
         body, values = octets.unpack(raw, _PUT)
@@ -407,19 +417,25 @@ class Service:
             raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
         return org
 
+    def _turn(self, org: OrgSpec) -> asyncio.Semaphore:
+        """To be held from before a body is read, for that is what fills memory."""
+        return self._turns.setdefault(org.name, asyncio.Semaphore(VERBS_OF_ONE_ORG))
+
     def _decoded(self, route: _Route) -> Callable[[Request], Awaitable[Response]]:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(route.takes)
 
         async def answer(request: Request) -> Response:
-            body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
-            return await _in(self._for_callers, route.verb, self._org(request), body)
+            org = self._org(request)
+            async with self._turn(org):
+                body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
+                return await _in(self._for_callers, route.verb, org, body)
 
         return answer
 
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
         keys = self.shim.keys(org, body.adapter)
         self._check(keys, body.namespace)
-        return keys.prompt(body.tokens)
+        return keys.prompt(body.tokens, body.request)
 
     @staticmethod
     def _check(keys: Keys, namespace: str) -> None:

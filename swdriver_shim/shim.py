@@ -29,7 +29,9 @@ from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving import Shard
 from swdriver_shim.objects import Here, Objects
 from swdriver_shim.paths import Carried, PathSpec
+from swdriver_shim.slowest import KEPT, Slow
 from telemetry.metrics import LabelLimits
+from telemetry.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -300,6 +302,22 @@ class Shim:
         shards = sorted(self._shards.items())
         return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
 
+    def take_slowest(self) -> list[Transfer]:
+        """Of each org and direction the slowest transfers of all shards since the last time."""
+        told = self.desired
+        orgs = {isolation_tag(org.name, org.secret): org.name for org in told.orgs} if told else {}
+        kept: dict[tuple[str, str], list[Transfer]] = {}
+        for (group, index), shard in sorted(self._shards.items()):
+            for slow in shard.take_slowest():
+                if org := orgs.get(slow.tag):  # else its secret is another one by now
+                    one = _transfer(f"{group}.{index}", org, slow)
+                    kept.setdefault((org, slow.direction), []).append(one)
+        return [
+            one
+            for each in kept.values()
+            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT:]
+        ]
+
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""
         moving = self._moving.get(at)
@@ -341,6 +359,27 @@ class Shim:
             ],
             "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
         }
+
+
+def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
+    path = slow.path
+    return Transfer(
+        at=slow.at,
+        seconds=slow.seconds,
+        direction="out" if slow.direction == "out" else "in",
+        org=org,
+        request=slow.request,
+        stream=stream,
+        slot_first=slow.slot_first,
+        slot_last=slow.slot_last,
+        columns=slow.columns,
+        bytes=slow.size,
+        session=path.session if path else "",
+        node=path.node if path else "",
+        tier=path.tier if path else "unknown",
+        nic_leaf=path.nic_leaf if path else "",
+        link=path.link if path else "",
+    )
 
 
 def _place(home: HomeSpec) -> tuple[str, str]:

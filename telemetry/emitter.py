@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +22,10 @@ import redis
 from telemetry.cells import Cells
 from telemetry.deltas import Collect, Deltas, both
 from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
-from telemetry.records import FIELD, SHAPE_KEY, SHAPE_SECONDS, STREAM, STREAM_LENGTH_MAX, Record
+from telemetry.records import FIELD, SHAPE_KEY, SHAPE_SECONDS, STREAM, STREAM_LENGTH_MAX, Field, Record
 from telemetry.shapes import Shape
+from telemetry.transfers import FIELD as SLOWEST
+from telemetry.transfers import INTERVAL_SECONDS, Transfer, encode
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ REDIS_SECONDS_MAX: Final = 1.0  # for an answer
 RETRY_SECONDS: Final = 3.0
 TOLD_SECONDS: Final = SHAPE_SECONDS / 8  # after which a shape is told again
 COVERED_SECONDS_MAX: Final = 60  # by one record: a machine that slept for longer was away
+
+TakeSlowest = Callable[[], Sequence[Transfer]]
 
 METRICS: Final = Catalog()
 DROPPED = METRICS.counter(
@@ -52,6 +56,7 @@ LEFT_OUT = METRICS.counter(
 class _Waiting:
     shape: Shape | None
     encoded: bytes
+    slowest: bytes
 
 
 class Emitter:
@@ -66,9 +71,11 @@ class Emitter:
         name: str = "",
         collect: Collect | None = None,
         limits: LabelLimits | None = None,
+        slowest: TakeSlowest | None = None,
     ) -> None:
         """`name` is the same in the next life of the process (default: the host's). `collect` puts all
-        of its numbers into a sink; without it the process only says that it is there."""
+        of its numbers into a sink; without it the process only says that it is there. `slowest` gives
+        the slowest transfers since it was asked last."""
         self.kind = kind
         self.version = version
         self.host = socket.gethostname()
@@ -77,6 +84,7 @@ class Emitter:
         self.source = f"{kind}@{self.host}/{os.getpid()}-{secrets.token_hex(4)}"
         self.sequence = 0
         self.dropped = 0
+        self._take_slowest = slowest
         self._deltas = Deltas(both(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
         self._told: dict[bytes, float] = {}  # shapes that Redis knows, and since when
@@ -114,7 +122,7 @@ class Emitter:
         while True:
             is_last = self._stopped.wait(PERIOD_SECONDS - (time.time() - self._phase) % PERIOD_SECONDS)
             try:
-                self._note(time.time())
+                self._note(time.time(), is_last=is_last)
                 if time.monotonic() >= self._retry_at or is_last:
                     self._send()
             except Exception:
@@ -122,11 +130,15 @@ class Emitter:
             if is_last:
                 return
 
-    def _note(self, now: float) -> None:
+    def _note(self, now: float, *, is_last: bool = False) -> None:
         """Put what has happened since the last time behind what waits."""
         second = int(now - self._phase)
         covered = min(max(second - self._second, 0), COVERED_SECONDS_MAX) if self._second else 1
         shape, cells = self._deltas.take(covered) if self._deltas else (None, Cells([], [], []))
+        slowest = b""
+        is_over = second // INTERVAL_SECONDS != self._second // INTERVAL_SECONDS
+        if self._take_slowest and (is_over or is_last):
+            slowest = encode(self._take_slowest())
         self._second = second
         self.sequence += 1
         record = Record(
@@ -145,7 +157,7 @@ class Emitter:
         if len(self._backlog) >= BACKLOG_MAX:
             self._backlog.popleft()
             self.dropped += 1
-        self._backlog.append(_Waiting(shape, record.encode()))
+        self._backlog.append(_Waiting(shape, record.encode(), slowest))
 
     def _send(self) -> bool:
         """All that waits, oldest first. What was sent without an answer is sent again: whoever reads
@@ -175,7 +187,10 @@ class Emitter:
             ) + TOLD_SECONDS < now:
                 pipe.set(SHAPE_KEY + shape.digest.hex(), shape.encoded, ex=SHAPE_SECONDS)
                 told[shape.digest] = now
-            pipe.xadd(STREAM, {FIELD: waiting.encoded}, maxlen=STREAM_LENGTH_MAX)
+            fields: dict[Field, Field] = {FIELD: waiting.encoded}
+            if waiting.slowest:
+                fields[SLOWEST] = waiting.slowest
+            pipe.xadd(STREAM, fields, maxlen=STREAM_LENGTH_MAX)
         pipe.execute()
         self._told = {digest: at for digest, at in self._told.items() if at + TOLD_SECONDS >= now} | told
 

@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from django.db import connection
 
-from telemetry.cells import Cell, Sparse, histogram_of
+from telemetry.cells import Cell, Cells, Sparse, add_gauges, histogram_of
 from telemetry.folding import BUCKET_SECONDS, bucket_of
 from telemetry.metrics import Kind
-from telemetry.shapes import Series, merged
+from telemetry.queries import rows_of
+from telemetry.shapes import Series, Shape, merged
 from telemetry.storage import Shapes, cells_of
 from telemetry.topics import NODE, kind_of
 
@@ -41,6 +42,8 @@ class Names(NamedTuple):
     bytes: str
     hit: str = ""
     requested: str = ""
+    paths: str = ""
+    memory: str = ""
 
 
 OF_DRIVERS: Final = Names(
@@ -49,6 +52,8 @@ OF_DRIVERS: Final = Names(
     "swdriver_bytes_total",
     "swdriver_hit_tokens_total",
     "swdriver_requested_tokens_total",
+    "tidegate_driver_path_bytes_total",
+    "swdriver_org_bytes",
 )
 OF_AGENTS: Final = Names("kvss_evict_seconds", "kvss_refill_seconds", "kvss_bytes_total")
 HISTOGRAM_FIGURES: Final = ("rate", "p50", "p99")
@@ -107,6 +112,20 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
     return found
 
 
+def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]:
+    """Of each of `count` steps from `start` on, all multiples of a minute: the same figures, and
+    `memory`, the bytes held on average. A step of which nothing is stored has none."""
+    steps: list[list[tuple[Shape, Cells]]] = [[] for _ in range(count)]
+    for _, shape, bucket, cells in rows_of(topic, "1m", start, start + count * step):
+        steps[(bucket - start) // step].append((shape, cells))
+    names, found = names_of(topic), list[Figures]()
+    for pieces in steps:
+        shape, cells = merged(pieces) if pieces else (Shape(()), Cells([], [], []))
+        pairs = list(shape.pairs(cells))
+        found.append({**_figures(pairs, names, step), **dict(_memory(pairs, names, step))})
+    return found
+
+
 def _topic_and_bucket(row: tuple[Any, ...]) -> tuple[str, int]:
     return row[0], row[1]
 
@@ -117,6 +136,7 @@ def _figures(pairs: Iterable[tuple[Series, Cell]], names: Names, seconds: float)
     wanted = set(names)
     listed = [(one, cell) for one, cell in pairs if one.name in wanted]
     made = dict(_bytes(listed, names, seconds)) | dict(_hits(listed, names))
+    made.update(_paths(listed, names))
     for figure, name in (("evict", names.evict), ("refill", names.refill)):
         made.update(_latencies(figure, [cell for one, cell in listed if one.name == name], seconds))
     return made
@@ -145,6 +165,22 @@ def _hits(listed: list[tuple[Series, Cell]], names: Names) -> Iterator[tuple[str
         yield "hit.rate", sum(hits.values()) / requested
         for tier, count in hits.items():
             yield f"hit.{tier}", count / requested
+
+
+def _paths(listed: list[tuple[Series, Cell]], names: Names) -> Iterator[tuple[str, float]]:
+    """How much of what was moved crossed the spine."""
+    tiers = _by_label(listed, names.paths, "tier")
+    if moved := sum(tiers.values()):
+        yield "spine.share", tiers.get("spine", 0.0) / moved
+
+
+def _memory(
+    listed: list[tuple[Series, Cell]], names: Names, seconds: float
+) -> Iterator[tuple[str, float]]:
+    """Of all places together. Over seconds that are not over yet it would waver: it is not told live."""
+    held = add_gauges([cell for one, cell in listed if one.name == names.memory])
+    if held[1]:
+        yield "memory", held[0] / seconds
 
 
 def _by_label(listed: list[tuple[Series, Cell]], name: str, label: str) -> dict[str, float]:

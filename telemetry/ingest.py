@@ -19,7 +19,7 @@ import redis
 from django.db import connection, transaction
 from django.db.backends.utils import CursorWrapper
 
-from telemetry import topics
+from telemetry import topics, transfers
 from telemetry.events import Happening, note_all
 from telemetry.folding import Folder
 from telemetry.histogram import Histogram
@@ -27,7 +27,9 @@ from telemetry.metrics import Catalog, Sink
 from telemetry.received import Ranges, admit, missing, parse, write
 from telemetry.records import GROUP, SHAPE_KEY, STREAM, Record, decode
 from telemetry.shapes import Shape
+from telemetry.slowest import keep
 from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +140,12 @@ class Ingest:
         """Malformed and untimely records are counted, and stop nothing."""
         began = time.perf_counter()
         outcomes: Counter[str] = Counter()
-        records = [record for one in entries if (record := self._read(one, now, outcomes))]
+        records, slowest = [], dict[tuple[str, int], list[Transfer]]()
+        for entry in entries:
+            if record := self._read(entry, now, outcomes):
+                records.append(record)
+                if transfers.FIELD in entry[1]:
+                    slowest[record.source, record.sequence] = _transfers(entry, outcomes)
         shapes = self._shapes_of({record.shape for record in records})
         told = [telling for one in records if (telling := _told(one, shapes, outcomes))]
         try:
@@ -146,6 +153,8 @@ class Ingest:
                 fresh = _admitted(told, outcomes)
                 rows = self._folder.fold((record, shape) for record, shape in fresh if shape)
                 copy_in(FRESH, self._names.stored(rows, day_of(now)))
+                for record, _ in fresh:
+                    keep(record.name, slowest.get((record.source, record.sequence), ()))
         except BaseException:
             self._names.clear()  # what this transaction added is not there
             raise
@@ -183,6 +192,17 @@ class Ingest:
                 if shape and shape.digest == digest:
                     self._shapes[digest] = shape
         return self._shapes
+
+
+def _transfers(entry: tuple[bytes, dict[bytes, bytes]], outcomes: Counter[str]) -> list[Transfer]:
+    """What else came with a record, which counts without it."""
+    entry_id, fields = entry
+    try:
+        return transfers.decode(fields)
+    except ValueError as error:
+        outcomes["malformed_slowest"] += 1
+        log.warning("the slowest transfers of record %s are malformed: %s", entry_id.decode(), error)
+        return []
 
 
 def _told(record: Record, shapes: dict[bytes, Shape], outcomes: Counter[str]) -> Telling | None:

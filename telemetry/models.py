@@ -58,6 +58,38 @@ class StoredShape(models.Model):
         return self.digest.hex()
 
 
+class SlowTransfer(models.Model):
+    """One of the slowest transfers that a driver told of, as `transfers.Transfer` has it."""
+
+    at = models.DateTimeField(db_index=True)
+    driver = models.CharField(max_length=200)
+    direction = models.CharField(max_length=3)
+    seconds = models.FloatField()
+    org = models.CharField(max_length=200)
+    request = models.CharField(max_length=200)
+    stream = models.CharField(max_length=200)
+    slot_first = models.PositiveBigIntegerField()
+    slot_last = models.PositiveBigIntegerField()
+    columns = models.PositiveBigIntegerField()
+    bytes = models.PositiveBigIntegerField()
+    session = models.CharField(max_length=200)
+    node = models.CharField(max_length=200)
+    tier = models.CharField(max_length=200)
+    nic_leaf = models.CharField(max_length=200)
+    link = models.CharField(max_length=200)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(direction__in=("out", "in")), name="slow_transfer_goes_out_or_in"
+            ),
+            models.CheckConstraint(condition=models.Q(seconds__gte=0), name="slow_transfer_takes_time"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.driver} {self.stream}"
+
+
 class Event(models.Model):
     """Something that happened, in the order of its number. Written by `events.note` only."""
 

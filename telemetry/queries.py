@@ -139,7 +139,7 @@ def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
     grid = _Grid(question, start, step, points, groups_max)
-    for topic, shape, bucket, cells in _rows(question, level, start, start + points * step):
+    for topic, shape, bucket, cells in rows_of(question.topic, level, start, start + points * step):
         grid.add(topic, shape, bucket, cells)
     return Answer(question, start, step, level, grid.lines(now))
 
@@ -200,10 +200,10 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 # What is read
 
 
-def _rows(
-    question: Question, level: str, start: int, end: int
-) -> Iterator[tuple[str, Shape, int, Cells]]:
-    topics = _topics(question.topic)
+def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, Cells]]:
+    """What is stored of these topics between two moments, in buckets of a level; of what is newer, in
+    finer ones. Raises Unanswerable for more than can be added up."""
+    topics = _topics(pattern)
     if not topics:
         return
     asked: dict[str, Any] = {"topics": list(topics), "start": start, "end": end, "most": ROWS_MAX + 1}

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from telemetry.deltas import Collect, both
-from telemetry.emitter import Emitter
+from telemetry.emitter import Emitter, TakeSlowest
 from telemetry.metrics import LabelLimits
 
 if TYPE_CHECKING:
@@ -28,13 +28,23 @@ class Telling:
         collect: Collect | None = None,
         limits: LabelLimits | None = None,
         also: Collect | None = None,
+        slowest: TakeSlowest | None = None,
     ) -> None:
-        """As `emitter.Emitter` has it. `also`: over OTLP only, what the console could ask itself for."""
+        """As `emitter.Emitter` has it. `also`: over OTLP only, what the console could ask itself for.
+        `slowest`: over the stream only, since a collector has no place for them."""
         name, limits = name or socket.gethostname(), limits or LabelLimits()
         self._telling: list[Emitter | Exporter] = []
         if redis_url:
             self._telling.append(
-                Emitter(redis_url, kind, version, name=name, collect=collect, limits=limits).start()
+                Emitter(
+                    redis_url,
+                    kind,
+                    version,
+                    name=name,
+                    collect=collect,
+                    limits=limits,
+                    slowest=slowest,
+                ).start()
             )
         if otlp_url and collect:
             from telemetry.otlp import Exporter

@@ -19,6 +19,7 @@ from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.charts.api import router as charts
 from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
@@ -29,6 +30,7 @@ from console.operations.api import busy
 from console.operations.api import router as operations
 from console.operations.services import Busy
 from console.orgs.api import router as orgs
+from console.overview.api import router as overview
 from console.placement.topology import Misconfigured
 from console.policies.api import router as policies
 from console.policies.caller_api import router as callers
@@ -80,10 +82,12 @@ api = Api(
 )
 api.add_router("", accounts)
 api.add_router("", orgs)
+api.add_router("", overview)
 api.add_router("", alerts)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", charts)
 api.add_router("", policies)
 api.add_router("", callers)
 api.add_router("", policies_of_all)

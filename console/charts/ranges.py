@@ -38,27 +38,41 @@ class Range:
     @property
     def query(self) -> str:
         """As it stands in an address."""
+        return "&".join(f"{name}={value}" for name, value in self.fields)
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The same, of a form."""
         if self.name:
-            return f"range={self.name}"
-        return f"from={_written(self.start)}&until={_written(self.end)}"
+            return [("range", self.name)]
+        return [("from", _written(self.start)), ("until", _written(self.end))]
+
+    @property
+    def from_at(self) -> datetime:
+        return datetime.fromtimestamp(self.start, UTC)
+
+    @property
+    def until_at(self) -> datetime:
+        return datetime.fromtimestamp(self.end, UTC)
 
 
-def of_query(query: Mapping[str, str], now: float) -> Range:
+def of_query(query: Mapping[str, str], now: float, seconds_min: float = SECONDS_MIN) -> Range:
     """Raises BadRange. Without anything, the last hour."""
     if query.get("from") or query.get("until"):
-        return _fixed(query.get("from", ""), query.get("until", ""), now)
+        return _fixed(query.get("from", ""), query.get("until", ""), now, seconds_min)
     name = query.get("range") or DEFAULT
     if name not in SPANS:
         raise BadRange(f"There is no range “{name[:20]}”; there are {', '.join(SPANS)}.")
     return Range(now - SPANS[name], now, name)
 
 
-def _fixed(start: str, end: str, now: float) -> Range:
+def _fixed(start: str, end: str, now: float, seconds_min: float) -> Range:
     last = _read(end) if end else now
     first = _read(start) if start else last - SPANS[DEFAULT]
-    if not SECONDS_MIN <= last - first <= SECONDS_MAX:
+    if not seconds_min <= last - first <= SECONDS_MAX:
         raise BadRange(
-            "A range is a minute long at least, three years at most, and ends after it begins."
+            f"A range is {seconds_min:g} seconds long at least, three years at most, and ends after it"
+            " begins."
         )
     return Range(first, last)
 

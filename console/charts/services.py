@@ -6,14 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from django.db.models import Q
+from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.charts.ranges import Range
+from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
@@ -66,6 +68,13 @@ class Series:
     values: Sequence[Value]
 
 
+class Row(NamedTuple):
+    """Of the table: a step, and a value of each series."""
+
+    step: Range
+    values: list[Value]
+
+
 @dataclass(frozen=True, slots=True)
 class Chart:
     plan: Plan
@@ -97,7 +106,17 @@ class Chart:
             ],
             "markers": list(self.markers),
             "queries": list(self.queries),
+            "slowest": self.slowest,
         }
+
+    @property
+    def slowest(self) -> str:
+        """Where the slowest transfers behind it are shown, without a range; empty if none are kept."""
+        direction = DIRECTIONS.get(self.plan.metric.name)
+        if direction is None or not self.plan.is_heat_map:
+            return ""
+        asked = {"topic": self.plan.topic, "direction": self.plan.where.get("direction", direction)}
+        return f"{reverse('latency-slowest')}?{urlencode(asked)}"
 
     @property
     def header(self) -> list[str]:
@@ -108,10 +127,13 @@ class Chart:
         return [one.name for one in self.series]
 
     @property
-    def rows(self) -> list[tuple[datetime, list[Value]]]:
+    def rows(self) -> list[Row]:
         """The newest first."""
         newest = range(len(self.times) - 1, max(-1, len(self.times) - 1 - ROWS_MAX), -1)
-        return [(datetime.fromtimestamp(self.times[place], UTC), self._row(place)) for place in newest]
+        return [Row(self._step(place), self._row(place)) for place in newest]
+
+    def _step(self, place: int) -> Range:
+        return Range(self.times[place], self.times[place] + self.times.step)
 
     def _row(self, place: int) -> list[Value]:
         values = [one.values[place] for one in self.series]

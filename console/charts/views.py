@@ -21,12 +21,12 @@ EVENTS_SHOWN = 8
 @signed_in
 def latency_events(request: SignedInRequest) -> HttpResponse:
     """What happened last, for the page to renew."""
-    topic = _topic(request.GET.get("topic", ""))
+    topic = topic_of(request.GET.get("topic", ""))
     check_topic(request.principal, topic)
     return render(request, "latency/events.html", {"events": _events(topic)})
 
 
-def _topic(text: str) -> str:
+def topic_of(text: str) -> str:
     """One topic, as somebody wrote it."""
     if not re.fullmatch(TOPIC_PATTERN, text):
         raise Http404("There is no such topic.")
@@ -45,7 +45,7 @@ def latency(request: SignedInRequest) -> HttpResponse:
     asked = request.GET.get("topic") or next(iter(topics), "")
     if not asked:
         return render(request, "latency/nothing.html")
-    topic = _topic(asked)
+    topic = topic_of(asked)
     check_topic(request.principal, topic)
     context = {
         "topic": topic,

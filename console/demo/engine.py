@@ -4,6 +4,7 @@ at; the rest is made up and stored."""
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Final, NamedTuple
 
 from console.demo.story import Ask
@@ -34,7 +35,8 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
         place = places[part] = bytearray(size)
         return memoryview(place)
 
-    hit = prefixes.load(ask.tokens, into, WAIT_SECONDS).tokens
+    request = f"demo-{secrets.token_hex(8)}"
+    hit = prefixes.load(ask.tokens, into, WAIT_SECONDS, request).tokens
     wrong = sum(kv.wrong_bytes(part, memoryview(places.get(part, b""))) for part in wafer.parts(hit))
     if wrong:
         log.error("%d bytes that came back to %s are not what it had stored", wrong, ask.org)
@@ -43,5 +45,5 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
         prefixes.computed(computed, SPEED.compute_seconds(computed, hit))
     kv.extend(ask.answer)
     tokens = [*ask.tokens, *ask.answer]
-    prefixes.store(tokens, len(tokens), kv)
+    prefixes.store(tokens, len(tokens), kv, request=request)
     return Done(len(ask.tokens), hit, wrong)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from django.db.models import Count, Q
 from django.utils import timezone
 
 from console.accounts.principal import Principal
@@ -145,6 +146,17 @@ def overview(principal: Principal, only: str = "") -> Overview:
         heard_at=newest.last_heartbeat_at if newest else None,
         at=timezone.now(),
     )
+
+
+def states(principal: Principal) -> list[tuple[Look, str, int]]:
+    """How many nodes are in which state, counted by the database."""
+    services.check_fleet(principal)
+    joined = Node.objects.annotate(joined=Q(joined_at__isnull=False))
+    counted = joined.values_list("state", "joined").annotate(Count("pk"))
+    counts: Counter[tuple[Look, str]] = Counter()
+    for state, has_joined, count in counted.order_by():
+        counts[look_of(state, has_joined=has_joined)] += count
+    return _in_order(counts)
 
 
 def _add_boxes(stamps: dict[int, StampView]) -> None:

@@ -46,7 +46,8 @@ class Usage:
 
 
 def usage(held: InForce) -> Usage:
-    org, drivers = held.org, list(Driver.objects.filter(joined_at__isnull=False))
+    org = held.org
+    drivers = list(Driver.objects.filter(joined_at__isnull=False).only("name", "model"))
     requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
     limits = [held.policies.of(_model(driver)).dram_bytes_max for driver in drivers]
     limited = [limit for limit in limits if limit is not None]

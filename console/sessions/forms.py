@@ -94,8 +94,12 @@ class JobForm(PlannedForm):
 
 class MoveForm(ReasonMixin):
     shard = forms.ChoiceField(label="Stream")
+    # Of a thousand nodes nobody scrolls to one: its name is typed, and the browser offers what fits.
     node = forms.ModelChoiceField(
-        Node.objects.none(), to_field_name="name", empty_label=None, label="To node"
+        Node.objects.none(),
+        to_field_name="name",
+        label="To node",
+        widget=forms.TextInput(attrs={"list": "nodes-ready", "autocomplete": "off"}),
     )
     field_order = ["shard", "node", "reason"]
 

@@ -15,15 +15,16 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
+from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import Busy, running_on
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
-from console.placement.topology import Misconfigured, Tier
+from console.placement.topology import Misconfigured, State, Tier
 from console.sessions import picture, services, sizing
 from console.sessions import rules as ruling
 from console.sessions.changing import StalePlan
-from console.sessions.forms import DeleteForm, JobForm, MoveForm, NewSessionForm, PlannedForm, ResizeForm
+from console.sessions.forms import DeleteForm, MoveForm, NewSessionForm, PlannedForm, ResizeForm
 from console.sessions.memory import memory_of
 from console.sessions.models import Session, Shard
 from console.sessions.planning import CannotPlan, Proposal
@@ -75,7 +76,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "may_change": role is not None and role >= Role.ORG_ADMIN,
         "may_move": role is not None and role >= Role.ON_CALL,
         "move_form": MoveForm(shards=[shard.name for shard in shards]),
-        "job_form": JobForm(),
+        "nodes_ready": Node.objects.filter(state=State.READY.value).values_list("name", flat=True),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(

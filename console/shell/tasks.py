@@ -14,6 +14,7 @@ from console.api import idempotency
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
 from telemetry.events import forget_old_events
+from telemetry.slowest import forget_old_transfers
 from telemetry.sources import forget_silent_sources
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def forget_what_is_over() -> None:
     sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
     log.info(
         "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events, "
-        "%d changes, %d operations",
+        "%d changes, %d operations, %d slow transfers",
         sessions,
         throttle.drop_ended_windows(now),
         idempotency.drop_old(now),
@@ -34,4 +35,5 @@ def forget_what_is_over() -> None:
         forget_old_events(now, settings.TELEMETRY_DAYS_1H),
         forget_old_changes(now),
         forget_old_operations(now),
+        forget_old_transfers(now, settings.TELEMETRY_HOURS_SLOWEST),
     )

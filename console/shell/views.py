@@ -8,23 +8,7 @@ from django.views.decorators.http import require_safe
 from console.accounts.browser import SignedInRequest, principal_of, signed_in
 from console.api.auth import CHALLENGE, bearer_principal
 from console.api.problems import ApiError
-from console.audit.services import visible_entries
-from console.orgs.services import visible_orgs
-from console.shell import health, presence, versions
-
-RECENT_CHANGES = 8
-
-
-@require_safe
-@signed_in
-def home(request: SignedInRequest) -> HttpResponse:
-    context = {
-        "presence": presence.presence(),
-        "entries": visible_entries(request.principal)[:RECENT_CHANGES],
-        "org_count": visible_orgs(request.principal).count(),
-    }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "home_live.html" if fragment else "home.html", context)
+from console.shell import health, versions
 
 
 @require_safe

@@ -125,6 +125,7 @@ PAGES = {
     ),
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "latency-slowest": Case("GET", "/latency/slowest/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
     "fleet-nodes": Case("GET", "/fleet/nodes/", FLEET),
@@ -187,6 +188,7 @@ API = {
     ("GET", "openapi.json"): Case("GET", "/api/v1/openapi.json", everyone(200)),
     ("GET", "docs"): Case("GET", "/api/v1/docs", everyone(200)),
     ("GET", ""): Case("GET", "/api/v1/", everyone(404)),
+    ("GET", "overview"): Case("GET", "/api/v1/overview?org=acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "me"): Case("GET", "/api/v1/me", api_known(200)),
     ("GET", "tokens"): Case("GET", "/api/v1/tokens", api_known(200)),
     ("POST", "tokens"): Case("POST", "/api/v1/tokens", api_known(201), {"name": "bot"}),
@@ -224,6 +226,7 @@ API = {
     ("GET", "metrics/query"): Case(
         "GET", f"/api/v1/metrics/query?topic=org:acme&{QUESTION}", (401, 404, 200, 200, 200, 200)
     ),
+    ("GET", "slowest"): Case("GET", "/api/v1/slowest?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)
     ),

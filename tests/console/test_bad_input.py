@@ -15,7 +15,8 @@ from tests.console.fleet.worlds import make_world
 BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../../etc/passwd", "9" * 40]
 PATHS = [
     "/{}",
-    "/?x={}",
+    "/?org={}",
+    "/api/v1/overview?org={}",
     "/log-in/?next={}",
     "/users/{}/",
     "/orgs/{}/",
@@ -53,6 +54,9 @@ PATHS = [
     "/latency/?topic={0}&range={0}&from={0}&until={0}",
     "/latency/?topic=fleet&range={0}",
     "/latency/events/?topic={0}",
+    "/latency/slowest/?topic={0}&direction={0}&most={0}",
+    "/latency/slowest/?topic=fleet&from={0}&until={0}",
+    "/api/v1/slowest?topic=fleet&direction={0}&start={0}&seconds_max={0}",
     "/latency/?topic=fleet&from={0}&until={0}",
     "/api/v1/live?topic={0}&since={0}",
     "/fleet/?stamp={}",

@@ -117,6 +117,9 @@ class Whole:
         return {row.name: row for row in snapshot.read(self.state / "status")}
 
     def pid(self, name: str) -> int:
+        """The process of a service, as soon as it is ready: one that leans on another that was just
+        killed may be on its way back itself."""
+        until(lambda: self.rows()[name].state == "ready" and self.rows()[name].pid is not None)
         pid = self.rows()[name].pid
         assert pid is not None
         return pid

@@ -67,6 +67,16 @@ def test_many_threads_add_and_nothing_is_lost() -> None:
     assert tally.carried() == [Carried(RAIL, "out", 8 * 500 * 3)]
 
 
+def test_how_long_it_took_is_counted_where_somebody_has_looked() -> None:
+    tally = Tally(RAIL)
+    tally.add(RAIL, "out", 5, 0.001)
+    tally.add(RAIL, "out", 5, 0.1)
+    tally.add(RAIL, "pull", 5)
+    out, pull = tally.carried()
+    assert out.seconds == pytest.approx(0.101)
+    assert [sum(one.counts) for one in (out, pull)] == [2, 0]
+
+
 def test_a_move_goes_from_nic_to_nic() -> None:
     over = between(RAIL, SPINE)
     assert over == structs.replace(
@@ -199,6 +209,10 @@ def test_whoever_decides_is_told_what_workers_have_moved(tmp_path: Path) -> None
         }
         assert size == sum(one.bytes for one in both.workers[0].shards["0.0"].carried)
         assert {one.path for one in both.far["0.1"].carried} == {None}
+        slowest = both.far["0.0"].take_slowest()
+        assert {(one.path, one.direction) for one in slowest} == {(RAIL, "out"), (RAIL, "in")}
+        assert {one.tag for one in slowest} == {asked.maker.tag}
+        assert not both.far["0.0"].take_slowest()
         both.workers[1].close()
         wait_until("it is gone", lambda: not both.far["0.1"].is_open)
         assert {one.direction for one in both.far["0.1"].carried} == {"out", "in"}, "what was known"

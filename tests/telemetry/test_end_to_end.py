@@ -64,7 +64,7 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         daemon.control("desired", told([node]))
         wait_until("it is ready", daemon.is_ready)
         tokens = list(range(3 * C))
-        stored = daemon.store(ACME, tokens, kv(3 * C)).json()["bytes"]
+        stored = daemon.store(ACME, tokens, kv(3 * C), request="r-7").json()["bytes"]
         assert daemon.load(ACME, [*tokens, *tokens[:C]])[0] == 3 * C
 
         def sum_of(topic: str, name: str, fold: str = "sum", **more: Any) -> float | None:
@@ -96,6 +96,11 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         daemon.store(ACME, [7] * C, kv(C))
         ending.close()
         wait_until("the last moment of a driver", lambda: sum_of("fleet", **events) == 4, 90)
+        slow = api.get("/slowest", params={"topic": "org:acme", "direction": "out"}).json()
+        [first] = [one for one in slow if one["request"] == "r-7"]
+        assert (first["driver"], first["stream"], first["columns"]) == ("job7", "full.0", 3)
+        assert (first["slot_first"], first["slot_last"], first["bytes"]) == (0, 2, payload)
+        assert first["tier"] == "unknown", "nobody has told this driver its paths"
         kinds = httpx.get(
             f"{console.address}/metrics", headers={"authorization": api.headers["authorization"]}
         ).text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,18 +14,21 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from telemetry import ingest as module
-from telemetry import rollup
+from telemetry import rollup, transfers
 from telemetry.cells import Cells
 from telemetry.deltas import Collect
 from telemetry.emitter import Emitter
+from telemetry.folding import bucket_of
 from telemetry.histogram import Histogram
 from telemetry.ingest import Ingest
 from telemetry.metrics import Catalog, Sink
-from telemetry.models import Event, Source
+from telemetry.models import Event, SlowTransfer, Source
 from telemetry.records import FIELD, GROUP, STREAM, Record, decode
 from telemetry.rollup import RollUp, days_kept
 from telemetry.shapes import Series
+from telemetry.slowest import forget_old_transfers
 from telemetry.storage import LEVELS, Shapes, cells_of
+from tests.swdriver_shim.test_slowest import transfer
 
 pytestmark = pytest.mark.django_db
 
@@ -110,6 +114,39 @@ def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emi
     source = Source.objects.get()
     assert (source.kind, source.topic, source.sequence) == ("agent", "node:ax-1", 2)
     assert client.xlen(STREAM) == 0
+
+
+def test_the_slowest_transfers_come_with_a_record_and_count_as_often(client: redis.Redis) -> None:
+    told = [[transfer(0.2, at=time.time())], [], [transfer(0.1, at=time.time(), org="globex")]]
+    driver = Emitter(settings.REDIS_URL, "driver", "1", name="job7", slowest=lambda: told.pop(0))
+    now = bucket_of(time.time())
+    for second in (now, now + 5, now + 10, now + 20):  # the second one is of the same interval
+        driver.emit(second + 0.999)
+    driver._redis.close()
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(STREAM))
+    client.xadd(STREAM, cast("dict[Any, Any]", entries[0][1]))  # delivered once more
+    assert joined(client).step() == 5
+    found = SlowTransfer.objects.order_by("pk")
+    assert [(one.driver, one.org, one.seconds, one.node) for one in found] == [
+        ("job7", "acme", 0.2, "ax-1"),
+        ("job7", "globex", 0.1, "ax-1"),
+    ]
+    at = datetime.fromtimestamp(now, UTC)
+    assert forget_old_transfers(at + timedelta(hours=3), 4) == 0
+    assert forget_old_transfers(at + timedelta(hours=5), 4) == 2
+
+
+def test_slowest_transfers_that_are_malformed_cost_nothing_but_themselves(
+    client: redis.Redis, emitter: Emitter
+) -> None:
+    emitter.emit(time.time())
+    [(_, fields)] = cast("list[tuple[bytes, dict[Any, Any]]]", client.xrange(STREAM))
+    client.delete(STREAM)
+    client.xadd(STREAM, {**fields, transfers.FIELD: b"nonsense"})
+    member = joined(client)
+    member.step()
+    assert member.counts.records == {"written": 1, "malformed_slowest": 1}
+    assert not SlowTransfer.objects.exists()
 
 
 def test_numbers_are_told_of_the_node_of_each_org_and_of_the_fleet(

@@ -18,14 +18,31 @@ class Chart {
     this.known = data.series.every((series) => series.figure) && data.series.length > 0 && data.step === 10;
   }
 
+  get isToDraw() {
+    return this.isDirty && !document.hidden && this.data.series.length > 0;
+  }
+
   draw() {
-    if (!this.isDirty || document.hidden || !this.data.series.length) return;
     this.isDirty = false;
     const figure = this.element.closest("figure");
     figure.querySelector(".empty")?.remove();
     figure.querySelector("[data-chart-image]").hidden = false;
     this.element.classList.remove("plot--empty");
     Plotly.react(this.element, tracesOf(this.data, this.times), layoutOf(this.data, this.times, this.element), OPTIONS);
+    if (this.data.slowest && !this.leadsOn) this.leadOn();
+  }
+
+  // A cell of a heat map leads to the slowest transfers behind it. By keyboard that is in the table.
+  leadOn() {
+    this.leadsOn = true;
+    this.element.classList.add("plot--leads-on");
+    this.element.on("plotly_click", ({ points: [{ x, y, data: { type } }] }) => {
+      if (type !== "heatmap") return;
+      const from = new Date(x);
+      const until = new Date(from.getTime() + this.data.step * 1000);
+      const cell = new URLSearchParams({ from: from.toISOString(), until: until.toISOString(), most: y });
+      location.assign(`${this.data.slowest}&${cell}`);
+    });
   }
 
   // A step's values, in the order of the series; undefined leaves what is there.
@@ -124,7 +141,21 @@ function start() {
     const image = element.closest("figure").querySelector("[data-chart-image]");
     image.addEventListener("click", () => saveImage(element, element.dataset.chart));
   }
-  const redraw = () => charts.forEach((chart) => chart.draw());
+  // One after another, and in between the page listens to whoever uses it.
+  let isDrawing = false;
+  const redraw = async () => {
+    if (isDrawing) return;
+    isDrawing = true;
+    try {
+      for (const chart of charts) {
+        if (!chart.isToDraw) continue;
+        chart.draw();
+        await new Promise((resolve) => setTimeout(resolve));
+      }
+    } finally {
+      isDrawing = false;
+    }
+  };
   const restyle = () => {
     for (const chart of charts) chart.isDirty = true;
     redraw();

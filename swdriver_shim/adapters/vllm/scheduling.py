@@ -498,7 +498,7 @@ class Scheduling:
         name = request.request_id
         if name not in self._ongoing:
             asker = self._who(request)
-            made = Ongoing(request, asker, asker.keys.prompt()) if asker else None
+            made = Ongoing(request, asker, asker.keys.prompt(request=name)) if asker else None
             self._ongoing[name] = made
         return self._ongoing[name]
 

@@ -1,0 +1,75 @@
+"""What charts lead to, over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.api.fields import Moment
+from console.api.problems import ApiError, FieldError, documented
+from console.charts.ranges import Range
+from console.charts.slowest import ROWS_MAX, behind
+from console.metrics.api import Topic
+from telemetry.models import SlowTransfer
+
+router = Router(tags=["metrics"])
+
+DEFAULT_SPAN = timedelta(hours=1)
+
+
+class TransferOut(Schema):
+    at: datetime = Field(description="When it was over.")
+    seconds: float
+    direction: Literal["out", "in"] = Field(description="`out` of an evict, `in` of a refill.")
+    org: str
+    session: str
+    driver: str
+    request: str = Field(description="What it was for, where the engine has told; else empty.")
+    stream: str = Field(description="Group and number of the shard.")
+    slot_first: int
+    slot_last: int
+    columns: int
+    bytes: int
+    node: str
+    tier: str = Field(description="Of the path: `rail`, `leaf`, `spine`; `unknown` if nobody told it.")
+    nic_leaf: str
+    link: str = Field(description="To the spine, where it takes one.")
+
+
+@router.get(
+    "/slowest",
+    response={200: list[TransferOut], **documented(404)},
+    summary="The slowest transfers of a topic",
+)
+def list_slowest(
+    request: HttpRequest,
+    topic: Topic = "fleet",
+    start: Moment | None = None,
+    end: Moment | None = None,
+    direction: Literal["out", "in"] | None = None,
+    seconds_max: Annotated[float | None, Query(ge=0, description="Leaves out what took longer.")] = None,
+    limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
+) -> list[SlowTransfer]:
+    """Batches of columns of one org, out to a node or in from it: of each driver, org and direction the
+    two slowest of each ten seconds are kept for a day."""
+    until = end or timezone.now()
+    since = start or until - DEFAULT_SPAN
+    if since >= until:
+        detail = "The end has to come after the start."
+        raise ApiError(
+            "InvalidRequest", detail, errors=[FieldError(pointer="/query/end", detail=detail)]
+        )
+    found = behind(
+        requester(request),
+        topic,
+        Range(since.timestamp(), until.timestamp()),
+        direction=direction or "",
+        seconds_max=seconds_max,
+        limit=limit,
+    )
+    return found.transfers

@@ -1,0 +1,59 @@
+"""What is behind the slow end of a heat map: the slowest transfers, for who may see whose they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.charts.ranges import Range
+from console.metrics.services import check_topic
+from console.orgs.services import visible_orgs
+from console.sessions.services import visible_sessions
+from telemetry.models import SlowTransfer
+from telemetry.slowest import slowest_of
+
+ROWS_MAX: Final = 50
+CELL_SECONDS_MIN: Final = 10  # a step of a chart
+Direction = Literal["", "out", "in"]
+# Which way the transfers go that a metric's slow end is made of.
+DIRECTIONS: Final[dict[str, Direction]] = {
+    "swdriver_refill_seconds": "in",
+    "kvss_refill_seconds": "in",
+    "swdriver_evict_seconds": "out",
+    "kvss_evict_seconds": "out",
+    "tidegate_driver_path_seconds": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """`sessions`: those of the transfers that they may look into."""
+
+    transfers: list[SlowTransfer]
+    sessions: frozenset[str]
+
+
+def behind(
+    principal: Principal,
+    topic: str,
+    over: Range,
+    *,
+    direction: Direction = "",
+    seconds_max: float | None = None,
+    limit: int = ROWS_MAX,
+) -> Behind:
+    """The slowest transfers of a topic, as far as they are of orgs that they may see. Raises Http404
+    for a topic that is not."""
+    check_topic(principal, topic)
+    orgs = None
+    if not principal.on_platform(Role.VIEWER):
+        orgs = list(visible_orgs(principal).values_list("slug", flat=True))
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (over.start, over.end))
+    found = list(
+        slowest_of(topic, since, until, direction=direction, seconds_max=seconds_max, orgs=orgs)[:limit]
+    )
+    named = visible_sessions(principal).filter(name__in={one.session for one in found})
+    return Behind(found, frozenset(named.values_list("name", flat=True)))

@@ -1,0 +1,205 @@
+"""The page that somebody opens at night: what is wrong, numbers with their past, what runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from django.db import connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from console.accounts.models import User
+from console.accounts.principal import SYSTEM
+from console.alerts.models import Evaluation
+from console.operations.services import start
+from console.overview import services, trends
+from telemetry.folding import Row
+from telemetry.metrics import Kind
+from telemetry.models import Source
+from telemetry.rollup import RollUp
+from telemetry.shapes import Series, Shape
+from telemetry.storage import FRESH, Names, copy_in, day_of
+from tests.conftest import People
+from tests.console.alerts.things import make_alert
+from tests.console.fleet.worlds import make_world
+from tests.console.operations import machines  # noqa: F401 - registers them
+
+REFILL = Series(Kind.HISTOGRAM, "swdriver_refill_seconds")
+HIT = Series(Kind.COUNTER, "swdriver_hit_tokens_total", (("tier", "dram"),))
+ASKED = Series(Kind.COUNTER, "swdriver_requested_tokens_total")
+HELD = Series(Kind.GAUGE, "swdriver_org_bytes")
+RAIL, SPINE = (
+    Series(Kind.COUNTER, "tidegate_driver_path_bytes_total", (("tier", tier),))
+    for tier in ("rail", "spine")
+)
+SHAPE = Shape([REFILL, HIT, ASKED, HELD, RAIL, SPINE])
+
+
+def tell(topic: str, ages: Sequence[float], hits: float = 50) -> None:
+    """A hundred tokens asked for, so many seconds ago; and a gibibyte held for ten seconds."""
+    now = time.time()
+    cells = SHAPE.cells(
+        {
+            REFILL: [1.0, 48, 10],
+            HIT: hits,
+            ASKED: 100,
+            RAIL: 75,
+            SPINE: 25,
+            HELD: (10 << 30, 10, 1 << 30),
+        }
+    )
+    rows = []
+    for age in ages:
+        at = int(now - age) // 10 * 10
+        RollUp().tend_days(at)
+        rows.append(Row(topic, at, SHAPE, cells))
+    copy_in(FRESH, Names().stored(rows, day_of(now)))
+
+
+def heard() -> None:
+    Source.objects.create(
+        name="driver:job-7", kind="driver", topic="driver:job-7", version="0", host="h", process_id=1,
+        started_at=timezone.now(), sequence=1, seen_at=timezone.now(),
+    )  # fmt: skip
+    Evaluation.objects.create(rule="overstay", at=timezone.now(), took_ms=1)
+
+
+def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_known() -> None:
+    assert trends.line([0, 5, None, 10]) == "M2.0 22.0 L35.3 12.0 M102.0 2.0"
+    assert trends.line([]) == ""
+    assert trends.line([0.0, 0.0]) == "M2.0 22.0 L102.0 22.0"
+
+
+@pytest.mark.parametrize(
+    ("values", "yesterday", "is_share", "said"),
+    [
+        ([1.0, 1.5], 2.0, False, ["50 % up in an hour", "25 % down in a day"]),
+        ([0.1, 0.4], 0.401, False, ["4 times in an hour", "as yesterday"]),
+        ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "as yesterday"]),
+        ([0.0, 3.0], None, False, ["up from nothing in an hour", "nothing to hold against yesterday"]),
+        ([None, 0.0], 0.0, False, ["nothing to hold against an hour ago", "as yesterday"]),
+        ([], 1.0, False, ["nothing to hold against an hour ago", "nothing to hold against yesterday"]),
+    ],
+)
+def test_a_trend_is_said_in_words(
+    values: list[float | None], yesterday: float | None, is_share: object, said: list[str]
+) -> None:
+    told = [words for _, words in trends.changes(values, yesterday, is_share=bool(is_share))]
+    assert told == said
+
+
+@pytest.mark.django_db
+def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> None:
+    tell("fleet", [10, 100])
+    tell("fleet", [3700, 3720], hits=80)
+    tell("fleet", [86_400 + 120], hits=20)
+    alert = make_alert("refill-slow", "org:acme", people.acme)
+    found = services.overview(people.principal("platform_viewer"))
+    figures = {one.name: one for one in found.figures}
+    hits = figures["hit.rate"]
+    assert (hits.past[0], hits.value, hits.past[-1], hits.yesterday) == (0.8, 0.5, 0.5, 0.2)
+    assert set(hits.past[1:-1]) == {None}
+    assert figures["hit.dram"].label == "Hits in DRAM"
+    assert figures["spine.share"].value == 0.25
+    assert figures["memory"].past[0] == pytest.approx((1 << 30) * 20 / 300)
+    assert (figures["refill.p99"].alert, hits.alert) == (alert, None)
+
+
+@pytest.mark.django_db
+def test_members_see_their_org_and_nothing_of_others(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    make_world()
+    heard()
+    tell("org:acme", [10], hits=40)
+    tell("fleet", [10], hits=90)
+    make_alert("refill-slow", "org:globex", people.globex)
+    make_alert("agent-silent", "node:ax-1")
+    with transaction.atomic():
+        start(SYSTEM, "tests.waits", "session:x", "Of globex", plan={}, org_id=people.globex.pk)
+        start(SYSTEM, "tests.waits", "session:y", "Of acme", plan={}, org_id=people.acme.pk)
+    page = browser_of(people.viewer).get("/").content.decode()
+    assert "Acme now" in page
+    assert "40 %" in page
+    assert "All is well." in page
+    assert "Of acme" in page
+    for others in ("90 %", "globex", "Globex", "ax-1", "Nodes", "Console processes"):
+        assert others not in page, others
+    assert browser_of(people.viewer).get("/?org=globex").status_code == 404
+    of_one = browser_of(people.platform_viewer).get("/?org=globex").content.decode()
+    assert "Refills are slow" in of_one
+    assert "An agent is silent" not in of_one
+
+
+@pytest.mark.django_db
+def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    api = api_of(people.platform_viewer)
+
+    def verdict() -> str:
+        return str(api.get("/api/v1/overview").json()["verdict"])
+
+    assert verdict() == "Nobody looks: rules are not evaluated."
+    heard()
+    assert verdict() == "All is well."
+    make_alert("agent-silent", "node:ax-1", state="no_data")
+    assert verdict() == "Of 1 alert nobody knows: no data."
+    make_alert("spine-share", "session:chat", severity="ticket")
+    assert verdict() == "1 alert fires, none to get up for."
+    make_alert("refill-slow", "org:acme", people.acme)
+    assert verdict() == "2 alerts fire, 1 to get up for."
+
+
+@pytest.mark.django_db
+def test_the_api_says_what_the_page_shows(people: People, api_of: Callable[..., Client]) -> None:
+    tell("org:acme", [10, 100])
+    alert = make_alert("refill-slow", "org:acme", people.acme)
+    told = api_of(people.on_call).get("/api/v1/overview?org=acme").json()
+    assert (told["topic"], told["fleet"], told["alert_count"]) == ("org:acme", None, 1)
+    assert told["alerts"][0]["id"] == alert.pk
+    figures = {one["name"]: one for one in told["figures"]}
+    assert (figures["hit.rate"]["value"], figures["hit.rate"]["unit"]) == (0.5, "share")
+    assert figures["refill.p99"]["alert"] == alert.pk
+    assert len(figures["refill.p99"]["past"]) == services.STEPS
+    assert "spine.share" not in figures
+    everything = api_of(people.platform_viewer).get("/api/v1/overview").json()
+    assert {"name": "spine.share"}.items() <= everything["figures"][-2].items()
+
+
+@pytest.mark.django_db
+def test_a_console_without_nodes_says_what_to_do(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    assert re.search(r"Begin here.*Describe the fleet.*join token", page, re.DOTALL)
+    make_world()
+    assert "Begin here" not in browser_of(people.platform_admin).get("/").content.decode()
+
+
+@pytest.mark.django_db
+def test_who_is_in_no_org_is_told_so(people: People, browser_of: Callable[[User], Client]) -> None:
+    people.viewer.memberships.all().delete()
+    assert "You are in no org yet" in browser_of(people.viewer).get("/").content.decode()
+
+
+@pytest.mark.django_db
+def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            services.overview(people.principal("platform_admin"))
+        return len(captured)
+
+    tell("fleet", [10, 100])
+    make_alert("refill-slow", "org:acme", people.acme)
+    queries()  # shapes are learned once by a process
+    few = queries()
+    tell("fleet", [10, 100, 3700])
+    for number in range(8):
+        make_alert("agent-silent", f"node:ax-{number}")
+    assert queries() == few
+    assert few <= 30

@@ -1,0 +1,33 @@
+"""The console that pages are measured with, small: every page is there, and none asks for each row."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from benchmarks import large_console
+from benchmarks.pages import MORE
+from console.accounts.roles import Role
+from tests.conftest import make_user
+from tests.every_page import addresses
+
+ROWS = 60  # of each kind: whoever asks for each of them asks more often than this
+QUERIES_MAX = 45
+
+
+@pytest.mark.django_db
+def test_no_page_asks_the_database_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    for what in ("NODES", "ORGS", "SESSIONS", "ALERTS_OPEN"):
+        monkeypatch.setattr(large_console, what, ROWS)
+    things = large_console.fill(0.02)
+    browser = Client()
+    browser.force_login(make_user("admin", Role.PLATFORM_ADMIN))
+    queries = {}
+    for name, path in {**addresses(things), **MORE}.items():
+        with CaptureQueriesContext(connection) as asked:
+            answer = browser.get(path)
+        assert answer.status_code in (200, 302, 405), (name, path, answer.status_code)
+        queries[name] = len(asked)
+    assert {name: count for name, count in queries.items() if count > QUERIES_MAX} == {}
