@@ -47,6 +47,7 @@ class NodeOut(Schema):
     cpus: int
     shards_max: int
     nics: list[NicOut]
+    tier2: dict[str, Any] | None = Field(description="As described; null: it keeps nothing but memory.")
     labels: dict[str, str]
     software_version: str
     protocol_min: int
@@ -122,6 +123,7 @@ def show_node(node: Node) -> NodeOut:
             NicOut(name=nic.name, leaf=nic.leaf.name, wio=nic.wio, gbits=nic.gbits)
             for nic in node.nics.all()
         ],
+        tier2=node.declared.get("tier2"),
         labels=node.labels,
         software_version=node.software_version,
         protocol_min=node.protocol_min,

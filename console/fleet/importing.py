@@ -20,10 +20,12 @@ from console.accounts.roles import Role
 from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.control import services as control
 from console.fleet import description, services, storing
-from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things, in_units
+from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
+from console.fleet.sizes import in_units
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
@@ -123,7 +125,7 @@ def _said_of(node: Any, nics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
     if "memory_bytes" in node.declared:
         said["memory"] = in_units(node.declared["memory_bytes"])
-    said |= {what: node.declared[what] for what in ("cpus", "shards_max") if what in node.declared}
+    said |= {what: node.declared[what] for what in storing.DECLARED if what in node.declared}
     if node.labels:
         said["labels"] = node.labels
     return said
@@ -225,7 +227,16 @@ def _become(
     except IntegrityError:  # somebody has joined under a name that was to be added, say
         raise Moved from None
     _record(principal, found, reason, undoes)
+    _tell(found)
     return found
+
+
+def _tell(found: Difference) -> None:
+    """Agents whose tier 2 is another one now."""
+    nodes = [one for one in found.changes if one.kind == NODE and one.before and one.after]
+    told = [one for one in nodes if any(path.startswith("tier2") for path, *_ in one.differences)]
+    if told:
+        control.changed([(NODE, one.name) for one in told], "Their tier 2 is described anew.")
 
 
 # The trail
