@@ -100,7 +100,6 @@ class DriverOut(Schema):
     name: str
     version: int
     model: dict[str, Any] | None
-    node: str | None
     software_version: str
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
@@ -165,7 +164,6 @@ def show_driver(driver: Driver) -> DriverOut:
         name=driver.name,
         version=driver.version,
         model=driver.model,
-        node=driver.node.name if driver.node else None,
         software_version=driver.software_version,
         joined_at=driver.joined_at,
         last_heartbeat_at=driver.last_heartbeat_at,

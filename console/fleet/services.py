@@ -57,7 +57,7 @@ def visible_spine_links(principal: Principal) -> QuerySet[SpineLink]:
 
 def visible_drivers(principal: Principal) -> QuerySet[Driver]:
     check_fleet(principal)
-    return Driver.objects.select_related("node")
+    return Driver.objects.all()
 
 
 def get(things: QuerySet[N], name: str) -> N:
