@@ -47,6 +47,7 @@ INSTALLED_APPS = [
     "console.api",
     "console.live",
     "console.charts",
+    "console.explain",
     "console.overview",
     "console.demo",
     "telemetry",

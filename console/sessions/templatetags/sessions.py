@@ -11,7 +11,8 @@ from console.shell.templatetags.console import bar, status
 
 register = template.Library()
 
-LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad", "": "off"}
+LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad"}
+NO_PATH = {"": "no node", "unknown": "path not told"}
 
 
 @register.simple_tag
@@ -25,4 +26,4 @@ def part_of(count: int, total: int) -> SafeString:
 def path(tier: int | str | None) -> SafeString:
     """A path by shape, colour and word."""
     name = Tier(tier).name.lower() if isinstance(tier, int) else tier or ""
-    return status(LOOKS[name], name or "no node")
+    return status(LOOKS.get(name, "off"), NO_PATH.get(name, name))

@@ -1,4 +1,6 @@
-// `/` searches, `?` helps, `g` and a letter goes somewhere. Never while somebody types.
+// `/` searches, `?` helps, `g` and a letter goes somewhere, others are the page's. Never while somebody types.
+import { keepRows, pressed } from "./rows.js";
+
 const CHORD_MS = 1200;
 
 function typing(target) {
@@ -25,6 +27,9 @@ export function startKeys() {
     } else if (event.timeStamp < chordUntil) {
       chordUntil = 0;
       document.querySelector(`.rail a[data-key="${CSS.escape(event.key)}"]`)?.click();
+    } else if (pressed(event.key)) {
+      event.preventDefault();
     }
   });
+  keepRows();
 }

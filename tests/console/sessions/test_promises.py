@@ -143,7 +143,6 @@ class TestSessions(TestCase):
     ANYTHING = settings(
         max_examples=30,
         stateful_step_count=25,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
 
