@@ -18,18 +18,37 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from console.control.documents import Compiler, Document, NotYet, Partial, common_part, part
+from console.control.documents import (
+    Compiler,
+    Document,
+    NotYet,
+    Partial,
+    addition,
+    common_part,
+    part,
+)
 from console.control.models import Change, Kind, Target
 from console.control.sending import Answer, Endpoint, Order, send
 from console.fleet.models import Driver, Node
 from telemetry.events import in_order_of_commits
 
-__all__ = ["NotYet", "applied", "changed", "common_part", "part", "push", "reconcile", "secret_of"]
+__all__ = [
+    "NotYet",
+    "addition",
+    "applied",
+    "changed",
+    "common_part",
+    "part",
+    "push",
+    "reconcile",
+    "secret_of",
+]
 
 log = logging.getLogger(__name__)
 
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
+ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
 ASK_EVERY: Final = timedelta(
     seconds=30
 )  # also of who should be there already: it may have lost its state
