@@ -270,7 +270,7 @@ def _store(
         author_name=principal.name,
         reason=reason,
         same_as=same_as,
-        change=changed([ALL_DRIVERS], f"{what}: {reason}"),
+        change=changed([ALL_DRIVERS], f"{what}: {reason}", topic=of_org(org.slug) if org else "fleet"),
     )
     PolicyInForce.objects.update_or_create(org=org, defaults={"version": version})
 
