@@ -80,7 +80,8 @@ def change_many(request: HttpRequest, payload: BulkIn) -> list[AlertOut]:
     summary="How often rules fired, and how soon somebody had it in hand",
 )
 def get_statistics(
-    request: HttpRequest, days: Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)] = 30
+    request: HttpRequest,
+    days: Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)] = statistics.DAYS_DEFAULT,
 ) -> StatisticsOut:
     found = statistics.statistics(requester(request), days)
     return StatisticsOut(
