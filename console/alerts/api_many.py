@@ -20,6 +20,8 @@ from console.orgs.services import NoSuchUser
 
 router = Router(tags=["alerts"])
 
+Days = Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)]
+
 
 class BulkIn(Input):
     verb: Literal["acknowledge", "assign", "silence"]
