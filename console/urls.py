@@ -61,6 +61,7 @@ urlpatterns = [
     path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
     path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
     path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
+    path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
     path("fleet/join/", joining_views.join, name="fleet-join"),

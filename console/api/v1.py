@@ -44,6 +44,7 @@ from console.policies.schedule_api import router as scheduled_policies
 from console.search.api import router as search
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
+from console.sessions.leaving_api import router as leaving
 from console.sessions.planning import CannotPlan
 from console.sessions.rules_api import router as session_rules
 from console.sessions.sizing import JobsRun
@@ -105,6 +106,7 @@ api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)
 api.add_router("", session_rules)
+api.add_router("", leaving)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)

@@ -49,6 +49,7 @@ PAGES = {
     "nodes": "/fleet/nodes/",
     "node": "/fleet/nodes/ax-1/",
     "boxes": "/fleet/boxes/",
+    "box": "/fleet/boxes/cs-1/",
     "drivers": "/fleet/drivers/",
     "driver": "/fleet/drivers/job-7/",
     "join": "/fleet/join/",

@@ -142,6 +142,7 @@ PAGES = {
         "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
     ),
     "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
+    "fleet-box": Case("GET", "/fleet/boxes/cs-1/", FLEET),
     "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
     "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
     "fleet-join": Case("GET", "/fleet/join/", FLEET),
@@ -338,6 +339,7 @@ API = {
         {**ANY, **IDEMPOTENT},
     ),
     ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("GET", "sessions/<name>/memory"): Case("GET", "/api/v1/sessions/chat/memory", API_SESSION),
     ("POST", "sessions/<name>/move"): Case(
         "POST",
         "/api/v1/sessions/chat/move",
@@ -494,6 +496,7 @@ API |= {
         "/api/v1/alerts/bulk",
         (401, 404, 403, 200, 200, 200),
         {"verb": "acknowledge", "alerts": [7_000_000]},
+        IDEMPOTENT,
     ),
     ("GET", "alert-statistics"): Case("GET", "/api/v1/alert-statistics", api_known(200)),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(
