@@ -10,6 +10,7 @@ from console.api.v1 import api
 from console.audit import views as audit
 from console.charts import slowest_views
 from console.charts import views as charts
+from console.explain import views as explain
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
@@ -22,6 +23,7 @@ from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.search import views as search
 from console.sessions import moving_views, rules_views
 from console.sessions import views as sessions
 from console.shell import views as shell
@@ -71,6 +73,8 @@ urlpatterns = [
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
     path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
+    path("alerts/bulk/", alerts.change_many, name="alerts-bulk"),
+    path("alerts/history/", alerts.show_history, name="alert-history"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
     path("alerts/rules/", alert_settings.list_rules, name="alert-rules"),
@@ -97,6 +101,7 @@ urlpatterns = [
         policies.unschedule,
         name="policy-unschedule",
     ),
+    path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/callers/", callers.show_callers, name="callers"),
     path(
         "orgs/<slug:slug>/callers/<slug:public_id>/remove/",
@@ -134,6 +139,7 @@ urlpatterns = [
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

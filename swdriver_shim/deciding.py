@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -36,8 +37,10 @@ from swdriver_shim.pace import Pace
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
 from swdriver_shim.prefix_map import Column
 from swdriver_shim.reasons import Reason
+from swdriver_shim.remembered import Remembered
 from swdriver_shim.resuming import LedgerNote
 from swdriver_shim.room import Expired
+from swdriver_shim.second_tier import Trail
 from swdriver_shim.slots import Place, Removal
 from telemetry.histogram import Histogram
 
@@ -279,6 +282,7 @@ class Decider:
             if tokens is not None:
                 self.ledger.shorten(asked.match, tokens, Reason.SEAL_REFUSED)
             self.ledger.release(asked.match)
+            self.ledger.requests.note(asked.match, self._clock())
 
     def begin_store(
         self,
@@ -369,7 +373,19 @@ class Decider:
         with self._lock:
             now = self._clock()
             told, tokens = self.ledger.explain(prompt, now), self.ledger.query(prompt, now)
-        there = self._carrier.look(prompt, tokens // COLUMN_TOKENS)
+        return self._with_tier2(told, prompt, tokens // COLUMN_TOKENS)
+
+    def explain_keys(self, trail: Trail) -> dict[str, list[ColumnState]]:
+        """The same of whole columns whose tokens are not here."""
+        with self._lock:
+            told = self.ledger.explain_keys(trail, self._clock())
+        ready = [takewhile(lambda one: one.state == "ready", columns) for columns in told.values()]
+        return self._with_tier2(told, trail, min(sum(1 for _ in run) for run in ready))
+
+    def _with_tier2(
+        self, told: Mapping[str, list[ColumnState]], trail: Trail, start: int
+    ) -> dict[str, list[ColumnState]]:
+        there = self._carrier.look(trail, start)
         return {
             name: [
                 replace(column, tier2=True) if depth in depths else column
@@ -377,6 +393,20 @@ class Decider:
             ]
             for (name, columns), depths in zip(told.items(), there, strict=True)
         }
+
+    def remembered(self, org: str, request: str) -> tuple[Remembered, float] | None:
+        """What became of a request, and how many seconds ago; None if it is too old, was never here, or
+        its org has another secret since."""
+        with self._lock:
+            found = self.ledger.requests.find(org, request)
+            if found is None or not self.ledger.is_current(found.maker):
+                return None
+            return found, self._clock() - found.at
+
+    def newest_requests(self, org: str, most: int) -> list[tuple[Remembered, float]]:
+        with self._lock:
+            now = self._clock()
+            return [(one, now - one.at) for one in self.ledger.requests.newest(org, most)]
 
     def set_priority(self, prompt: Prompt, priority: int) -> int:
         with self._lock:

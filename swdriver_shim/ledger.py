@@ -33,6 +33,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.prefix_map import NO_SLOT, Column, PrefixMap, State
 from swdriver_shim.reasons import GHOSTS_MAX, Ghosts, Reason, Tally
+from swdriver_shim.remembered import Requests
 from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.room import Account, Payers
 from swdriver_shim.second_tier import Recall, SecondTier, Spill, Trail
@@ -74,6 +75,7 @@ class Match(Use):
     missed: Counter[Reason] = field(default_factory=Counter)
     coming: int = 0  # so many more are on their way from tier 2
     settled: Counter[Reason] = field(default_factory=Counter)  # of those missed: hits that were left
+    reasons: Sequence[Reason] = ()  # of each of its columns that is missed and was no hit
     is_counted: bool = False
     replaced_by: Match | None = None
 
@@ -145,6 +147,7 @@ class Ledger:
         self.slots = Slots(len(layout.groups))
         self.ghosts = Ghosts(ghosts_max)
         self.overstay = Overstay()
+        self.requests = Requests()
         self.reachable = True  # while an agent is lost, nothing can be served, and nothing need go
         self.tier2 = SecondTier(self)
         self.watch: Watch | None = None
@@ -261,6 +264,7 @@ class Ledger:
             maps = self.maps_of(account, match.prompt.maker)
             self._tell_why(match, [Path(one, one.find(match.keys)) for one in maps], now)
             match.count(account.tally)
+            self.requests.renew(match)
 
     def release(self, match: Match) -> None:
         """Nobody reads those slots any more."""
@@ -374,20 +378,25 @@ class Ledger:
         """Why each token behind the hit is missed. What is there, behind a gap, has the gap's reason."""
         tokens = max(match.tokens, match.had) + match.settled.total()
         missed = match.missed = Counter(match.settled)
-        gap, first = Reason.NEVER_STORED, tokens // COLUMN_TOKENS
-        if first < len(match.keys) and not any(paths[0].found[first:]):  # most often there is nothing
-            reasons = self.ghosts.reasons(match.keys[first:])
-            for why, count in Counter(reasons).items():
-                missed[why] += count * COLUMN_TOKENS
-            gap, first = reasons[-1], len(match.keys)
-        for depth in range(first, len(match.keys)):
+        match.reasons = self._reasons(match.keys, paths, tokens // COLUMN_TOKENS, now)
+        for why, count in Counter(match.reasons).items():
+            missed[why] += count * COLUMN_TOKENS
+        left = match.asked - tokens - (missed.total() - match.settled.total())
+        # The tail, less what is hit of a column.
+        missed[match.reasons[-1] if match.reasons else Reason.NEVER_STORED] += left
+
+    def _reasons(self, keys: Sequence[bytes], paths: list[Path], first: int, now: float) -> list[Reason]:
+        """Why each column from this one on is missed."""
+        if first < len(keys) and not any(paths[0].found[first:]):  # most often there is nothing
+            return self.ghosts.reasons(keys[first:])
+        gap, reasons = Reason.NEVER_STORED, list[Reason]()
+        for depth in range(first, len(keys)):
             for path in paths:
-                if reason := self.reason(path.found[depth], match.keys[depth], now):
+                if reason := self.reason(path.found[depth], keys[depth], now):
                     gap = reason
                     break
-            missed[gap] += COLUMN_TOKENS
-        left = match.asked - tokens - (missed.total() - match.settled.total())
-        missed[gap] += left  # the tail, less what is hit of a column
+            reasons.append(gap)
+        return reasons
 
     def reason(self, column: Column | None, key: bytes, now: float) -> Reason | None:
         """Why this column can't be served; None if it can."""
@@ -627,14 +636,29 @@ class Ledger:
 
     def explain(self, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
         """Group by group and column by column: what is there, until when, and why not."""
-        maps = self.maps_of(self.account(prompt.org), prompt.maker)
+        return self._explained(prompt.maker, _keys(prompt), now)
+
+    def explain_keys(self, trail: Trail, now: float) -> dict[str, list[ColumnState]]:
+        """The same of whole columns whose tokens are not here."""
+        return self._explained(trail.maker, [(key, COLUMN_TOKENS) for key in trail.keys], now)
+
+    def _explained(
+        self, maker: Keys, keys: Sequence[tuple[bytes, int]], now: float
+    ) -> dict[str, list[ColumnState]]:
+        maps = self.maps_of(self.account(maker.org), maker)
         return {
             group.name: [
                 self._describe(one.columns.get(key), key, depth, tokens, now)
-                for depth, (key, tokens) in enumerate(_keys(prompt))
+                for depth, (key, tokens) in enumerate(keys)
             ]
             for group, one in zip(self.layout.groups, maps, strict=True)
         }
+
+    def is_current(self, maker: Keys) -> bool:
+        """Whether its org still has the secret that its keys were made with."""
+        account = self.accounts.get(maker.org)
+        known = account.makers.get(maker.namespace) if account else None
+        return known is not None and known.tag == maker.tag
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Remove a prompt's columns from its end on, up to the first that others go on from; with
@@ -691,6 +715,7 @@ class Ledger:
             return home.account is account and namespace in (None, home.namespace)
 
         account.recorder.forget()
+        self.requests.forget(org)
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
             for purged in account.maps.pop(one, ()):

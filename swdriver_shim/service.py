@@ -36,10 +36,11 @@ from kvss_agent.http_api import (
     http_error,
     is_token,
 )
-from swdriver_shim import metrics, octets
+from swdriver_shim import explaining, metrics, octets
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import OrgSpec
-from swdriver_shim.keys import TOKEN_MAX, Keys, Prompt, isolation_tag
+from swdriver_shim.explaining import TOKENS_MAX, ExplainOrgBody, RequestName, Token
+from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
@@ -47,9 +48,7 @@ from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
 from swdriver_shim.reuse.sample import Sample
 from swdriver_shim.shim import Conflict, Shim
 from telemetry.exposition import CONTENT_TYPE
-from telemetry.records import NO_NUL
 
-TOKENS_MAX: Final = 4 << 20
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
 CONTROL_SECONDS_MAX: Final = 5.0
@@ -62,8 +61,6 @@ CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
 ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
-Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
-RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 
 
 class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -232,6 +229,8 @@ class Service:
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
                 control("/v1/purge_org", self.purge_org, "POST"),
+                control("/v1/explain_org", self.explain_org, "POST"),
+                control("/v1/requests", self.requests),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
                 Route(
                     "/v1/objects/put",
@@ -278,13 +277,20 @@ class Service:
     async def purge_org(self, request: Request) -> Response:
         """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
         body = decode(await body_of(request), _PURGE_ORG)
-        told = self.shim.desired
-        org = next((one for one in told.orgs if one.name == body.org), None) if told else None
-        if org is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        org = explaining.org_of(self.shim, body.org)
         tag = isolation_tag(org.name, org.secret)
         purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
         return _receipt(await _in(self._for_controller, purge))
+
+    async def explain_org(self, request: Request) -> Response:
+        """What the org itself may ask, with `/v1/explain`; and what became of a request."""
+        body = decode(await body_of(request, HEADER_BYTES_MAX), _EXPLAIN_ORG)
+        return as_json(await _in(self._for_controller, explaining.explain, self.shim, body))
+
+    async def requests(self, request: Request) -> Response:
+        """The last requests of an org that had a name."""
+        org = request.query_params.get("org", "")
+        return as_json(await _in(self._for_controller, explaining.newest, self.shim, org))
 
     # For callers
 
@@ -535,6 +541,7 @@ async def _in(pool: Executor, work: Callable[P, T], *what: P.args, **named: P.kw
 
 
 _PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
+_EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
 

@@ -202,8 +202,7 @@ class Shim:
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
-        told = self.desired
-        found = next((one for one in told.orgs if one.name == org), None) if told else None
+        told, found = self.desired, self.org(org)
         if told is None or found is None or told.model.namespace(namespace.adapter) != namespace:
             return None
         return self.keys(found, namespace.adapter)
@@ -253,6 +252,11 @@ class Shim:
         """The org whose token this is. It is never taken from what a request says."""
         return self._callers.get(token_hash(token)) if token else None
 
+    def org(self, name: str) -> OrgSpec | None:
+        """As we are told of it."""
+        told = self.desired
+        return next((org for org in told.orgs if org.name == name), None) if told else None
+
     def keys(self, org: OrgSpec, adapter: str = "") -> Keys:
         if self.desired is None:
             raise Conflict("The driver has not been told what to be yet.")
@@ -274,8 +278,7 @@ class Shim:
 
     def objects_of(self, name: str) -> Objects | None:
         """Of the org of this name; None if there is no such org, or nothing is kept for it."""
-        told = self.desired
-        org = next((org for org in told.orgs if org.name == name), None) if told else None
+        org = self.org(name)
         with contextlib.suppress(Conflict):
             return self.objects(org) if org else None
         return None
@@ -301,6 +304,25 @@ class Shim:
         """What each stream has moved, by path. A stream is named after its group and number."""
         shards = sorted(self._shards.items())
         return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+
+    def homes(self) -> list[dict[str, Any]]:
+        """Where the shards are, for people."""
+        return [
+            {
+                "group": group,
+                "index": index,
+                "state": self._state((group, index)),
+                "node": home.path.node if home.path else "",
+                "tier": home.path.tier if home.path else "unknown",
+                "link": home.path.link if home.path else "",
+            }
+            for (group, index), home in sorted(self._settled().items())
+        ]
+
+    def _settled(self) -> dict[tuple[str, int], HomeSpec]:
+        """Where they are, on the paths that were told last."""
+        told, here = self._homes, self._here
+        return {at: told[at] if _place(told[at]) == _place(one) else one for at, one in here.items()}
 
     def take_slowest(self) -> list[Transfer]:
         """Of each org and direction the slowest transfers of all shards since the last time."""

@@ -13,13 +13,16 @@ from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
 from console.alerts.api import router as alerts
+from console.alerts.api_many import router as many_alerts
 from console.alerts.api_settings import router as alert_settings
+from console.alerts.api_silences import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
 from console.charts.api import router as charts
+from console.explain.api import router as explain
 from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
@@ -37,6 +40,7 @@ from console.policies.caller_api import router as callers
 from console.policies.platform_api import router as policies_of_all
 from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
+from console.search.api import router as search
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
 from console.sessions.planning import CannotPlan
@@ -82,11 +86,15 @@ api = Api(
 api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
+api.add_router("", search)
+api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
 api.add_router("", alerts)
+api.add_router("", silences)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", charts)
+api.add_router("", explain)
 api.add_router("", policies)
 api.add_router("", callers)
 api.add_router("", policies_of_all)

@@ -13,8 +13,10 @@ from console.metrics.services import check_topic
 from telemetry.events import events_of
 from telemetry.figures import names_of
 from telemetry.models import Event
+from telemetry.topics import FLEET, SESSION, kind_of
 
 EVENTS_SHOWN = 8
+_WITH_PATHS = frozenset({FLEET, SESSION, "driver"})  # of whom it is told how long which path took
 
 
 @require_safe
@@ -53,5 +55,7 @@ def latency(request: SignedInRequest) -> HttpResponse:
         "topics": topics if topic in topics else [*topics, topic],
         "names": names_of(topic),
         "is_of_agents": not names_of(topic).hit,
+        "is_of_session": kind_of(topic) == SESSION,
+        "has_paths": kind_of(topic) in _WITH_PATHS,
     }
     return render(request, "latency/latency.html", context)

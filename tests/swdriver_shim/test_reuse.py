@@ -86,7 +86,6 @@ def lru(prompts: Sequence[Sequence[int]], room: int) -> int:
     return hits
 
 
-@settings(deadline=None)
 @given(PATHS, st.integers(1, 40))
 def test_distances_are_those_of_a_cache_that_evicts_the_least_recently_used_leaf(
     prompts: list[list[int]], room: int
@@ -100,7 +99,6 @@ def test_distances_are_those_of_a_cache_that_evicts_the_least_recently_used_leaf
     assert hits == lru(prompts, room)
 
 
-@settings(deadline=None)
 @given(PATHS, st.lists(st.integers(0, 9), min_size=30, max_size=30), st.integers(1, 30))
 def test_gaps_say_what_a_time_to_live_hits(prompts: list[list[int]], waits: list[int], ttl: int) -> None:
     everything, strict = driver(), driver(Policy(ttl_last_use_seconds=ttl))
@@ -282,7 +280,7 @@ def replayed(prompts: Sequence[Prompt], policy: Policy, step: float) -> float:
     return rate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     PATHS,
     st.lists(st.integers(0, 9), min_size=30, max_size=30),

@@ -195,6 +195,47 @@ def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:
     assert daemon.load(ACME, tokens) == (0, b"")
 
 
+def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemon: Daemon) -> None:
+    def explained(**body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {CONTROL}"}
+        return daemon.http.post("/v1/explain_org", json=body, headers=headers)
+
+    tokens = list(range(3 * C))
+    daemon.store(ACME, tokens[: 2 * C], kv(2 * C))
+    assert daemon.ask(ACME, "load", tokens=tokens, request="r-7").status_code == 200
+    found = explained(org="acme", request="r-7").json()
+    assert found["then"]["columns"] == [
+        {"outcome": "dram", "columns": 2},
+        {"outcome": "never_stored", "columns": 1},
+    ]
+    assert (found["then"]["hit_tokens"], found["then"]["missed_tokens"]) == (2 * C, {"never_stored": C})
+    states = [one["state"] for one in found["groups"]["full"]]
+    assert states == ["ready", "ready", "never_stored"]
+    assert [(one["group"], one["state"], one["tier"]) for one in found["homes"]] == [
+        ("full", "here", "unknown")
+    ]
+    by_tokens = explained(org="acme", tokens=tokens).json()
+    assert [one["state"] for one in by_tokens["groups"]["full"]] == states
+    assert by_tokens["then"] is None
+    assert explained(org="acme", keys=["0" * 32]).json()["groups"]["full"][0]["state"] == "never_stored"
+    [newest] = daemon.control("requests?org=acme").json()
+    assert (newest["request"], newest["asked_tokens"]) == ("r-7", 3 * C)
+    assert daemon.control("requests?org=globex").json() == []
+    for body, status, sentence in (
+        ({"org": "globex", "request": "r-7"}, 404, "knows of no request r-7"),
+        ({"org": "nobody", "request": "r-7"}, 404, "told nothing of that org"),
+        ({"org": "acme"}, 422, "Say one of"),
+        ({"org": "acme", "request": "r-7", "tokens": [1]}, 422, "Say one of"),
+        ({"org": "acme", "keys": ["nonsense"]}, 422, "keys"),
+    ):
+        answer = explained(**body)
+        assert (answer.status_code, sentence in answer.json()["detail"]) == (status, True), answer.text
+    own = daemon.ask(ACME, "explain_org", org="acme", tokens=[1])
+    assert own.status_code == 401, "callers have a verb of their own"
+    daemon.ask(ACME, "purge")
+    assert explained(org="acme", request="r-7").status_code == 404, "nothing is left behind"
+
+
 def test_the_controller_gets_what_previews_are_made_of(daemon: Daemon) -> None:
     tokens = list(range(3 * C))
     for _ in range(2):

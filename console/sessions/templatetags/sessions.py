@@ -10,11 +10,12 @@ from console.shell.templatetags.console import status
 
 register = template.Library()
 
-LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad", "": "off"}
+LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad"}
+NO_PATH = {"": "no node", "unknown": "path not told"}
 
 
 @register.simple_tag
 def path(tier: int | str | None) -> SafeString:
     """A path by shape, colour and word."""
     name = Tier(tier).name.lower() if isinstance(tier, int) else tier or ""
-    return status(LOOKS[name], name or "no node")
+    return status(LOOKS.get(name, "off"), NO_PATH.get(name, name))

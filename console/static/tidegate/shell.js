@@ -1,5 +1,6 @@
 // What every page does beyond its HTML. Without it, everything still works.
 import { startClock } from "./clock.js";
+import { startFind } from "./find.js";
 import { startKeys } from "./keys.js";
 import { startLive } from "./live.js";
 
@@ -37,5 +38,6 @@ startTheme();
 startCopy();
 startConfirm();
 startClock();
+startFind();
 startKeys();
 startLive();

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from console.accounts.principal import SYSTEM, Refused
@@ -124,7 +124,6 @@ NAMES = st.text("abc019._-", min_size=1, max_size=6).filter(lambda name: name[0]
 WORDS = NAMES | st.sampled_from(["stamps", "leaves", "nodes", "nics", "boxes", "domains", "leaf"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=200) | st.recursive(WORDS, lambda more: st.dictionaries(WORDS, more)).map(str))
 def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str) -> None:
     try:
@@ -134,7 +133,6 @@ def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str)
     assert parse(dump(things)) == things
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(NAMES, min_size=1, max_size=4), st.sets(NAMES, max_size=6))
 def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str]) -> None:
     things: Things = {("stamp", "on"): {}}

@@ -126,7 +126,6 @@ class TestSessions(TestCase):
             settings=settings(
                 max_examples=30,
                 stateful_step_count=25,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

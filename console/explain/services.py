@@ -1,0 +1,262 @@
+"""Drivers know why an org's prompt was hit or missed. Here they are asked, and what they say of columns
+is put into runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import groupby
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
+
+import httpx
+import msgspec
+from msgspec import Meta, Struct
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.control.sending import trusted
+from console.fleet.models import Driver
+from console.orgs.services import get_org
+from console.sessions.services import get_session
+
+DRIVERS_MAX: Final = 64
+TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)  # a page shows what there is without who is slow
+NEWEST_MAX: Final = 20
+_KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+
+T = TypeVar("T")
+
+
+class Outcome(Struct, frozen=True):
+    """So many columns in a row: hit in a tier, or missed for a reason."""
+
+    outcome: str
+    columns: int
+
+
+class Then(Struct, frozen=True):
+    """What became of a request when it was asked for."""
+
+    request: str
+    age_seconds: float
+    asked_tokens: int
+    hit_tokens: int
+    missed_tokens: dict[str, int]
+    columns: list[Outcome]
+    adapter: str = ""
+
+
+class Column(Struct, frozen=True):
+    """As a driver has it now. `state`: ready, or why it would be missed."""
+
+    depth: int
+    tokens: int
+    state: str
+    age_seconds: float | None = None
+    idle_seconds: float | None = None
+    expires_in_seconds: float | None = None
+    uses: int | None = None
+    priority: int | None = None
+    slot: int | None = None
+    tier2: bool = False
+
+
+class Home(Struct, frozen=True):
+    """Where a shard is, and how its bytes get there."""
+
+    group: str
+    index: int
+    state: str
+    node: str
+    tier: str
+    link: str
+
+
+class _Told(Struct, frozen=True):
+    then: Then | None
+    groups: dict[str, Annotated[list[Column], Meta(max_length=1 << 20)]]
+    homes: list[Home]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Columns in a row that are alike: from one depth to another."""
+
+    first: int
+    last: int
+    tokens: int
+    state: str
+    tier2: bool
+    slots: tuple[int, int] | None  # the lowest and the highest
+    expires_in_seconds: tuple[float, float] | None  # the soonest and the latest; None for never
+    uses_max: int | None
+    priority: int | None
+
+    @property
+    def lies(self) -> str:
+        """In which tiers."""
+        return " and ".join(
+            [
+                *(["memory"] if self.state == "ready" else []),
+                *(["tier 2"] if self.tier2 else []),
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one driver."""
+
+    driver: str
+    model: str
+    then: Then | None
+    groups: dict[str, list[Run]]
+    homes: list[Home]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard(Generic[T]):
+    """What a driver said; nothing, because it knows nothing of it; or why it did not answer."""
+
+    driver: Driver
+    said: T | None
+    why: str = ""
+
+
+class Silent(NamedTuple):
+    """A driver that did not answer. It has no name for who may not know what other drivers there are."""
+
+    driver: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """`strangers`: so many drivers know nothing of it. `silent`: those that did not answer, and why not.
+    `left_out`: so many were not asked."""
+
+    answers: list[Answer]
+    strangers: int
+    silent: list[Silent]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One of `request`, `tokens` and `keys`. With a session only its drivers are asked."""
+
+    request: str = ""
+    tokens: Sequence[int] = ()
+    keys: Sequence[str] = ()
+    adapter: str = ""
+    session: str = ""
+
+
+def explain(principal: Principal, slug: str, question: Question) -> Explained:
+    """Raises Http404 for an org or a session that is not theirs to see."""
+    org = get_org(principal, slug)
+    drivers, left_out = _drivers(principal, question.session)
+    body: dict[str, Any] = {"org": org.slug, "adapter": question.adapter}
+    for name in ("request", "tokens", "keys"):
+        if asked := getattr(question, name):
+            body[name] = asked
+    told = _asked(drivers, "POST", "/v1/explain_org", _Told, body)
+    answers = [_answer(one.driver, one.said) for one in told if one.said]
+    strangers = sum(one.said is None and not one.why for one in told)
+    named = bool(question.session) or principal.on_platform(Role.VIEWER)
+    return Explained(answers, strangers, _silent(told, named=named), left_out)
+
+
+def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], list[Silent]]:
+    """The org's last requests that had a name, with the driver that each went to, the newest first; and
+    which drivers did not answer."""
+    org = get_org(principal, slug)
+    drivers, _ = _drivers(principal, "")
+    told = _asked(drivers, "GET", f"/v1/requests?org={org.slug}", list[Then], None)
+    found = [(one.driver.name, then) for one in told for then in one.said or ()]
+    silent = _silent(told, named=principal.on_platform(Role.VIEWER))
+    return sorted(found, key=lambda one: one[1].age_seconds)[:NEWEST_MAX], silent
+
+
+def runs(columns: Sequence[Column]) -> list[Run]:
+    """What is alike in a row, as one."""
+    listed = groupby(columns, key=lambda one: (one.state, one.tier2, one.priority))
+    return [_run(list(alike)) for _, alike in listed]
+
+
+def _run(columns: Sequence[Column]) -> Run:
+    first, last = columns[0], columns[-1]
+    slots = [one.slot for one in columns if one.slot is not None]
+    ends = [one.expires_in_seconds for one in columns if one.expires_in_seconds is not None]
+    return Run(
+        first=first.depth,
+        last=last.depth,
+        tokens=sum(one.tokens for one in columns),
+        state=first.state,
+        tier2=first.tier2,
+        slots=(min(slots), max(slots)) if slots else None,
+        expires_in_seconds=(min(ends), max(ends)) if ends else None,
+        uses_max=max((one.uses for one in columns if one.uses is not None), default=None),
+        priority=first.priority,
+    )
+
+
+def _answer(driver: Driver, told: _Told) -> Answer:
+    model = str((driver.model or {}).get("name", ""))
+    groups = {group: runs(columns) for group, columns in told.groups.items()}
+    return Answer(driver.name, model, told.then, groups, told.homes)
+
+
+def _drivers(principal: Principal, session: str) -> tuple[list[Driver], int]:
+    """Those to be asked, and how many more there are."""
+    drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
+    if session:
+        found = get_session(principal, session)
+        drivers = drivers.filter(pk__in=found.jobs.values("driver"))
+    listed = list(drivers)
+    return listed[:DRIVERS_MAX], len(listed[DRIVERS_MAX:])
+
+
+def _silent(told: Sequence[_Heard[T]], *, named: bool) -> list[Silent]:
+    return [Silent(one.driver.name if named else "", one.why) for one in told if one.why]
+
+
+def _asked(
+    drivers: Sequence[Driver], method: str, path: str, kind: type[T], body: dict[str, Any] | None
+) -> list[_Heard[T]]:
+    decoder = msgspec.json.Decoder(kind)
+    raw = msgspec.json.encode(body) if body is not None else None
+
+    async def ask() -> list[_Heard[T]]:
+        async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
+            return await asyncio.gather(
+                *(_one(client, driver, method, path, decoder, raw) for driver in drivers)
+            )
+
+    return asyncio.run(ask())
+
+
+async def _one(
+    client: httpx.AsyncClient,
+    driver: Driver,
+    method: str,
+    path: str,
+    decoder: msgspec.json.Decoder[T],
+    body: bytes | None,
+) -> _Heard[T]:
+    headers = {"Authorization": f"Bearer {driver.control_token}", "Content-Type": "application/json"}
+    address = f"{driver.control_url.rstrip('/')}{path}"
+    try:
+        answer = await client.request(method, address, content=body, headers=headers)
+        if answer.status_code in _KNOWS_NOTHING:
+            return _Heard(driver, None)
+        answer.raise_for_status()
+        return _Heard(driver, decoder.decode(answer.content))
+    except httpx.HTTPStatusError as error:
+        return _Heard(driver, None, f"It answered {error.response.status_code}.")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _Heard(driver, None, f"It does not answer: {str(error) or type(error).__name__}.")
+    except msgspec.DecodeError:
+        return _Heard(driver, None, "Its answer makes no sense: is it of this version?")
