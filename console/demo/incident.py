@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from django.db import transaction
 
 from console.accounts.principal import SYSTEM
-from console.alerts import fixes
+from console.alerts import fixing
 from console.alerts.models import Alert
 from console.demo import story
 from console.fleet.models import Node
@@ -87,9 +87,14 @@ class Incident:
         alert = self._wait("an alert fires", lambda: _alert(shard))
         page = f"/alerts/{alert.pk}/"
         self._tell(f"An alert fires: {alert.sentence}.", page)
-        self._pause("Press the button on that page that moves it back, or Enter here.")
-        self._tell("It is moved back on a rail, as the alert suggests. Its job goes on.", page)
-        _finish(_mending(alert))
+        self._pause("Press “Move it now” on that page, or Enter here.")
+        if _crosses(shard) and not _is_busy():  # if nobody has pressed it
+            fixing.do(SYSTEM, alert, "move")
+        self._tell(
+            f"{shard.name} moves back on a rail, as the alert suggests. Its job goes on.",
+            f"/operations/?target={of_session(SESSION)}",
+        )
+        self._wait("the stream is on a rail", lambda: not _crosses(shard) and not _is_busy())
         self._wait("evicts are fast again", lambda: (evict_p99() or 0) < SLOW_SECONDS)
         self._wait("the alert is over", lambda: _alert(shard) is None)
         self._tell(f"Over: p99 is {_shown(evict_p99())}, and the alert is resolved.", page)
@@ -173,13 +178,12 @@ def _move(shard: Shard, node: Node) -> Operation:
 def _alert(shard: Shard) -> Alert | None:
     """That this stream crosses the spine."""
     group_and_index = shard.name.partition(".")[2]
-    firing = Alert.objects.filter(rule=fixes.PLACEMENT, state="firing", topic=of_session(SESSION))
+    firing = Alert.objects.filter(rule="spine-placement", state="firing", topic=of_session(SESSION))
     return firing.filter(labels__stream=group_and_index).first()
 
 
-def _mending(alert: Alert) -> Operation:
-    """The move back: somebody may have begun it on the alert's page meanwhile."""
-    return running_on(of_session(SESSION)) or fixes.do(SYSTEM, alert)
+def _crosses(shard: Shard) -> bool:
+    return Shard.objects.filter(pk=shard.pk, tier=Tier.SPINE).exists()
 
 
 def _finish(operation: Operation) -> None:

@@ -16,7 +16,7 @@ from typing import Final, Self
 from console.demo import places
 from console.stack.endpoint import LOOPBACK
 
-BYTES_A_SECOND: Final = 32 << 10  # to the nodes, for all streams; what comes back is not held up
+BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; what comes back is not held up
 PIECE_BYTES: Final = 16 << 10  # what one carries before it is the next one's turn
 
 
