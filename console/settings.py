@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "console.explain",
     "console.overview",
     "console.search",
+    "console.handover",
     "console.demo",
     "telemetry",
     "channels",

@@ -14,6 +14,7 @@ from console.explain import views as explain
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
+from console.handover import views as handover
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -60,6 +61,7 @@ urlpatterns = [
     path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
     path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
     path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
+    path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
     path("fleet/join/", joining_views.join, name="fleet-join"),
@@ -139,6 +141,7 @@ urlpatterns = [
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("hand-over/", handover.hand_over, name="hand-over"),
     path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),

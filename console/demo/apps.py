@@ -10,6 +10,6 @@ class DemoConfig(AppConfig):
     name = "console.demo"
 
     def ready(self) -> None:
-        """What its nodes are told of tier 2 is registered there."""
+        """What its drivers are told of the spine is registered there."""
         if settings.DEMO:
-            import_module("console.demo.documents")
+            import_module("console.demo.ways")

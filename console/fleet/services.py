@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from django.contrib.postgres.aggregates import ArrayAgg
+from django.db import connection
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import Http404
 
@@ -58,7 +59,7 @@ def visible_spine_links(principal: Principal) -> QuerySet[SpineLink]:
 
 def visible_drivers(principal: Principal) -> QuerySet[Driver]:
     check_fleet(principal)
-    return Driver.objects.select_related("node")
+    return Driver.objects.all()
 
 
 def get(things: QuerySet[N], name: str) -> N:
@@ -70,10 +71,20 @@ def get(things: QuerySet[N], name: str) -> N:
     return found
 
 
+def hold() -> None:
+    """Until the end of the transaction nobody else changes the fleet, or reserves boxes or memory of it.
+
+    Take it before any row is locked: who has it waits for rows, so who has rows must not wait for it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
+
+
 def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: Role) -> N:
-    """One of them, locked until the end of the transaction, for somebody who may change it."""
+    """One of them, locked while the fleet is held, for somebody who may change it."""
     principal.check_may_change()
     check_fleet(principal, at_least)
+    hold()
     return get(things.select_for_update(of=("self",)), name)
 
 

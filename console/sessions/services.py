@@ -25,13 +25,13 @@ from django.http import Http404
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.fleet.nodes import Kind, tells_streams
+from console.fleet.services import hold
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Tier
 from console.search.services import Found, finder, nearest
 from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
-from console.sessions.world import hold
 from telemetry.topics import of_session
 
 

@@ -142,6 +142,7 @@ PAGES = {
         "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
     ),
     "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
+    "fleet-box": Case("GET", "/fleet/boxes/cs-1/", FLEET),
     "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
     "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
     "fleet-join": Case("GET", "/fleet/join/", FLEET),
@@ -180,6 +181,7 @@ PAGES = {
     "policies": Case("GET", "/policies/", known(200)),
     "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
     "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
+    "hand-over": Case("GET", "/hand-over/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
     "search": Case("GET", "/search/?q=acme", known(200)),
     "health": Case("GET", "/-/health", everyone(200)),
     "health-live": Case("GET", "/-/health/live", everyone(200)),
@@ -193,6 +195,15 @@ API = {
     ("GET", ""): Case("GET", "/api/v1/", everyone(404)),
     ("GET", "overview"): Case("GET", "/api/v1/overview?org=acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "search"): Case("GET", "/api/v1/search?q=acme", api_known(200)),
+    ("GET", "hand-over"): Case("GET", "/api/v1/hand-over?org=acme", (401, 404, 200, 200, 200, 200)),
+    ("GET", "hand-over/notes"): Case("GET", "/api/v1/hand-over/notes", api_known(200)),
+    ("POST", "hand-over/notes"): Case(
+        "POST",
+        "/api/v1/hand-over/notes",
+        (401, 404, 403, 201, 201, 201),
+        {"org": "acme", "text": "all is well"},
+        IDEMPOTENT,
+    ),
     ("GET", "me"): Case("GET", "/api/v1/me", api_known(200)),
     ("GET", "tokens"): Case("GET", "/api/v1/tokens", api_known(200)),
     ("POST", "tokens"): Case("POST", "/api/v1/tokens", api_known(201), {"name": "bot"}),
@@ -328,6 +339,7 @@ API = {
         {**ANY, **IDEMPOTENT},
     ),
     ("GET", "sessions/<name>/streams"): Case("GET", "/api/v1/sessions/chat/streams", API_SESSION),
+    ("GET", "sessions/<name>/memory"): Case("GET", "/api/v1/sessions/chat/memory", API_SESSION),
     ("POST", "sessions/<name>/move"): Case(
         "POST",
         "/api/v1/sessions/chat/move",
@@ -484,6 +496,7 @@ API |= {
         "/api/v1/alerts/bulk",
         (401, 404, 403, 200, 200, 200),
         {"verb": "acknowledge", "alerts": [7_000_000]},
+        IDEMPOTENT,
     ),
     ("GET", "alert-statistics"): Case("GET", "/api/v1/alert-statistics", api_known(200)),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(

@@ -34,7 +34,15 @@ function startConfirm() {
   });
 }
 
+function startPrint() {
+  for (const button of document.querySelectorAll("[data-print]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => window.print());
+  }
+}
+
 startTheme();
+startPrint();
 startCopy();
 startConfirm();
 startClock();

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from console.demo import documents, places, spine
+from console.demo import places, spine, ways
 from console.fleet.models import Node
 from console.placement.topology import Tier
 from kvss_agent.client.line import Address
@@ -58,11 +58,11 @@ def test_only_what_crosses_the_spine_to_a_node_of_the_demo_takes_it(tmp_path: Pa
     places.folder(tmp_path).mkdir()
     places.over_spine(tmp_path, "ax-1").write_text("tcp:127.0.0.1:9")
     with override_settings(STATE_DIR=tmp_path):
-        ways = {
-            (node, tier): documents.over_spine(Node(name=node), tier)
+        found = {
+            (node, tier): ways.over_spine(Node(name=node), tier)
             for node in ("ax-1", "ax-2", "theirs")
             for tier in Tier
         }
-    assert {at: found for at, found in ways.items() if found} == {
+    assert {at: where for at, where in found.items() if where} == {
         ("ax-1", Tier.SPINE): "tcp:127.0.0.1:9"
     }

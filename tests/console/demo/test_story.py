@@ -59,7 +59,7 @@ def leaves_of(things: description.Things, node: str) -> set[str]:
 
 
 def test_the_fleet_is_a_description_and_holds_every_model() -> None:
-    things = description.parse(story.fleet())
+    things = description.parse(story.fleet(Path("/a directory")))
     assert sorted(name for kind, name in things if kind == description.NODE) == list(places.NODES)
     for box in story.BOXES:
         its = {leaf for domain in things[description.BOX, box]["domains"] for leaf in domain["leaves"]}
