@@ -177,8 +177,8 @@ def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterat
 
 
 def fleet(tier2: Path) -> str:
-    """As a description of `manage.py fleet import`: a node on each leaf, and all of them one directory as
-    their tier 2. The first box has its ports on the first two leaves, the second on the others: so each
+    """As a description of `manage.py fleet import`: a node on each leaf, all with one directory as their
+    tier 2. The first box has its ports on the first two leaves, the second on the others: so each
     has nodes that only the spine leads to."""
     kept = json.dumps({"kind": "posix", "path": str(tier2), "cap": TIER2_CAP})
     leaves = "".join(
