@@ -17,18 +17,19 @@ from typing import Any, Final, Protocol
 
 from django.db import connection
 
-from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
-from telemetry.histogram import BOUNDS, BUCKETS, Histogram
+from telemetry.cells import NO_GAUGE, Cells, Gauge, Sparse, add_gauges, add_sparse, histogram_of
+from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_of
+from telemetry.storage import LEVELS, Shapes, cells_at, cells_of
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
 GROUPS_MAX: Final = 200
 TOPICS_MAX: Final = 5_000
 ROWS_MAX: Final = 500_000
+TOGETHER: Final = 256  # histograms that are added up at once: more take memory, and no less time
 TOPIC: Final = "topic"  # by which series can be told apart as by a label
 STEPS: Final = (
     10,
@@ -132,16 +133,28 @@ class Answer:
 
 def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
     """Raises Unanswerable. More series than a chart can show are for who looks at each of them."""
-    _check(question)
-    level, step = _resolution(question, now)
-    start = int(question.start) // step * step
-    points = math.ceil((question.end - start) / step)
+    [answer] = ask_each([question], now, groups_max)
+    return answer
+
+
+def ask_each(questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX) -> list[Answer]:
+    """Questions about one topic and time, of the same step: rows are read once for all of them."""
+    for question in questions:
+        _check(question)
+    first = questions[0]
+    level, step = _resolution(first, now)
+    start = int(first.start) // step * step
+    points = math.ceil((first.end - start) / step)
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
-    grid = _Grid(question, start, step, points, groups_max)
-    for topic, shape, bucket, cells in rows_of(question.topic, level, start, start + points * step):
-        grid.add(topic, shape, bucket, cells)
-    return Answer(question, start, step, level, grid.lines(now))
+    grids = [_Grid(question, start, step, points, groups_max) for question in questions]
+    for topic, shape, bucket, encoded in _encoded(first.topic, level, start, start + points * step):
+        for grid in grids:
+            grid.add(topic, shape, bucket, encoded)
+    return [
+        Answer(question, start, step, level, grid.lines(now))
+        for question, grid in zip(questions, grids, strict=True)
+    ]
 
 
 def hit_rate(question: Question, requested: Metric) -> Question:
@@ -203,6 +216,11 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, Cells]]:
     """What is stored of these topics between two moments, in buckets of a level; of what is newer, in
     finer ones. Raises Unanswerable for more than can be added up."""
+    for topic, shape, bucket, encoded in _encoded(pattern, level, start, end):
+        yield topic, shape, bucket, cells_of(encoded)
+
+
+def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, bytes]]:
     topics = _topics(pattern)
     if not topics:
         return
@@ -213,8 +231,8 @@ def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[st
     if len(rows) > ROWS_MAX:
         raise Unanswerable("step", "That is too much to add up. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})
-    for topic, shape, bucket, cells in rows:
-        yield topics[topic], shapes[shape], bucket, cells_of(cells)
+    for topic, shape, bucket, encoded in rows:
+        yield topics[topic], shapes[shape], bucket, encoded
 
 
 def _topics(pattern: str) -> dict[int, str]:
@@ -266,31 +284,30 @@ class _Grid:
         self._start, self._step, self._points = start, step, points
         self._groups: dict[tuple[str, ...], _Sums] = {}
         self._over: dict[tuple[str, ...], _Sums] = {}
-        self._plans: dict[tuple[str, bytes], list[tuple[int, _Sums]]] = {}
+        self._plans: dict[tuple[str, bytes], _Plan] = {}
         # What the other metric of a ratio has no labels for is held against all of it.
         of_both = (*question.over.labels, TOPIC) if question.over else ()
         self._over_by = tuple(name for name in question.by if name in of_both)
 
-    def add(self, topic: str, shape: Shape, bucket: int, cells: Cells) -> None:
+    def add(self, topic: str, shape: Shape, bucket: int, encoded: bytes) -> None:
         plan = self._plans.get((topic, shape.digest))
         if plan is None:
             plan = self._plans[topic, shape.digest] = self._plan(topic, shape)
-        if plan:
+        if plan.places:
             point = (bucket - self._start) // self._step
-            its = cells.of(self._question.metric.kind)
-            for place, sums in plan:
-                sums.add(point, its[place])
+            cells = cells_at(encoded, self._question.metric.kind, plan.places)
+            for cell, sums in zip(cells, plan.sums, strict=True):
+                sums.add(point, cell)
 
-    def _plan(self, topic: str, shape: Shape) -> list[tuple[int, _Sums]]:
-        """Where the cells that matter are, and what they are added to."""
-        question, found = self._question, list[tuple[int, _Sums]]()
+    def _plan(self, topic: str, shape: Shape) -> _Plan:
+        question, found = self._question, _Plan([], [])
         kind = question.metric.kind
         for place, one in enumerate(series for series in shape.series if series.kind is kind):
             labels = {**dict(one.labels), TOPIC: topic}
             if one.name == question.metric.name and _matches(labels, question.where):
-                found.append((place, self._group(self._groups, labels, question.by)))
+                found.add(place, self._group(self._groups, labels, question.by))
             if question.over and one.name == question.over.name:
-                found.append((place, self._group(self._over, labels, self._over_by)))
+                found.add(place, self._group(self._over, labels, self._over_by))
         return found
 
     def _group(
@@ -320,6 +337,18 @@ class _Grid:
             else:
                 made.append(Line(labels, sums.values(question.fold, seconds)))
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where in rows of one topic and shape the cells that matter are, and what they are added to."""
+
+    places: list[int]
+    sums: list[_Sums]
+
+    def add(self, place: int, sums: _Sums) -> None:
+        self.places.append(place)
+        self.sums.append(sums)
 
 
 class _Sums(Protocol):
@@ -379,35 +408,29 @@ def _of_gauge(fold: Fold, gauge: Gauge, covered: float) -> float:
 
 class _Histograms:
     def __init__(self, points: int) -> None:
-        self._counts: list[list[int] | None] = [None] * points
-        self._seconds = [0.0] * points
+        self._cells: list[list[Sparse]] = [[] for _ in range(points)]
 
-    def add(self, point: int, cell: list[Any]) -> None:
-        counts = self._counts[point]
-        if counts is None:
-            counts = self._counts[point] = [0] * BUCKETS
-        if cell:
-            self._seconds[point] += cell[0]
-            index = cell[1]
-            for count in cell[2:]:
-                counts[index] += count
-                index += 1
+    def add(self, point: int, cell: Sparse) -> None:
+        cells = self._cells[point]
+        cells.append(cell)
+        if len(cells) >= TOGETHER:
+            self._cells[point] = [add_sparse(cells)]
 
     def values(self, fold: Fold, seconds: Sequence[float]) -> list[Value]:
         return [
-            None if counts is None else _of_histogram(fold, counts, total, covered)
-            for counts, total, covered in zip(self._counts, self._seconds, seconds, strict=True)
+            _of_histogram(fold, histogram_of([add_sparse(cells)]), covered) if cells else None
+            for cells, covered in zip(self._cells, seconds, strict=True)
         ]
 
 
-def _of_histogram(fold: Fold, counts: list[int], total: float, covered: float) -> Value:
+def _of_histogram(fold: Fold, histogram: Histogram, covered: float) -> Value:
     if fold is Fold.HEATMAP:
-        return counts
+        return histogram.counts
     if fold in _FRACTIONS:
-        return Histogram(counts).quantile(_FRACTIONS[fold])
-    times = sum(counts)
+        return histogram.quantile(_FRACTIONS[fold])
+    times = histogram.count
     if fold is Fold.MEAN:
-        return total / times if times else None
+        return histogram.sum / times if times else None
     return times / covered if fold is Fold.RATE else times
 
 

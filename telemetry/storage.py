@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from django.db import connection
+from msgspec import Raw
 
-from telemetry.cells import Cells
+from telemetry.cells import Cell, Cells
 from telemetry.folding import BUCKET_SECONDS, Row
+from telemetry.metrics import Kind
 from telemetry.shapes import Shape
 
 LEVELS: Final[Mapping[str, int]] = {"10s": BUCKET_SECONDS, "1m": 60, "1h": 3600}  # seconds of a bucket
@@ -24,6 +26,13 @@ SHAPES_KEPT: Final = 16_384  # in the memory of a process
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Cells)
+# Of one kind each: the others are left as they are, which takes a tenth of the time.
+_PARTS: Final = (
+    msgspec.msgpack.Decoder(tuple[list[Raw], Raw, Raw]),
+    msgspec.msgpack.Decoder(tuple[Raw, list[Raw], Raw]),
+    msgspec.msgpack.Decoder(tuple[Raw, Raw, list[Raw]]),
+)
+_CELL: Final[msgspec.msgpack.Decoder[Cell]] = msgspec.msgpack.Decoder()
 
 
 class Stored(NamedTuple):
@@ -116,6 +125,12 @@ class Shapes:
 
 def cells_of(encoded: bytes | memoryview) -> Cells:
     return _DECODER.decode(encoded)
+
+
+def cells_at(encoded: bytes | memoryview, kind: Kind, places: Iterable[int]) -> list[Cell]:
+    """Only these, of one kind: who asks for one series has not to wait for a hundred."""
+    its: Any = _PARTS[kind].decode(encoded)[kind]
+    return [_CELL.decode(its[place]) for place in places]
 
 
 def encoded(cells: Cells) -> bytes:

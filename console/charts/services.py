@@ -24,7 +24,7 @@ from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Topic
-from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask
+from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, of_org
 
 TOPICS_MAX: Final = 500  # of a picker
@@ -159,7 +159,7 @@ def draw(principal: Principal, plan: Plan, over: Range) -> Chart:
     queries = [_query(plan, fold, over) for fold in plan.folds]
     now = time.time()
     try:
-        answers = [ask(_question(plan, fold, over), now) for fold in plan.folds]
+        answers = ask_each([_question(plan, fold, over) for fold in plan.folds], now)
     except Unanswerable as error:
         return Chart(plan, over, range(0), (), (), queries, str(error))
     times = _meaningful(answers[0].times, now)
