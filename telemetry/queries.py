@@ -17,19 +17,18 @@ from typing import Any, Final, Protocol
 
 from django.db import connection
 
-from telemetry.cells import NO_GAUGE, Cells, Gauge, Sparse, add_gauges, add_sparse, histogram_of
-from telemetry.histogram import BOUNDS, Histogram
+from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
+from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_at, cells_of
+from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
 GROUPS_MAX: Final = 200
 TOPICS_MAX: Final = 5_000
 ROWS_MAX: Final = 500_000
-TOGETHER: Final = 256  # histograms that are added up at once: more take memory, and no less time
 TOPIC: Final = "topic"  # by which series can be told apart as by a label
 STEPS: Final = (
     10,
@@ -284,7 +283,7 @@ class _Grid:
         self._start, self._step, self._points = start, step, points
         self._groups: dict[tuple[str, ...], _Sums] = {}
         self._over: dict[tuple[str, ...], _Sums] = {}
-        self._plans: dict[tuple[str, bytes], _Plan] = {}
+        self._plans: dict[tuple[str, bytes], list[tuple[int, _Sums]]] = {}
         # What the other metric of a ratio has no labels for is held against all of it.
         of_both = (*question.over.labels, TOPIC) if question.over else ()
         self._over_by = tuple(name for name in question.by if name in of_both)
@@ -293,21 +292,22 @@ class _Grid:
         plan = self._plans.get((topic, shape.digest))
         if plan is None:
             plan = self._plans[topic, shape.digest] = self._plan(topic, shape)
-        if plan.places:
+        if plan:
             point = (bucket - self._start) // self._step
-            cells = cells_at(encoded, self._question.metric.kind, plan.places)
-            for cell, sums in zip(cells, plan.sums, strict=True):
-                sums.add(point, cell)
+            its = cells_of_kind(encoded, self._question.metric.kind)
+            for place, sums in plan:
+                sums.add(point, its[place])
 
-    def _plan(self, topic: str, shape: Shape) -> _Plan:
-        question, found = self._question, _Plan([], [])
+    def _plan(self, topic: str, shape: Shape) -> list[tuple[int, _Sums]]:
+        """Where the cells that matter are, and what they are added to."""
+        question, found = self._question, list[tuple[int, _Sums]]()
         kind = question.metric.kind
         for place, one in enumerate(series for series in shape.series if series.kind is kind):
             labels = {**dict(one.labels), TOPIC: topic}
             if one.name == question.metric.name and _matches(labels, question.where):
-                found.add(place, self._group(self._groups, labels, question.by))
+                found.append((place, self._group(self._groups, labels, question.by)))
             if question.over and one.name == question.over.name:
-                found.add(place, self._group(self._over, labels, self._over_by))
+                found.append((place, self._group(self._over, labels, self._over_by)))
         return found
 
     def _group(
@@ -337,18 +337,6 @@ class _Grid:
             else:
                 made.append(Line(labels, sums.values(question.fold, seconds)))
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where in rows of one topic and shape the cells that matter are, and what they are added to."""
-
-    places: list[int]
-    sums: list[_Sums]
-
-    def add(self, place: int, sums: _Sums) -> None:
-        self.places.append(place)
-        self.sums.append(sums)
 
 
 class _Sums(Protocol):
@@ -408,29 +396,35 @@ def _of_gauge(fold: Fold, gauge: Gauge, covered: float) -> float:
 
 class _Histograms:
     def __init__(self, points: int) -> None:
-        self._cells: list[list[Sparse]] = [[] for _ in range(points)]
+        self._counts: list[list[int] | None] = [None] * points
+        self._seconds = [0.0] * points
 
-    def add(self, point: int, cell: Sparse) -> None:
-        cells = self._cells[point]
-        cells.append(cell)
-        if len(cells) >= TOGETHER:
-            self._cells[point] = [add_sparse(cells)]
+    def add(self, point: int, cell: list[Any]) -> None:
+        counts = self._counts[point]
+        if counts is None:
+            counts = self._counts[point] = [0] * BUCKETS
+        if cell:
+            self._seconds[point] += cell[0]
+            index = cell[1]
+            for count in cell[2:]:
+                counts[index] += count
+                index += 1
 
     def values(self, fold: Fold, seconds: Sequence[float]) -> list[Value]:
         return [
-            _of_histogram(fold, histogram_of([add_sparse(cells)]), covered) if cells else None
-            for cells, covered in zip(self._cells, seconds, strict=True)
+            None if counts is None else _of_histogram(fold, counts, total, covered)
+            for counts, total, covered in zip(self._counts, self._seconds, seconds, strict=True)
         ]
 
 
-def _of_histogram(fold: Fold, histogram: Histogram, covered: float) -> Value:
+def _of_histogram(fold: Fold, counts: list[int], total: float, covered: float) -> Value:
     if fold is Fold.HEATMAP:
-        return histogram.counts
+        return counts
     if fold in _FRACTIONS:
-        return histogram.quantile(_FRACTIONS[fold])
-    times = histogram.count
+        return Histogram(counts).quantile(_FRACTIONS[fold])
+    times = sum(counts)
     if fold is Fold.MEAN:
-        return histogram.sum / times if times else None
+        return total / times if times else None
     return times / covered if fold is Fold.RATE else times
 
 
