@@ -128,7 +128,8 @@ def cells_of(encoded: bytes | memoryview) -> Cells:
 
 def cells_of_kind(encoded: bytes | memoryview, kind: Kind) -> list[Cell]:
     """Only these: who asks for a counter has not to wait for histograms."""
-    found: list[Cell] = _OF_KIND[kind].decode(encoded)[kind]
+    parts: tuple[Any, ...] = _OF_KIND[kind].decode(encoded)
+    found: list[Cell] = parts[kind]
     return found
 
 
