@@ -14,6 +14,7 @@ from console.explain import views as explain
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
+from console.handover import views as handover
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -23,6 +24,7 @@ from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.search import views as search
 from console.sessions import moving_views, rules_views
 from console.sessions import views as sessions
 from console.shell import views as shell
@@ -59,6 +61,7 @@ urlpatterns = [
     path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
     path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
     path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
+    path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
     path("fleet/join/", joining_views.join, name="fleet-join"),
@@ -72,6 +75,8 @@ urlpatterns = [
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
     path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
+    path("alerts/bulk/", alerts.change_many, name="alerts-bulk"),
+    path("alerts/history/", alerts.show_history, name="alert-history"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
     path("alerts/rules/", alert_settings.list_rules, name="alert-rules"),
@@ -136,6 +141,8 @@ urlpatterns = [
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("hand-over/", handover.hand_over, name="hand-over"),
+    path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

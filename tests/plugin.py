@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from console.stack.embedded import embedded_servers
 
@@ -58,6 +59,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     So they are not even imported unless they are asked for by their marker."""
     names = set().union(*(APART[what] for what in _left_out(config)))
     return True if collection_path.name in names else None
+
+
+def pytest_configure() -> None:
+    """No property has to be quick: machines are shared, and tests with each other."""
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is slow goes first, so that nobody waits for the last worker."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_unconfigure() -> None:

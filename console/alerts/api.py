@@ -1,4 +1,4 @@
-"""Alerts and silences over REST. Rules and channels are in `api_settings`."""
+"""Alerts over REST, one by one. Beside it: `api_many`, `api_silences`, `api_settings`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest
 from django.utils import timezone
 from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
-from console.alerts import services, silences
+from console.accounts.principal import Principal
+from console.alerts import fixing, services
 from console.alerts.delivering import active_silences, silence_of
+from console.alerts.fixes import Fix
 from console.alerts.models import Alert, Comment, Silence
 from console.alerts.services import Filters
-from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import NO_NUL, Input, Moment, Reason, SearchText
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.fields import NO_NUL, Input, Reason, SearchText
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.orgs.models import SLUG
 from console.orgs.services import NoSuchUser, get_org
 
 router = Router(tags=["alerts"])
@@ -30,8 +29,6 @@ router = Router(tags=["alerts"])
 Number = Annotated[int, Path(ge=1, le=2**63 - 1)]
 AlertState = Literal["quiet", "pending", "firing", "no_data", "resolved"]
 SeverityName = Literal["page", "ticket", "notice"]
-MatcherText = Annotated[str, Field(max_length=200, pattern=NO_NUL, examples=["node=ax-7"])]
-OrgSlug = Annotated[str, Field(pattern=SLUG, max_length=48)]
 
 
 class FlipOut(Schema):
@@ -78,9 +75,30 @@ class AlertOut(Schema):
     runbook: str
 
 
+class FixStepOut(Schema):
+    what: str
+    before: str
+    after: str
+
+
+class CallOut(Schema):
+    method: Literal["POST", "PUT"]
+    path: str
+    body: dict[str, Any]
+
+
+class FixOut(Schema):
+    kind: str = Field(description="Empty for what is only advice.")
+    text: str
+    plan: list[FixStepOut]
+    refusal: str = Field(description="Why you can't do it; empty where you can.")
+    call: CallOut | None = Field(description="Of this API, that does it.")
+
+
 class AlertWithHistory(AlertOut):
     flips: list[FlipOut]
     comments: list[CommentOut]
+    fixes: list[FixOut] = Field(description="What would end it.")
 
 
 class ReasonIn(Input):
@@ -131,7 +149,7 @@ def _fields(alert: Alert, active: list[Silence]) -> dict[str, Any]:
     }
 
 
-def _whole(alert: Alert) -> AlertWithHistory:
+def _whole(principal: Principal, alert: Alert) -> AlertWithHistory:
     flips = alert.flips.order_by("-number")[:100]
     comments = alert.comments.order_by("-pk")[:100]
     return AlertWithHistory(
@@ -148,6 +166,18 @@ def _whole(alert: Alert) -> AlertWithHistory:
             for flip in flips
         ],
         comments=[show_comment(one) for one in comments],
+        fixes=[show_fix(fix) for fix in fixing.of(principal, alert)],
+    )
+
+
+def show_fix(fix: Fix) -> FixOut:
+    call = fix.call
+    return FixOut(
+        kind=fix.kind,
+        text=fix.text,
+        plan=[FixStepOut(what=one.what, before=one.before, after=one.after) for one in fix.plan],
+        refusal=fix.refusal,
+        call=CallOut(method=call.method, path=call.path, body=dict(call.body)) if call else None,
     )
 
 
@@ -193,7 +223,8 @@ def list_alerts(
     "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="One alert"
 )
 def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
-    return _whole(services.get_alert(requester(request), alert_id))
+    principal = requester(request)
+    return _whole(principal, services.get_alert(principal, alert_id))
 
 
 @router.post(
@@ -205,7 +236,7 @@ def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Al
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.acknowledge(principal, alert, payload.reason))
+        return _whole(principal, services.acknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -217,7 +248,7 @@ def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> 
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.unacknowledge(principal, alert, payload.reason))
+        return _whole(principal, services.unacknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -242,94 +273,7 @@ def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> Alert
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
         try:
-            return _whole(services.assign(principal, alert, payload.username or "", payload.reason))
+            alert = services.assign(principal, alert, payload.username or "", payload.reason)
+            return _whole(principal, alert)
         except NoSuchUser as error:
             raise Http404(str(error)) from None
-
-
-# Silences
-
-
-class SilenceOut(Schema):
-    id: int
-    state: Literal["to come", "active", "over"]
-    org: str | None
-    matchers: list[str]
-    starts_at: datetime
-    ends_at: datetime
-    author: str
-    reason: str
-    version: int = Field(description="Counts changes; it is the ETag.")
-
-
-class SilenceIn(Input):
-    org: OrgSlug | None = Field(None, description="Only alerts of this org; null for all.")
-    matchers: list[MatcherText] = Field(min_length=1, max_length=8, description="All have to hold.")
-    starts_at: Moment | None = Field(None, description="Now, if it is not said.")
-    ends_at: Moment = Field(description="At most 90 days after it starts.")
-    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=NO_NUL)]
-
-
-def show_silence(silence: Silence) -> SilenceOut:
-    state: Any = silence.state
-    return SilenceOut(
-        id=silence.pk,
-        state=state,
-        org=silence.org.slug if silence.org else None,
-        matchers=silence.matchers,
-        starts_at=silence.starts_at,
-        ends_at=silence.ends_at,
-        author=silence.author,
-        reason=silence.reason,
-        version=silence.version,
-    )
-
-
-@router.get("/silences", response={200: Page[SilenceOut], **documented()}, summary="Silences")
-def list_silences(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    found = silences.visible_silences(requester(request))
-    return paginate(found, "-pk", cursor, limit, show_silence)
-
-
-@router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Silence alerts")
-def create_silence(request: HttpRequest, payload: SilenceIn, key: IdempotencyKey) -> HttpResponse:
-    principal = requester(request)
-
-    def create() -> Answer:
-        silence = silences.create_silence(
-            principal,
-            org=get_org(principal, payload.org) if payload.org else None,
-            matchers=payload.matchers,
-            starts_at=payload.starts_at,
-            ends_at=payload.ends_at,
-            reason=payload.reason,
-        )
-        headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
-        return Answer(201, show_silence(silence), headers)
-
-    return once(request, key, payload, create)
-
-
-@router.get(
-    "/silences/{silence_id}", response={200: SilenceOut, **documented(404)}, summary="One silence"
-)
-def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> SilenceOut:
-    silence = silences.get_silence(requester(request), silence_id)
-    response["ETag"] = etag(silence.version)
-    return show_silence(silence)
-
-
-@router.delete(
-    "/silences/{silence_id}",
-    response={200: SilenceOut, **documented(404, 412, 428)},
-    summary="End a silence now",
-)
-def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> SilenceOut:
-    """It stays on record."""
-    principal = requester(request)
-    with transaction.atomic():
-        silence = silences.for_change(principal, silence_id)
-        check_match(if_match, silence.version)
-        return show_silence(silences.end_silence(principal, silence))

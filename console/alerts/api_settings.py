@@ -13,7 +13,8 @@ from pydantic import StrictBool
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
 from console.alerts import channels, limits
-from console.alerts.api import MatcherText, Number, OrgSlug, SeverityName
+from console.alerts.api import Number, SeverityName
+from console.alerts.api_silences import MatcherText, OrgSlug
 from console.alerts.catalogue import RULES
 from console.alerts.models import Channel, Notification, Thresholds
 from console.alerts.rules import Rule

@@ -21,6 +21,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Its box and its node are on different leaves: all it moves takes links that all share.",
         remedy="Bring it back on a rail: make room on a node of the box's leaf, and move it there.",
         runbook="spine-placement.md",
+        fixes=("move",),
         judge=spine.placed,
         readings={
             "crossing": Reading(
@@ -45,6 +46,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Evicts and refills of all sessions on those links get slower with it.",
         remedy="If it is no move, which ends by itself: make room on better nodes, and move the shards.",
         runbook="spine-share.md",
+        fixes=("bring-back",),
         judge=judges.share(
             "spine",
             "all",
@@ -74,6 +76,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="In some ten seconds a link took nearly all that it can carry: whoever shares it waits.",
         remedy="See which session it is; slow down its moves, or bring its streams back on rails.",
         runbook="spine-burst.md",
+        fixes=("bring-back",),
         judge=spine.bursts,
         readings={
             "crossing": Reading(

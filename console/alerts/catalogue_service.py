@@ -113,6 +113,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="An org's hit rate is far below what it was in most hours of the last week.",
         remedy="Look at the reasons of its misses, and what changed: a policy, a resize, its prompts.",
         runbook="hit-rate-drop.md",
+        fixes=("quota",),
         judge=judges.fallen(
             "hit",
             "requested",

@@ -19,6 +19,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Nothing has been heard of an agent, while others are heard. What it has is a miss.",
         remedy="Start the agent, or drain the node so that its shards get other homes.",
         runbook="agent-silent.md",
+        fixes=("drain",),
         judge=silence.silent("node"),
         own_limits=(SILENT,),
         fine_seconds=20,
@@ -46,6 +47,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="A shard was not granted its memory, or tier 2 can't be opened.",
         remedy="Give the machine memory, or the shards fewer slots; mend the path of tier 2.",
         runbook="agent-not-ready.md",
+        fixes=("cordon", "drain"),
         judge=judges.flag("ready", "{name} is not what it was told to be"),
         readings={"ready": Reading(topic="node:*", metric="kvss_ready", fold=Fold.MAX, seconds=30)},
         breach_seconds=300,
@@ -81,6 +83,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Refills and deletes wait for evicts that have not been applied.",
         remedy="Move the shard to a node that is less busy. A driver that stopped is cut off by itself.",
         runbook="queue-deep.md",
+        fixes=("cordon", "drain"),
         judge=judges.level(
             "waiting", "depth", "{value:,.0f} requests wait at shard {shard} of {name}", of=last
         ),
@@ -134,6 +137,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Reads or writes fail. What can't be read is a miss.",
         remedy="Make room, take the disk out of service, or mend the bucket's credentials.",
         runbook="tier2-faults.md",
+        fixes=("cordon", "drain"),
         judge=judges.level("faults", "faults", "tier 2 of {name}: {value:,.0f} times {outcome}", of=sum),
         readings={
             "faults": Reading(

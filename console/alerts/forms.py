@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 
 from console.accounts.forms import ReasonMixin
+from console.alerts.bulk import Verb
 from console.alerts.catalogue import RULES
 from console.alerts.life import State
 from console.alerts.matching import BadMatcher, parse, split
@@ -69,8 +71,24 @@ class AcknowledgeForm(forms.Form):
     reason = forms.CharField(max_length=500, required=False, label="What you are doing about it")
 
 
+class BulkForm(forms.Form):
+    """What becomes of the alerts that are chosen in the list."""
+
+    verb = forms.ChoiceField(choices=[(one.value, one.value) for one in Verb])
+    username = forms.CharField(max_length=63, required=False)
+    hours = forms.TypedChoiceField(coerce=int, choices=HOURS, required=False, empty_value=None)
+    reason = forms.CharField(max_length=500, required=False)
+
+    @property
+    def ends_at(self) -> datetime | None:
+        hours = self.cleaned_data["hours"]
+        return timezone.now() + timedelta(hours=hours) if hours else None
+
+
 class CommentForm(forms.Form):
-    text = forms.CharField(max_length=2000, label="Comment", widget=forms.Textarea(attrs={"rows": 3}))
+    text = forms.CharField(
+        max_length=2000, label="Comment", widget=forms.Textarea(attrs={"rows": 3, "data-press": "c"})
+    )
 
 
 class AssignForm(forms.Form):

@@ -146,6 +146,7 @@ class Rule:
     breach_seconds: float = 0
     fine_seconds: float = 60
     every_seconds: int = TICK_SECONDS
+    fixes: tuple[str, ...] = ()  # of `remedies`, that may help
     outlives_silence: bool = False  # it is about silence, so that silence does not end it
     prometheus: tuple[str, ...] = ()  # alerts of deploy/prometheus that say the same
 

@@ -5,30 +5,35 @@ from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import transaction
 from django.forms import Form
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts import fixes, runbooks, services, silences, timeline
+from console.alerts import bulk, fixing, runbooks, services, silences, statistics, timeline
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.forms import (
+    HOURS,
     AcknowledgeForm,
     AssignForm,
+    BulkForm,
     CommentForm,
     FilterForm,
     SilenceForm,
 )
 from console.alerts.services import Filters
+from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
 from console.sessions.planning import CannotPlan
 
 PER_PAGE = 50
 SILENCES_SHOWN = 200
+NUMBER_DIGITS_MAX = 19
 
 
 def _filters(form: FilterForm) -> Filters:
@@ -58,12 +63,16 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
     context = {
         "form": form,
         "page": page,
-        "rows": [(alert, silence_of(alert, active)) for alert in page],
+        "rows": [
+            (alert, silence_of(alert, active), ", ".join(timeline.matchers_of(alert))) for alert in page
+        ],
         "query": query.urlencode(),
         "filtered": any(query.values()),
         "evaluator": services.Evaluator.now(),
         "hidden": services.visible_alerts(request.principal).exclude(hidden_by=None).count(),
         "live_topic": services.live_topic(request.principal),
+        "may_change": _may_on_call(request.principal),
+        "hours": HOURS,
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(request, "alerts/list_live.html" if fragment else "alerts/list.html", context)
@@ -89,7 +98,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "charts": timeline.charts(request.principal, alert),
         "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
-        "fixes": fixes.of(request.principal, alert),
+        "fixes": fixing.of(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,
@@ -156,11 +165,14 @@ def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
 def fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
     try:
-        operation = fixes.do(request.principal, alert)
-    except (Busy, CannotPlan) as error:
+        address = fixing.do(request.principal, alert, request.POST.get("kind", ""))
+    except (Busy, CannotPlan, Impossible) as error:
         messages.error(request, str(error))
         return redirect("alert", alert_id)
-    return redirect("operation", operation.pk)
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+        return redirect("alert", alert_id)
+    return redirect(address)
 
 
 def _complain(request: SignedInRequest, form: Form) -> None:
@@ -168,7 +180,60 @@ def _complain(request: SignedInRequest, form: Form) -> None:
         messages.error(request, f"{field}: {' '.join(map(str, errors))}")
 
 
+@require_POST
+@signed_in
+def change_many(request: SignedInRequest) -> HttpResponse:
+    """Back to the list as it was filtered."""
+    form = BulkForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Say what is to become of them.")
+        return _to_list(request)
+    values = form.cleaned_data
+    try:
+        changed = bulk.do(
+            request.principal,
+            _chosen(request),
+            bulk.Verb(values["verb"]),
+            username=values["username"],
+            ends_at=form.ends_at,
+            reason=values["reason"],
+        )
+    except (NoSuchUser, ValidationError) as error:
+        messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
+    else:
+        said = {"acknowledge": "in hand", "assign": "assigned", "silence": "silent"}[values["verb"]]
+        messages.success(request, f"{len(changed)} alert{'s' if len(changed) > 1 else ''}: {said}.")
+    return _to_list(request)
+
+
+def _chosen(request: SignedInRequest) -> list[int]:
+    texts = request.POST.getlist("alert")
+    return [int(text) for text in texts if text.isdecimal() and len(text) < NUMBER_DIGITS_MAX]
+
+
+def _to_list(request: SignedInRequest) -> HttpResponse:
+    query = QueryDict(request.POST.get("query", "")[:2000]).urlencode()
+    return redirect(f"{reverse('alerts')}{'?' if query else ''}{query}")
+
+
+@require_safe
+@signed_in
+def show_history(request: SignedInRequest) -> HttpResponse:
+    days = request.GET.get("days", "")
+    chosen = int(days) if days in map(str, statistics.DAYS) else statistics.DAYS[2]
+    context = {
+        "found": statistics.statistics(request.principal, chosen),
+        "spans": statistics.DAYS,
+    }
+    return render(request, "alerts/history.html", context)
+
+
 # Silences
+
+
+def _may_on_call(principal: Principal) -> bool:
+    """Whether there may be something that they are on call for."""
+    return bool(principal.on_platform(Role.ON_CALL) or principal.orgs_where(Role.ON_CALL))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -184,9 +249,7 @@ def list_silences(request: SignedInRequest) -> HttpResponse:
     context = {
         "form": form,
         "silences": [(silence, _may_end(request.principal, silence.org_id)) for silence in visible],
-        "may_add": bool(
-            request.principal.on_platform(Role.ON_CALL) or request.principal.orgs_where(Role.ON_CALL)
-        ),
+        "may_add": _may_on_call(request.principal),
     }
     return render(request, "alerts/silences.html", context)
 

@@ -13,7 +13,9 @@ from ninja.openapi.schema import OpenAPISchema
 
 from console.accounts.api import router as accounts
 from console.alerts.api import router as alerts
+from console.alerts.api_many import router as many_alerts
 from console.alerts.api_settings import router as alert_settings
+from console.alerts.api_silences import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.problems import ApiError, FieldError
@@ -25,6 +27,7 @@ from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
 from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
+from console.handover.api import router as handover
 from console.live.api import router as live
 from console.metrics.api import router as metrics
 from console.operations.api import busy
@@ -38,8 +41,10 @@ from console.policies.caller_api import router as callers
 from console.policies.platform_api import router as policies_of_all
 from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
+from console.search.api import router as search
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
+from console.sessions.leaving_api import router as leaving
 from console.sessions.planning import CannotPlan
 from console.sessions.rules_api import router as session_rules
 from console.sessions.sizing import JobsRun
@@ -83,7 +88,11 @@ api = Api(
 api.add_router("", accounts)
 api.add_router("", orgs)
 api.add_router("", overview)
+api.add_router("", search)
+api.add_router("", handover)
+api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
 api.add_router("", alerts)
+api.add_router("", silences)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
@@ -97,6 +106,7 @@ api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", sessions)
 api.add_router("", session_rules)
+api.add_router("", leaving)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
@@ -46,7 +47,7 @@ def seed() -> bool:
         cursor.execute(_LOCK)
     if Stamp.objects.exists():
         return False
-    importing.apply(SYSTEM, story.fleet(), reason=REASON)
+    importing.apply(SYSTEM, story.fleet(places.tier2(settings.STATE_DIR)), reason=REASON)
     for one in story.ORGS:
         if not Org.objects.filter(slug=one.slug).exists():
             orgs.create_org(SYSTEM, slug=one.slug, name=one.name, reason=REASON)

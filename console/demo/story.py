@@ -10,8 +10,10 @@ same from start to start.
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -25,7 +27,7 @@ SEED: Final = 7
 VOCABULARY: Final = 32_000
 GRANT_PERCENT: Final = 70
 WHY_NOT_ALL: Final = "With some room left, every stream finds a node on its rail"
-TIER2_BYTES_MAX: Final = 256 << 20  # of all nodes, in one directory
+TIER2_CAP: Final = "256M"  # of all nodes, in one directory
 LEAVES: Final = ("leaf-1", "leaf-2")
 BOXES: Final = ("cs-1", "cs-2")
 
@@ -174,16 +176,17 @@ def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterat
     )
 
 
-def fleet() -> str:
+def fleet(tier2: Path) -> str:
     """As a description of `manage.py fleet import`: every box has ports on both leaves, every node a NIC
-    on one of them."""
+    on one of them, and all nodes one directory as their tier 2."""
+    kept = json.dumps({"kind": "posix", "path": str(tier2), "cap": TIER2_CAP})
     leaves = "".join(
         f"      {leaf}:\n        spine_links:\n          {leaf}-up: {{spine: spine-1, gbits: 400}}\n"
         for leaf in LEAVES
     )
     nodes = "".join(
         f"      {node}:\n        nics: {{eth0: {{leaf: {_leaf(place, NODES)}, wio: 16, gbits: 100}}}}\n"
-        f"        memory: {MEMORY}\n        shards_max: 16\n"
+        f"        memory: {MEMORY}\n        shards_max: 16\n        tier2: {kept}\n"
         for place, node in enumerate(NODES)
     )
     domains = "".join(

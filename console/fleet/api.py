@@ -47,6 +47,7 @@ class NodeOut(Schema):
     cpus: int
     shards_max: int
     nics: list[NicOut]
+    tier2: dict[str, Any] | None = Field(description="As described; null: it keeps nothing but memory.")
     labels: dict[str, str]
     software_version: str
     protocol_min: int
@@ -99,7 +100,6 @@ class DriverOut(Schema):
     name: str
     version: int
     model: dict[str, Any] | None
-    node: str | None
     software_version: str
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
@@ -122,6 +122,7 @@ def show_node(node: Node) -> NodeOut:
             NicOut(name=nic.name, leaf=nic.leaf.name, wio=nic.wio, gbits=nic.gbits)
             for nic in node.nics.all()
         ],
+        tier2=node.declared.get("tier2"),
         labels=node.labels,
         software_version=node.software_version,
         protocol_min=node.protocol_min,
@@ -163,7 +164,6 @@ def show_driver(driver: Driver) -> DriverOut:
         name=driver.name,
         version=driver.version,
         model=driver.model,
-        node=driver.node.name if driver.node else None,
         software_version=driver.software_version,
         joined_at=driver.joined_at,
         last_heartbeat_at=driver.last_heartbeat_at,

@@ -10,6 +10,7 @@
           ax-1:
             nics: {eth0: {leaf: leaf-1, wio: 16, gbits: 100}}
             memory: 1T
+            tier2: {kind: posix, path: /mnt/kv, cap: 2T}
             labels: {rack: "7"}
         boxes:
           cs-1:
@@ -28,8 +29,10 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
+from console.fleet import tier2
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.models import DOMAINS_MAX, NAME
+from console.fleet.sizes import in_bytes, in_units
 from console.placement.topology import NIC_WIO
 
 STAMP, LEAF, LINK, NODE, BOX = "stamp", "leaf", "spine link", "node", "box"
@@ -39,8 +42,6 @@ CHARACTERS_MAX: Final = 4 << 20
 PROBLEMS_MAX: Final = 20
 DEPTH_MAX: Final = 12
 GBITS: Final = 100
-UNITS: Final = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10}
-_MEMORY: Final = re.compile(r"(\d{1,19})([KMGT]?)(?:i?B)?")
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -100,23 +101,6 @@ def dump(things: Things) -> str:
             {"stamps": stamps}, Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=100
         )
     )
-
-
-def in_units(memory_bytes: int) -> str:
-    """`512G`: the largest unit that says it exactly. So it stands in what is read and compared."""
-    for unit, size in UNITS.items():
-        if memory_bytes and memory_bytes % size == 0:
-            return f"{memory_bytes // size}{unit}"
-    return str(memory_bytes)
-
-
-def in_bytes(text: str) -> int:
-    """The other way round. Raises ValueError."""
-    match = _MEMORY.fullmatch(text)
-    size = int(match[1]) * UNITS.get(match[2], 1) if match else 0
-    if not 0 < size <= 1 << 60:
-        raise ValueError(f"{text[:80]!r} should be a number of bytes, such as 512G")
-    return size
 
 
 def _names(things: Iterable[Thing], kind: str) -> list[str]:
@@ -182,7 +166,7 @@ class _Reader:
             self._add((LINK, link), value, found)
 
     def _node(self, path: str, name: str, said: yaml.Node, stamp: str) -> None:
-        fields = self._fields(said, path, {"nics", "memory", "cpus", "shards_max", "labels"})
+        fields = self._fields(said, path, {"nics", "memory", "cpus", "shards_max", "tier2", "labels"})
         found: dict[str, Any] = {"stamp": stamp, "nics": {}}
         for at, nic, value in self._each(fields.get("nics"), f"{path}.nics"):
             found["nics"][nic] = self._nic(at, value, stamp)
@@ -192,6 +176,8 @@ class _Reader:
         for what, convert in {**converts, "shards_max": _count}.items():
             if what in fields:
                 found[what] = self._take(fields, what, path, said, convert)
+        if "tier2" in fields:
+            found["tier2"] = self._tier2(f"{path}.tier2", fields["tier2"])
         labels = {
             label: self._text(value, f"{path}.labels.{label}")
             for label, value in self._pairs(fields.get("labels"), f"{path}.labels")
@@ -214,6 +200,18 @@ class _Reader:
             "wio": self._take(fields, "wio", path, said, _count, NIC_WIO),
             "gbits": self._take(fields, "gbits", path, said, _count, GBITS),
         }
+
+    def _tier2(self, path: str, said: yaml.Node) -> dict[str, Any]:
+        before = len(self.problems)
+        fields = self._fields(said, path, set(tier2.FIELDS))
+        names = [name for name in tier2.FIELDS if name in fields or name in tier2.REQUIRED]
+        found = {name: self._take(fields, name, path, said, tier2.FIELDS[name]) for name in names}
+        if len(self.problems) == before:
+            try:
+                tier2.told(found)
+            except ValueError as error:
+                self._wrong(said, path, str(error))
+        return found
 
     def _box(self, path: str, name: str, said: yaml.Node, stamp: str) -> None:
         listed = self._fields(said, path, {"domains"}).get("domains")

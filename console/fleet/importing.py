@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import IntegrityError, connection, transaction
@@ -20,15 +20,15 @@ from console.accounts.roles import Role
 from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
+from console.control import services as control
 from console.fleet import description, services, storing
-from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things, in_units
+from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
+from console.fleet.sizes import in_units
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
-
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('placement'))"  # as console.sessions.world.hold
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _said_of(node: Any, nics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
     if "memory_bytes" in node.declared:
         said["memory"] = in_units(node.declared["memory_bytes"])
-    said |= {what: node.declared[what] for what in ("cpus", "shards_max") if what in node.declared}
+    said |= {what: node.declared[what] for what in storing.DECLARED if what in node.declared}
     if node.labels:
         said["labels"] = node.labels
     return said
@@ -186,7 +186,7 @@ def apply(
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     wanted = description.parse(text)
-    _lock()
+    services.hold()
     before = current()
     if seen is not None and seen != fingerprint(before):
         raise Moved
@@ -227,13 +227,16 @@ def _become(
     except IntegrityError:  # somebody has joined under a name that was to be added, say
         raise Moved from None
     _record(principal, found, reason, undoes)
+    _tell(found)
     return found
 
 
-def _lock() -> None:
-    """Until the end of the transaction nobody else imports, and nobody places streams."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK)
+def _tell(found: Difference) -> None:
+    """Agents whose tier 2 is another one now."""
+    nodes = [one for one in found.changes if one.kind == NODE and one.before and one.after]
+    told = [one for one in nodes if any(path.startswith("tier2") for path, *_ in one.differences)]
+    if told:
+        control.changed([(NODE, one.name) for one in told], "Their tier 2 is described anew.")
 
 
 # The trail
@@ -263,7 +266,7 @@ def _record(principal: Principal, found: Difference, reason: str, undoes: AuditE
 def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
-    _lock()
+    services.hold()
     before, was, became = current(), _things(entry.before), _things(entry.after)
     if moved := [thing for thing in {**was, **became} if before.get(thing) != became.get(thing)]:
         raise CannotUndo(f"{' '.join(moved[0])} has changed since.")

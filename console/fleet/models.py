@@ -198,12 +198,9 @@ class Port(models.Model):
 
 
 class Driver(Named, Joined):
-    """The SwDriver of one job: what decides what is cached. It may run on a node, or elsewhere."""
+    """The SwDriver of one job: what decides what is cached. It runs wherever its engine does."""
 
     model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
-    node = models.ForeignKey(
-        Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="drivers"
-    )
     lost_at = models.DateTimeField(null=True, blank=True)  # since when nothing is heard of it
 
     class Meta(Named.Meta):

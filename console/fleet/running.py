@@ -12,11 +12,11 @@ from typing import Final
 from django.db.models import Count, F, Q, Sum
 
 from console.control.models import Target
-from console.fleet.models import Node
+from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
-from console.sessions.models import Shard
+from console.sessions.models import SessionBox, Shard
 
 SHOWN_MAX: Final = 100
 TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPINE: ("bad", "spine")}
@@ -38,6 +38,13 @@ class OnNode:
     memory_bytes: int
     target: Target | None
     operation: Operation | None
+
+
+@dataclass(frozen=True, slots=True)
+class OnBox:
+    streams: list[Stream]
+    left_out: int
+    held: SessionBox | None  # by a session, for its jobs
 
 
 @dataclass(slots=True)
@@ -68,6 +75,19 @@ def on_node(node: Node, topic: str) -> OnNode:
         memory_bytes=used["bytes"] or 0,
         target=target_of("node", node.name),
         operation=running_on(topic),
+    )
+
+
+def on_box(box: Box) -> OnBox:
+    """What begins at a box, and whose it is."""
+    found = Shard.objects.filter(box=box)
+    related = ("job__session", "job__driver", "box", "node", "next_node")
+    shards = list(found.select_related(*related).order_by("domain", "pk")[: SHOWN_MAX + 1])
+    held = SessionBox.objects.filter(box=box).select_related("session")
+    return OnBox(
+        streams=[Stream(shard, *TIERS[Tier(shard.tier)]) for shard in shards[:SHOWN_MAX]],
+        left_out=max(0, found.count() - SHOWN_MAX) if len(shards) > SHOWN_MAX else 0,
+        held=held.prefetch_related("jobs__job__driver").first(),
     )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from django.contrib.postgres.aggregates import ArrayAgg
+from django.db import connection
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import Http404
 
@@ -16,6 +18,7 @@ from console.accounts.roles import Role
 from console.fleet.models import Box, Domain, Driver, Leaf, Named, Nic, Node, Port, SpineLink
 from console.placement import topology as placement
 from console.placement.topology import State
+from console.search.services import Found, finder, nearest
 
 N = TypeVar("N", bound=Named)
 
@@ -56,7 +59,7 @@ def visible_spine_links(principal: Principal) -> QuerySet[SpineLink]:
 
 def visible_drivers(principal: Principal) -> QuerySet[Driver]:
     check_fleet(principal)
-    return Driver.objects.select_related("node")
+    return Driver.objects.all()
 
 
 def get(things: QuerySet[N], name: str) -> N:
@@ -68,10 +71,20 @@ def get(things: QuerySet[N], name: str) -> N:
     return found
 
 
+def hold() -> None:
+    """Until the end of the transaction nobody else changes the fleet, or reserves boxes or memory of it.
+
+    Take it before any row is locked: who has it waits for rows, so who has rows must not wait for it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
+
+
 def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: Role) -> N:
-    """One of them, locked until the end of the transaction, for somebody who may change it."""
+    """One of them, locked while the fleet is held, for somebody who may change it."""
     principal.check_may_change()
     check_fleet(principal, at_least)
+    hold()
     return get(things.select_for_update(of=("self",)), name)
 
 
@@ -113,3 +126,27 @@ def reachable_nodes() -> QuerySet[Node]:
 
 def reachable_drivers() -> QuerySet[Driver]:
     return Driver.objects.filter(joined_at__isnull=False, lost_at=None)
+
+
+def _sees(principal: Principal) -> bool:
+    return principal.on_platform(Role.VIEWER)
+
+
+@finder("nodes")
+def find_nodes(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_nodes(principal), text, "name")[:most] if _sees(principal) else ()
+    return [Found(one.name, f"{one.state}, {one.stamp.name}", "fleet-node", one.name) for one in found]
+
+
+@finder("boxes")
+def find_boxes(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_boxes(principal), text, "name")[:most] if _sees(principal) else ()
+    return [
+        Found(one.name, one.stamp.name, "fleet-boxes", query=urlencode({"q": one.name})) for one in found
+    ]
+
+
+@finder("drivers")
+def find_drivers(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_drivers(principal), text, "name")[:most] if _sees(principal) else ()
+    return [Found(one.name, "lost" if one.lost_at else "", "fleet-driver", one.name) for one in found]

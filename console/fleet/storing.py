@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP, in_bytes
+from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP
 from console.fleet.joining import settle
 from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, SpineLink, Stamp
+from console.fleet.sizes import in_bytes
 
 _MODELS: Final[dict[str, type[Named]]] = {
     STAMP: Stamp,
@@ -16,6 +17,7 @@ _MODELS: Final[dict[str, type[Named]]] = {
     NODE: Node,
     BOX: Box,
 }
+DECLARED: Final = ("cpus", "shards_max", "tier2")  # of a node, as it is said; memory is kept in bytes
 Said = Mapping[str, dict[str, Any]]  # by name
 
 
@@ -73,7 +75,7 @@ def _filled(row: Named, said: dict[str, Any], resolve: _Resolve) -> Named:
         row.stamp = resolve.stamp(said["stamp"])
     if isinstance(row, Node):
         row.labels = said.get("labels", {})
-        row.declared = {what: said[what] for what in ("cpus", "shards_max") if what in said}
+        row.declared = {what: said[what] for what in DECLARED if what in said}
         if "memory" in said:
             row.declared["memory_bytes"] = in_bytes(said["memory"])
         settle(row)

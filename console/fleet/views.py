@@ -81,7 +81,6 @@ def _node_page(
         "wanted": wanted.value,
         "wanted_reason": wanted_reason,
         "skew": skew(settings.VERSION, node.software_version),
-        "drivers": node.drivers.order_by("name")[:PER_PAGE],
         "running": running.on_node(node, nodes.topic(node)),
         "events": events_of(nodes.topic(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
@@ -146,6 +145,15 @@ def list_boxes(request: SignedInRequest) -> HttpResponse:
     found = services.visible_boxes(request.principal).filter(name__contains=query).order_by("name")
     context = {**_page(request, found), "form": form, "filtered": bool(query), "tab": "boxes"}
     return render(request, "fleet/boxes.html", context)
+
+
+@require_safe
+@signed_in
+def show_box(request: SignedInRequest, name: str) -> HttpResponse:
+    box = services.get(services.visible_boxes(request.principal), name)
+    context = {"box": box, "running": running.on_box(box), "tab": "boxes"}
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "fleet/box_live.html" if fragment else "fleet/box.html", context)
 
 
 @require_safe

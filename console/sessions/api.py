@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
 from ninja import Path, Query, Router
 
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.fleet.models import NAME, Driver, Node
+from console.fleet.models import Driver, Node
 from console.operations.api import OperationOut, accepted
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
-from console.sessions import jobs, leaving, moves, services, sizing
+from console.sessions import jobs, moves, services, sizing
+from console.sessions.memory import memory_of
 from console.sessions.models import Session
 from console.sessions.schemas import (
     BringBackIn,
     BringBackOut,
     JobIn,
     JobOut,
+    MemoryOut,
     MoveIn,
     PlanOut,
     ResizeIn,
@@ -34,6 +36,7 @@ from console.sessions.schemas import (
     StreamOut,
     show_bring_back,
     show_job,
+    show_memory,
     show_plan,
     show_session,
     show_stream,
@@ -43,21 +46,11 @@ router = Router(tags=["sessions"])
 
 Name = Annotated[str, Path(pattern=SLUG, max_length=48, description="The session.")]
 JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
-NodeName = Annotated[str, Path(pattern=NAME, max_length=63)]
 ValidateOnly = Annotated[
     bool,
     Query(description="Check everything, change nothing, answer with the plan and its `plan_token`."),
 ]
 PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
-
-
-class UpgradeIn(Input):
-    version: Annotated[str, Query(max_length=60, pattern=r"^[\x21-\x7e]*$")] = ""
-    reason: Reason = ""
-
-
-class DrainIn(Input):
-    reason: Reason = ""
 
 
 @router.get(
@@ -260,6 +253,17 @@ def list_streams(
     return paginate(services.shards_of(session), "pk", cursor, limit, show_stream)
 
 
+@router.get(
+    "/sessions/{name}/memory",
+    response={200: MemoryOut, **documented(404)},
+    summary="What each org takes of its memory",
+)
+def get_memory(request: HttpRequest, name: Name) -> MemoryOut:
+    principal = requester(request)
+    session = services.get_session(principal, name)
+    return show_memory(session, memory_of(principal, session, timezone.now()))
+
+
 # Moving
 
 
@@ -310,39 +314,3 @@ def bring_back(
         return accepted(operation, ETag=etag(session.version))
 
     return once(request, key, payload, bring, keep=not validate_only)
-
-
-# Nodes
-
-
-@router.post(
-    "/nodes/{name}/drain",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Move everything off a node while jobs go on",
-)
-def drain_node(
-    request: HttpRequest, name: NodeName, payload: DrainIn, key: IdempotencyKey
-) -> HttpResponse:
-    principal = requester(request)
-
-    def drain() -> Answer:
-        return accepted(leaving.drain(principal, name, reason=payload.reason))
-
-    return once(request, key, payload, drain)
-
-
-@router.post(
-    "/nodes/{name}/upgrade",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Drain a node, wait for its upgraded agent, and use it again",
-)
-def upgrade_node(
-    request: HttpRequest, name: NodeName, payload: UpgradeIn, key: IdempotencyKey
-) -> HttpResponse:
-    principal = requester(request)
-
-    def upgrade() -> Answer:
-        operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
-        return accepted(operation)
-
-    return once(request, key, payload, upgrade)

@@ -13,7 +13,7 @@ from console.accounts.roles import Role
 from console.audit.services import record
 from console.fleet.models import Node
 from console.fleet.nodes import Impossible, set_state, wanted
-from console.fleet.services import for_change, visible_nodes
+from console.fleet.services import for_change, hold, visible_nodes
 from console.operations import services as operations
 from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
@@ -25,7 +25,7 @@ from console.sessions.models import Shard
 from console.sessions.moving import Place, send_to
 from console.sessions.planning import away_from
 from console.sessions.rules import in_force
-from console.sessions.world import World, hold
+from console.sessions.world import World
 from telemetry.topics import of_source
 
 PLAN_AGAIN_SECONDS: Final = 5.0
@@ -92,6 +92,7 @@ def _begin(
 
 
 def _node(operation: Operation) -> Node:
+    hold()
     return Node.objects.select_for_update().get(name=operation.plan["node"])
 
 
@@ -112,27 +113,31 @@ def _as_before(operation: Operation) -> Outcome:
 
 
 def _leave(operation: Operation) -> Outcome:
-    """Send away what is on the node and nobody else has taken, and wait for the rest."""
+    """Send away what is on the node and nobody else has taken, and wait for the rest.
+
+    Either it asks agents and drivers, or it holds the fleet: others would wait for who does both. And
+    that nothing is here is only known while it is held, since others may have planned before the node
+    was draining, and be about to come.
+    """
+    if moving.of_operation(operation).exists():
+        outcome = moving.settle(operation, operation.notes["total"])
+        return outcome if isinstance(outcome, Waiting) else Waiting("Those have moved.", seconds=0)
+    hold()
     node = Node.objects.get(name=operation.plan["node"])
     here = Shard.objects.filter(Q(node=node) | Q(next_node=node))
-    if "total" not in operation.notes:
-        operation.notes["total"] = here.count()
-    # Agents and drivers are asked first: while the world is held, nobody waits for them.
-    outcome = moving.settle(operation, operation.notes["total"])
-    refused = _send_away(operation, node) if here.filter(operation=None).exists() else ""
     left = here.count()
     if not left:
         return Done(f"Nothing runs on {node.name} any more.")
-    part = 1 - left / max(left, operation.notes["total"])
-    if not refused and (ours := moving.of_operation(operation).count()):
-        return outcome if isinstance(outcome, Waiting) else Waiting(f"{ours} shards are to move.", part)
+    total = operation.notes["total"] = max(left, operation.notes.get("total", 0))
+    refused = _send_away(operation, node)
+    if going := moving.of_operation(operation).count():
+        return Waiting(f"{going} shards are to move.", 1 - left / total)
     said = refused or "Another operation moves what is left."
-    return Waiting(said, part, seconds=PLAN_AGAIN_SECONDS)
+    return Waiting(said, 1 - left / total, seconds=PLAN_AGAIN_SECONDS)
 
 
 def _send_away(operation: Operation, node: Node) -> str:
     """Reserve places for what has none yet. What keeps the rest here."""
-    hold()
     world = World.now()
     related = ("job__session__org", "job__driver", "box", "node")
     waiting = Shard.objects.filter(node=node, operation=None).select_related(*related)

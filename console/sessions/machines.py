@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from console.control import services as control
 from console.fleet.models import Driver, Node
+from console.fleet.services import hold
 from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
@@ -26,7 +27,7 @@ from console.sessions.reserving import (
     reserve,
     send_all,
 )
-from console.sessions.world import World, hold
+from console.sessions.world import World
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
@@ -71,8 +72,8 @@ def _place(operation: Operation) -> Outcome:
     """Reserve what it needs, unless the request has done so already."""
     if operation.notes.get("placed"):
         return Done()
-    session = _session(operation)
     hold()
+    session = _session(operation)
     try:
         proposal = propose_size(World.now(), session, operation.plan["boxes"], timezone.now())
         proposal.require_whole()
@@ -145,10 +146,10 @@ class Resize(_Sized):
 def _place_job(operation: Operation) -> Outcome:
     if operation.notes.get("placed"):
         return Done()
+    hold()
     session = _session(operation)
     driver = Driver.objects.get(name=operation.plan["driver"])
     name, boxes = operation.plan["job"], operation.plan["boxes"]
-    hold()
     try:
         proposal = propose_job(World.now(), session, name, driver, boxes, timezone.now())
         proposal.require_whole()

@@ -16,12 +16,12 @@ from django.db.models import Q, QuerySet
 
 from console.control import services as control
 from console.fleet.models import Driver, Node
+from console.fleet.services import hold
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
 from console.placement.topology import State, Tier
 from console.sessions.asking import Facts
 from console.sessions.models import Phase, Shard
-from console.sessions.world import hold
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
 
@@ -239,16 +239,16 @@ def take_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
     What has not begun is forgotten. A shard whose driver has gone on at its next node arrives there
     first: its bytes are there by then.
     """
-    forget_unbegun(operation)
     places = dict(before)
-    free = [shard for shard in _elsewhere(places) if shard.operation_id is None]
-    if free:
+    if _unbegun(operation) or any(shard.operation_id is None for shard in _elsewhere(places)):
         hold()
+        forget_unbegun(operation)
+        free = [shard for shard in _elsewhere(places) if shard.operation_id is None]
         for shard in free:
             send_to(shard, places[shard.pk], operation)
         going_back = {*operation.notes.get("going back", ()), *(shard.pk for shard in free)}
         operation.notes["going back"] = sorted(going_back)
-        return Waiting(f"{len(free)} shards go back to where they were.")
+        return Waiting(f"{len(free)} shards go back to where they were.", seconds=0)
     outcome = settle(operation, len(places))
     if isinstance(outcome, Done) and _elsewhere(places):
         return Waiting("Shards that have just arrived go back to where they were.")
@@ -268,10 +268,14 @@ def _elsewhere(places: Mapping[int, Place]) -> list[Shard]:
 def forget_unbegun(operation: Operation) -> None:
     """Let go of next places to which no driver has gone on yet."""
     told = _Told()
-    for shard in of_operation(operation):
-        node = shard.next_node
-        is_going_back = shard.pk in operation.notes.get("going back", ())
-        if node is not None and shard.phase != Phase.MOVING and not is_going_back:
-            told.nodes.add(node.name)
-            forget_next(shard)
+    for shard in _unbegun(operation):
+        if shard.next_node is not None:
+            told.nodes.add(shard.next_node.name)
+        forget_next(shard)
     told.tell(operation.sentence)
+
+
+def _unbegun(operation: Operation) -> list[Shard]:
+    going_back = operation.notes.get("going back", ())
+    found = of_operation(operation).exclude(phase=Phase.MOVING)
+    return [shard for shard in found if shard.pk not in going_back]

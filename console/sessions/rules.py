@@ -16,14 +16,14 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
-from console.operations import services as operations
+from console.fleet.services import hold
+from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import RuleSet, Session
-from console.sessions.world import hold
-from telemetry.topics import of_org, of_session
+from telemetry.topics import of_org
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -143,8 +143,9 @@ def _check(changed: RuleSet) -> None:
     except Misconfigured as error:
         raise Impossible(str(error)) from None
     broken = []
+    may_return_to = _may_return_to()
     for session in Session.objects.all():
-        for boxes in {session.boxes_desired, _may_return_to(session)}:
+        for boxes in {session.boxes_desired, may_return_to.get(session.name, session.boxes_desired)}:
             refused = next(iter(rules.get(session.org_id, cluster).refusals(boxes)), None)
             if refused:
                 broken.append(f"{session.name} with {boxes} boxes. {refused.sentence}")
@@ -159,12 +160,10 @@ def _check(changed: RuleSet) -> None:
             )
 
 
-def _may_return_to(session: Session) -> int:
-    """The size that it goes back to if what is being done to it fails."""
-    running = operations.running_on(of_session(session.name))
-    if running is None or running.kind != "session.resize":
-        return session.boxes_desired
-    return int(running.before["boxes"])
+def _may_return_to() -> dict[str, int]:
+    """The sizes that sessions go back to if what is being done to them fails."""
+    resizes = Operation.objects.filter(kind="session.resize", done=False)
+    return {one.plan["session"]: int(one.before["boxes"]) for one in resizes}
 
 
 def _tell_sessions(changed: RuleSet) -> None:
@@ -172,9 +171,10 @@ def _tell_sessions(changed: RuleSet) -> None:
     sessions = Session.objects.select_related("org")
     if changed.org is not None:
         sessions = sessions.filter(org=changed.org)
+    limits = {org: in_force(org) for org in {session.org for session in sessions}}
     for session in sessions:
-        limit_to(session, in_force(session.org))
-        session.save(update_fields=["boxes_min", "boxes_increment", "boxes_max"])
+        limit_to(session, limits[session.org])
+    Session.objects.bulk_update(sessions, ["boxes_min", "boxes_increment", "boxes_max"])
 
 
 def limit_to(session: Session, rules: Rules) -> None:

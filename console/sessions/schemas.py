@@ -13,6 +13,7 @@ from console.fleet.models import NAME
 from console.orgs.models import SLUG
 from console.placement.plan import BringBack
 from console.placement.topology import Tier
+from console.sessions.memory import Memory
 from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, Job, Session, Shard
 from console.sessions.planning import Proposal
 from console.sessions.services import sizes
@@ -191,6 +192,30 @@ class StreamOut(Schema):
     why: str
     next_node: str | None = Field(description="Where it goes, or changes its size.")
     phase: str
+
+
+class TakenOut(Schema):
+    org: str | None = Field(description="null: all orgs together that are not yours to know of.")
+    bytes: int
+
+
+class MemoryOut(Schema):
+    """What the columns of each org take of a session's memory."""
+
+    at: datetime | None = Field(description="When drivers told of it last; null: not yet.")
+    granted_bytes: int
+    by_org: list[TakenOut]
+
+
+def show_memory(session: Session, memory: Memory | None) -> MemoryOut:
+    return MemoryOut(
+        at=memory.at if memory else None,
+        granted_bytes=getattr(session, "memory_bytes", 0),
+        by_org=[
+            TakenOut(org=taken.org.slug if taken.org else None, bytes=taken.bytes)
+            for taken in (memory.by_org if memory else ())
+        ],
+    )
 
 
 def show_session(session: Session) -> SessionOut:

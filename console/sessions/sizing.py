@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
+from console.fleet.services import hold
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.sessions import machines, reserving
@@ -16,7 +17,7 @@ from console.sessions.changing import changed, now_or_later, record, start, wait
 from console.sessions.models import Session
 from console.sessions.planning import Proposal
 from console.sessions.services import check_may_create
-from console.sessions.world import World, hold
+from console.sessions.world import World
 
 
 class JobsRun(Exception):

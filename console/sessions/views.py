@@ -9,6 +9,7 @@ from django.core.paginator import Paginator
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.accounts.browser import SignedInRequest, signed_in
@@ -24,6 +25,7 @@ from console.sessions import picture, services, sizing
 from console.sessions import rules as ruling
 from console.sessions.changing import StalePlan
 from console.sessions.forms import DeleteForm, MoveForm, NewSessionForm, PlannedForm, ResizeForm
+from console.sessions.memory import memory_of
 from console.sessions.models import Session, Shard
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.sizing import JobsRun
@@ -63,6 +65,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "rules": ruling.in_force(session.org, session.path),
         "operation": running_on(topic),
         "jobs": services.jobs_of(session),
+        "memory": memory_of(request.principal, session, timezone.now()),
         "streams": shards[:STREAMS_SHOWN_MAX],
         "more_streams": len(shards) > STREAMS_SHOWN_MAX,
         "picture": picture.draw([_drawn(shard) for shard in shards]),

@@ -1,4 +1,4 @@
-"""The fleet and what runs on it, as placement wants them; and the lock under which both may be used."""
+"""The fleet and what runs on it, as placement wants them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-from django.db import connection
 
 from console.fleet.models import Driver
 from console.fleet.services import topology
@@ -22,12 +21,6 @@ TRIAL = "trial"  # the job and the group that a session is tried with where it h
 LEAVING = "~"  # behind the name of a job: the other place of a stream that is on its way
 
 Key: TypeAlias = tuple[str, str, str, str, int]  # a stream's, by which plans know a shard
-
-
-def hold() -> None:
-    """Until the end of the transaction nobody else reserves boxes, memory or names on nodes."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
 
 
 class Here(NamedTuple):
@@ -70,7 +63,7 @@ _FIELDS: Final = (
 
 @dataclass(frozen=True)
 class World:
-    """One consistent look at everything that a plan depends on. Take it under `hold`."""
+    """One consistent look at everything that a plan depends on. Take it while the fleet is held."""
 
     fleet: Fleet
     shards: tuple[Here, ...]

@@ -110,12 +110,53 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
             "silenced"
         )
 
+        # By keys alone: the help tells them, and what is chosen outlives the page's renewing itself.
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_contain_text("have it in hand")
+        page.keyboard.press("Escape")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        expect(page.get_by_role("link", name="Refills are slow")).to_be_focused()
+        page.keyboard.press("x")
+        chosen = page.get_by_role("checkbox", name=re.compile("Refills are slow"))
+        expect(chosen).to_be_checked()
+        with page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
+            pass
+        expect(chosen).to_be_checked()
+        page.keyboard.press("a")
+        expect(page.locator(".messages")).to_contain_text("1 alert: in hand.")
+        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("admin")
+        assert faults(page) == []
+
         # What becomes known while the page is open appears on it.
         expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("firing")
         run(console, _OVER)
         expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_have_count(
             0, timeout=SECONDS
         )
+
+        # How it has been.
+        page.goto("/alerts/history/")
+        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_be_visible()
+        assert faults(page) == []
+
+        # What the next on call is told, on the screen and on paper.
+        page.keyboard.press("g")
+        page.keyboard.press("d")
+        page.get_by_role("textbox", name="Note").fill("ax-7: power supply at 9")
+        page.get_by_role("button", name="Leave note").click()
+        notes = page.get_by_role("region", name="Notes")
+        expect(notes).to_contain_text("power supply at 9")
+        expect(page.get_by_role("region", name="Silences")).to_contain_text("ends soon")
+        assert faults(page) == []
+        page.emulate_media(media="print")
+        expect(page.get_by_role("navigation", name="Main")).to_be_hidden()
+        expect(page.get_by_role("button", name="Leave note")).to_be_hidden()
+        expect(notes).to_be_visible()
+        paper = page.pdf(format="A4")
+        assert paper.startswith(b"%PDF")
+        assert 1 <= len(re.findall(rb"/Type\s*/Page\b", paper)) <= 3
+        page.emulate_media(media="screen")
 
         # A channel, told at once, with its answer in the log.
         page.goto("/alerts/channels/")

@@ -75,7 +75,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=120, stateful_step_count=40)
 
 
 Step = Callable[[World], object]

@@ -266,7 +266,7 @@ def counted_once(plane: Plane, attack: Callable[[], list[wire.Frame]]) -> list[w
 
 @pytest.mark.parametrize("role", Role)
 def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role: Role) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(conversations(role), MUTATIONS)
     def attack(said: bytes, mutations: list[tuple[str, int, bytes]]) -> None:
         attacker = line(plane, role)
@@ -281,7 +281,7 @@ def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role
 def test_mutated_handshakes_cost_only_their_own_connection(plane: Plane) -> None:
     """Whatever of it is changed, nobody gets in, not even who knows the secret."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.sampled_from(Role), MUTATIONS)
     def change_hello(role: Role, mutations: list[tuple[str, int, bytes]]) -> None:
         said = handshake.hello(role, DRIVER, "s", versions=(1, 2), software="x").encode()
@@ -289,7 +289,7 @@ def test_mutated_handshakes_cost_only_their_own_connection(plane: Plane) -> None
             heard = counted_once(plane, lambda: talk(sock, mutated(said, mutations)))
         assert not any(isinstance(frame, wire.Welcome) for frame in heard)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.sampled_from(Role), st.integers(0, wire.PROOF_BYTES - 1), st.integers(1, 255))
     def change_proof(role: Role, at: int, by: int) -> None:
         said = handshake.hello(role, DRIVER, "s", versions=(1, 2), software="x")

@@ -70,4 +70,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60)

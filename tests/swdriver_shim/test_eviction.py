@@ -234,9 +234,9 @@ class Exactly(RuleBasedStateMachine):
 
 
 TestForest = Forest.TestCase
-TestForest.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestForest.settings = settings(max_examples=60, stateful_step_count=60)
 TestExactly = Exactly.TestCase
-TestExactly.settings = settings(max_examples=40, deadline=None)
+TestExactly.settings = settings(max_examples=40)
 
 
 @pytest.fixture(params=NAMES)

@@ -550,7 +550,6 @@ def test_whatever_happens_only_what_may_be_served_is_served(
     run = settings(
         max_examples=100,
         stateful_step_count=50,
-        deadline=None,
         phases=[Phase.explicit, Phase.reuse, Phase.generate],
     )
     run_state_machine_as_test(machine(layout), settings=run)

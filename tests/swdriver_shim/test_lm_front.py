@@ -295,7 +295,7 @@ def test_many_clients_at_once_get_their_own_bytes_or_none(world: World) -> None:
     assert world.counts("gets") > 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

@@ -162,7 +162,7 @@ class Objects(RuleBasedStateMachine):
 
 
 TestObjects = Objects.TestCase
-TestObjects.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestObjects.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 from swdriver_shim.metrics import METRICS
 from swdriver_shim.policy import Policy
-from swdriver_shim.reuse.preview import preview
+from swdriver_shim.reuse.preview import Traffic, preview
 from swdriver_shim.reuse.sample import Sample
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
@@ -245,7 +245,7 @@ def test_the_controller_gets_what_previews_are_made_of(daemon: Daemon) -> None:
     sample = msgspec.json.decode(daemon.control("reuse?org=acme").content, type=Sample)
     assert (sample.requests, sample.requested, sample.hit) == (2, 6 * C, 3 * C)
     assert sample.events()[-1].at <= sample.now
-    told = preview([sample], Policy(), Policy(ttl_last_use_seconds=600))
+    told = preview([Traffic.of(sample)], Policy(), Policy(ttl_last_use_seconds=600))
     assert told.proposed.hit_rate == told.measured_hit_rate == 0.5
     answer = daemon.control("reuse?org=nobody")
     assert answer.status_code == 404

@@ -116,9 +116,7 @@ AMOUNTS = st.lists(
 )
 
 
-@hypothesis_settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
-)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(AMOUNTS, st.sampled_from([60, 120, 3600]))
 def test_sums_are_the_same_however_far_roll_ups_are_and_whatever_is_late(
     roll_up: RollUp, amounts: list[tuple[int, int, int]], step: int

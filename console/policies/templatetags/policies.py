@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from django import template
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 
 from console.policies import words
 from swdriver_shim.policy import Policy
@@ -45,14 +43,3 @@ def span_of(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}s"
     return words.span(max(1, round(seconds)))
-
-
-@register.simple_tag
-def bar(rate: float | None) -> SafeString:
-    """A rate as a length, beside the number that says the same."""
-    return format_html(
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="bar-ground" width="100" height="8"/>'
-        '<rect class="bar-fill" width="{}" height="8"/></svg>',
-        round(100 * (rate or 0), 1),
-    )

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from django import template
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.placement.topology import Tier
-from console.shell.templatetags.console import status
+from console.shell.templatetags.console import bar, status
 
 register = template.Library()
 
 LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad"}
 NO_PATH = {"": "no node", "unknown": "path not told"}
+
+
+@register.simple_tag
+def part_of(count: int, total: int) -> SafeString:
+    """A part as a length, and in percent."""
+    part = min(1.0, count / total) if total else 0.0
+    return format_html("{}{} %", bar(part), f"{100 * part:.1f}")
 
 
 @register.simple_tag

@@ -59,6 +59,17 @@ def status(kind: str, text: str) -> SafeString:
     return format_html('<span class="status status--{}">{}</span>', kind, text)
 
 
+@register.simple_tag
+def bar(rate: float | None) -> SafeString:
+    """A rate as a length, beside the number that says the same."""
+    return format_html(
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="bar-ground" width="100" height="8"/>'
+        '<rect class="bar-fill" width="{}" height="8"/></svg>',
+        round(100 * (rate or 0), 1),
+    )
+
+
 @register.filter
 def byte_size(size: int) -> str:
     """`1.5 TiB`: three digits are enough to decide by."""

@@ -66,9 +66,9 @@ def test_page_and_api_have_the_same_filters(
     }.items():
         assert subjects(api.get(f"/api/v1/alerts{query}")) == expected, query
         page = browser.get(f"/alerts/{query.replace('hidden=true', 'hidden=on')}")
-        shown = [alert.subject for alert, _ in page.context["rows"]]
+        shown = [alert.subject for alert, *_ in page.context["rows"]]
         assert sorted(shown) == sorted(expected), query
-    firing_first = [alert.state for alert, _ in browser.get("/alerts/?state=all").context["rows"]]
+    firing_first = [alert.state for alert, *_ in browser.get("/alerts/?state=all").context["rows"]]
     assert firing_first == ["firing", "pending", "resolved"]
 
 

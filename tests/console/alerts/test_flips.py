@@ -104,7 +104,6 @@ def test_a_flip_happens_once_however_evaluators_come_between_one_another() -> No
         settings=settings(
             max_examples=40,
             stateful_step_count=25,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from console.accounts.principal import SYSTEM
-from console.alerts import fixes
+from console.alerts import fixing
 from console.alerts.catalogue import BY_SLUG
 from console.alerts.life import Verdict
 from console.alerts.models import Alert, Flip
@@ -116,14 +116,14 @@ def test_the_alert_says_which_move_would_end_it_and_does_it(
 ) -> None:
     tick()
     alert = Alert.objects.get()
-    fix, general = fixes.of(SYSTEM, alert)
+    fix, general = fixing.of(SYSTEM, alert)
     assert fix.text == "Move job7.full.1 from ax1 to ax2: then it is on its rail. Its job goes on."
     assert general.text == PLACED.remedy
     page = browser_of(people.on_call).get(f"/alerts/{alert.pk}/").content.decode()
     assert fix.text in page
     assert "Move it now" in page
     assert "Move it now" not in browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
-    done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/")
+    done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", {"kind": "move"})
     operation = Operation.objects.get()
     assert done["Location"] == f"/operations/{operation.pk}/"
     shard = Shard.objects.get(index=1)
@@ -134,7 +134,7 @@ def test_the_alert_says_which_move_would_end_it_and_does_it(
 def test_where_no_move_helps_it_says_why(chat: Session) -> None:
     tick()
     Node.objects.filter(name="ax2").update(state="cordoned")
-    assert fixes.of(SYSTEM, Alert.objects.get())[0].text == "No move helps now. ax2 was cordoned"
+    assert fixing.of(SYSTEM, Alert.objects.get())[0].text == "No move helps now. ax2 was cordoned"
 
 
 def crossing(driver: str, *values: Any, **labels: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as some
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from console.charts.ranges import SECONDS_MAX, SECONDS_MIN, SPANS, BadRange, Range, of_query
 
@@ -49,7 +49,6 @@ def test_nonsense_is_refused_with_a_sentence(query: dict[str, str]) -> None:
 MOMENTS = some.datetimes().map(str)
 
 
-@settings(deadline=None)
 @given(some.dictionaries(some.sampled_from(["range", "from", "until"]), some.text() | MOMENTS))
 def test_whatever_stands_there_is_a_range_of_bounded_length_or_refused(query: dict[str, str]) -> None:
     try:

@@ -55,7 +55,7 @@ def test_archive_comes_in_waves() -> None:
 
 
 def test_the_fleet_is_a_description_and_holds_every_model() -> None:
-    things = description.parse(story.fleet())
+    things = description.parse(story.fleet(Path("/a directory")))
     assert sorted(name for kind, name in things if kind == description.NODE) == list(places.NODES)
     for served in story.SERVED:
         [domains] = {len(things[description.BOX, box]["domains"]) for box in story.BOXES}

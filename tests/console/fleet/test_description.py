@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from console.accounts.principal import SYSTEM, Refused
 from console.audit import services as audit
 from console.audit.models import AuditEntry
-from console.fleet import description, importing, nodes
+from console.control.documents import Compiler
+from console.control.models import Change
+from console.fleet import importing, nodes
 from console.fleet.description import Things, Wrong, dump, parse
 from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
+from console.fleet.sizes import in_units
 from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
@@ -37,6 +41,7 @@ stamps:
         nics: {eth0: {leaf: leaf-1}, eth1: {leaf: leaf-2, wio: 8, gbits: 200}}
         memory: 512G
         shards_max: 6
+        tier2: {kind: posix, path: /mnt/kv, cap: 2048G, shared: false}
         labels: {rack: "7"}
       ax-2: {nics: {eth0: {leaf: leaf-2}}}
     boxes:
@@ -46,6 +51,9 @@ stamps:
           - {wio: 6, leaves: [leaf-2, leaf-1]}
   west: {}
 """
+
+
+NODE = "stamps:\n  a:\n    nodes:\n      n: {{nics: {{e: {{leaf: l}}}}, tier2: {}}}\n    leaves: {{l: }}"
 
 
 def test_a_description_says_what_there_is() -> None:
@@ -58,6 +66,7 @@ def test_a_description_says_what_there_is() -> None:
         },
         "memory": "512G",
         "shards_max": 6,
+        "tier2": {"kind": "posix", "cap": "2T", "path": "/mnt/kv", "shared": False},
         "labels": {"rack": "7"},
     }
     assert things["box", "cs-1"]["domains"][1] == {"wio": 6, "leaves": ["leaf-1", "leaf-2"]}
@@ -75,6 +84,21 @@ def test_a_description_says_what_there_is() -> None:
         ("stamps:\n  East: {}", "line 2, stamps: 'East' is no name"),
         ("stamps:\n  a: {}\n  a: {}", "line 3, stamps: a name is a text, and stands here once"),
         ("stamps:\n  a: {nodes: {n: {}}}", "line 2, stamps.a.nodes.n: a node needs a NIC"),
+        (NODE.format("{kind: posix, cap: 1T}"), "tier2: tier 2 of kind posix needs an absolute path"),
+        (NODE.format("{kind: posix, path: kv, cap: 1T}"), "needs an absolute path, not 'kv'"),
+        (
+            NODE.format("{kind: s3, cap: 1T}"),
+            "line 4, stamps.a.nodes.n.tier2: tier 2 of kind s3",
+        ),
+        (
+            NODE.format("{kind: s3, bucket: b, cap: 1T, path: /k}"),
+            "is of kind posix, and this is s3",
+        ),
+        (NODE.format("{kind: tape, cap: 1T}"), "'tape' is no kind of tier 2: posix or s3"),
+        (NODE.format("{kind: posix, path: /k}"), "`cap` is missing"),
+        (NODE.format("{kind: posix, path: /k, cap: much}"), "'much' should be a number of bytes"),
+        (NODE.format("{kind: posix, path: /k, cap: 1T, shared: maybe}"), "should be true or false"),
+        (NODE.format("{kind: posix, path: /k, cap: 1T, secret: x}"), "'secret' is not known here"),
         (
             "stamps:\n  a:\n    nodes:\n      n: {nics: {e: {leaf: far}}}",
             "line 4, stamps.a.nodes.n.nics.e: there is no leaf far",
@@ -124,7 +148,6 @@ NAMES = st.text("abc019._-", min_size=1, max_size=6).filter(lambda name: name[0]
 WORDS = NAMES | st.sampled_from(["stamps", "leaves", "nodes", "nics", "boxes", "domains", "leaf"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=200) | st.recursive(WORDS, lambda more: st.dictionaries(WORDS, more)).map(str))
 def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str) -> None:
     try:
@@ -134,7 +157,6 @@ def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str)
     assert parse(dump(things)) == things
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(NAMES, min_size=1, max_size=4), st.sets(NAMES, max_size=6))
 def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str]) -> None:
     things: Things = {("stamp", "on"): {}}
@@ -320,8 +342,27 @@ def test_only_a_platform_admin_imports(people: People) -> None:
 
 def test_the_difference_of_two_fleets_is_pure() -> None:
     assert difference({}, {}).changes == []
-    assert description.in_units(3 << 40) == "3T"
-    assert description.in_units(1) == "1"
+    assert in_units(3 << 40) == "3T"
+    assert in_units(1) == "1"
+
+
+@pytest.mark.django_db
+def test_agents_are_told_of_the_tier_2_that_is_described(people: People) -> None:
+    admin = people.principal("platform_admin")
+
+    def tier2(name: str) -> Any:
+        document = json.loads(Compiler("node").compile(name, {}).content)
+        return document.get("tier2")
+
+    apply(admin, FLEET)
+    kept = {"kind": "posix", "path": "/mnt/kv", "shared": False, "cap_bytes": 2 << 40}
+    assert (tier2("ax-1"), tier2("ax-2")) == (kept, None)
+    assert not Change.objects.exists(), "nobody is there to be told"
+    apply(admin, FLEET.replace("2048G", "1T"))
+    assert Change.objects.get().targets == [["node", "ax-1"]]
+    assert tier2("ax-1")["cap_bytes"] == 1 << 40
+    audit.undo(admin, AuditEntry.objects.latest("id"), "")
+    assert tier2("ax-1") == kept
 
 
 def test_what_a_session_needs_is_not_removed(world: World) -> None:

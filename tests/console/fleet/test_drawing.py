@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from console.fleet.drawing import BOX_HEIGHT, SPOTS_MAX, Drawing, Link, Look, Spot, draw, fold
@@ -41,7 +41,6 @@ def assert_clear(drawing: Drawing) -> None:
         assert all(place.x >= 0 and place.x + place.width <= drawing.width for place in column)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 120), st.integers(0, 12), st.integers())
 def test_nothing_lies_over_anything_and_everything_is_counted(spot: int, link: int, seed: int) -> None:
     spots, links = some(spot, link, seed)

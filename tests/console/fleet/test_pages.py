@@ -18,7 +18,7 @@ from console.fleet import importing
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.placement.topology import Tier
-from console.sessions.models import Job, Session, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from tests.conftest import People
 from tests.console.fleet.test_description import many
 from tests.console.fleet.worlds import World, refreshed
@@ -198,6 +198,22 @@ def test_what_runs_on_a_node_is_shown_with_its_path(
     assert 'status--ok">rail' in page
     assert 'status--bad">spine</span> <span class="quiet">leaf-2 → leaf-1' in page
     assert "<dt>Of it granted</dt><dd>2 GiB</dd>" in page
+
+
+def test_a_box_says_whose_it_is_and_where_its_streams_go(
+    world: World, shards: list[Shard], people: People, browser_of: Browser
+) -> None:
+    viewer = browser_of(people.platform_viewer)
+    page = said(viewer.get("/fleet/boxes/cs-1/"))
+    assert "none: it is free" in page
+    assert 'status--bad">spine' in page
+    job = shards[0].job
+    held = SessionBox.objects.create(session=job.session, box=world.box, leaving=True)
+    JobBox.objects.create(job=job, session_box=held)
+    page = said(viewer.get("/fleet/boxes/cs-1/"))
+    assert 'href="/sessions/prod/">prod</a> <span class="quiet">which gives it back' in page
+    assert 'chat <span class="quiet">of driver <a href="/fleet/drivers/job-7/">' in page
+    assert viewer.get("/fleet/boxes/cs-2/").status_code == 404
 
 
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(

@@ -141,7 +141,7 @@ def test_a_list_asks_as_often_for_a_hundred_as_for_one(
     Nic.objects.bulk_create(
         Nic(node=node, leaf=leaf, name="eth0") for node, leaf in zip(many, leaves, strict=True)
     )
-    Driver.objects.bulk_create(Driver(name=f"d-{index}", node=many[index]) for index in range(100))
+    Driver.objects.bulk_create(Driver(name=f"d-{index}") for index in range(100))
     with django_assert_num_queries(len(before)):
         assert api.get(f"/api/v1/{what}?limit=200").status_code == 200
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as some
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from console.live.feed import EVENTS_KEPT, STATE_BYTES_MAX, Feed, News
 from console.live.messages import Frame, NotUnderstood, Subscribe, Unsubscribe, frame, read
@@ -60,7 +60,6 @@ class Page:
         self.state = data.get("state", self.state)
 
 
-@settings(deadline=None)
 @given(some.data())
 def test_a_page_that_misses_frames_ends_with_all_events_in_order_and_once(data: some.DataObject) -> None:
     """Promise 10: sequences grow, gaps are noticed and filled, and in the end the page is as storage
@@ -170,7 +169,6 @@ ALMOST = some.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(some.none() | some.text() | (JSON | ALMOST).map(json.dumps))
 def test_whatever_is_said_is_understood_or_refused_with_a_sentence(text: str | None) -> None:
     try:

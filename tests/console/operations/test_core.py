@@ -24,7 +24,7 @@ SHAPES = st.builds(
 
 
 @given(SHAPES, MOVES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_it_reaches_its_goal_or_where_it_was_or_asks_for_a_person(
     shape: Shape, moves: list[Outcome | str]
 ) -> None:

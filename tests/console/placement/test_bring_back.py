@@ -12,7 +12,7 @@ from console.placement.topology import Fleet, State, Tier
 from tests.console.placement.worlds import EXAMPLES, fits, node, path, running_worlds, stream, two_leaves
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.none() | st.integers(0, 3))
 def test_moves_can_be_made_one_after_the_other_and_only_help(
     world: tuple[Fleet, dict[Stream, str]], moves_max: int | None

@@ -63,7 +63,7 @@ def test_every_shard_keeps_as_many_columns() -> None:
     assert plan(FLEET, wanted).proven
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.integers(1, 200_000), min_size=1, max_size=16), st.integers(0, 1 << 40))
 def test_an_equal_split_is_never_better(bytes_per_token: list[int], memory_bytes: int) -> None:
     shards = tuple(Shard("full", "cs0", 0, each) for each in bytes_per_token)

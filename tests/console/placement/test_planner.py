@@ -53,7 +53,7 @@ def planned(
 
 
 @BOTH_WAYS
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())
 def test_no_plan_breaks_a_limit(
     exact_pairs_max: int, world: tuple[Fleet, dict[Stream, str]], data: st.DataObject
@@ -69,7 +69,7 @@ def test_no_plan_breaks_a_limit(
 
 
 @BOTH_WAYS
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())
 def test_the_order_of_the_input_makes_no_difference(
     exact_pairs_max: int, world: tuple[Fleet, dict[Stream, str]], data: st.DataObject
@@ -87,7 +87,7 @@ def test_the_order_of_the_input_makes_no_difference(
 
 
 @BOTH_WAYS
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())
 def test_every_better_node_was_refused_for_a_true_reason(
     exact_pairs_max: int, world: tuple[Fleet, dict[Stream, str]], data: st.DataObject
@@ -140,7 +140,7 @@ def every_cost(problem: Problem, before: list[int]) -> Iterator[Cost]:
             yield cost(problem, loads, places, before)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(worlds())
 def test_a_small_plan_is_the_best_of_all_that_there_are(
     world: tuple[Fleet, tuple[Stream, ...]],
@@ -157,7 +157,7 @@ def test_a_small_plan_is_the_best_of_all_that_there_are(
     assert found.cost.parts <= min(one.parts for one in costs if one.load <= least * (1 + 1e-9))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(worlds())
 def test_what_rounds_call_proven_is(world: tuple[Fleet, tuple[Stream, ...]]) -> None:
     found, best = planned(0, *world), planned(25, *world)
@@ -166,7 +166,7 @@ def test_what_rounds_call_proven_is(world: tuple[Fleet, tuple[Stream, ...]]) -> 
         assert found.cost[:4] == best.cost[:4]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(worlds(), st.data())
 def test_more_capacity_never_makes_a_plan_worse(
     world: tuple[Fleet, tuple[Stream, ...]], data: st.DataObject
@@ -188,7 +188,7 @@ def test_more_capacity_never_makes_a_plan_worse(
 
 
 @BOTH_WAYS
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())
 def test_what_runs_stays_where_it_may(
     exact_pairs_max: int, world: tuple[Fleet, dict[Stream, str]], data: st.DataObject

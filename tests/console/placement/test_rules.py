@@ -58,7 +58,7 @@ def test_every_broken_rule_is_told_with_what_to_ask_for() -> None:
     ]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(RULES, RULES, st.integers(0, 14), st.integers(0, 4))
 def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: int, waited: int) -> None:
     both = one.stricter(other)

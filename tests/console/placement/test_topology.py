@@ -11,7 +11,7 @@ from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, N
 from tests.console.placement.worlds import EXAMPLES, fleets, node, path, stream, two_leaves
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(fleets())
 def test_a_fleet_survives_plain_values(fleet: Fleet) -> None:
     plan(fleet, [])  # which looks things up in it
@@ -22,7 +22,7 @@ def test_a_fleet_survives_plain_values(fleet: Fleet) -> None:
     assert msgspec.convert(plain, Fleet) == fleet
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(fleets())
 def test_the_tier_is_told_by_the_leaves(fleet: Fleet) -> None:
     for box in fleet.boxes:

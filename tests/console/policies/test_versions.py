@@ -82,7 +82,7 @@ policies = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(before=policies, after=policies)
 def test_promise_9_undo_restores_the_policy_byte_for_byte(
     before: OrgPolicies, after: OrgPolicies

@@ -5,13 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import connection, transaction
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Box, Node
@@ -20,9 +27,10 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Rules
 from console.placement.topology import Tier
-from console.sessions import jobs, leaving, moves, rules, services, sizing
+from console.sessions import jobs, leaving, moves, reserving, rules, services, sizing
 from console.sessions.models import RuleSet, Session, SessionBox, Shard
-from console.sessions.planning import CannotPlan
+from console.sessions.planning import CannotPlan, refusals
+from console.sessions.world import World
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.test_operations import Killed, killed_at_query, run
@@ -39,10 +47,11 @@ class Sessions(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for model in (Operation, Session, SessionBox, Box, Node, RuleSet, Org):
+        for model in (Operation, Session, RuleSet, Org):
             model.objects.all().delete()
         self.org = Org.objects.create(slug="acme", name="Acme")
-        make_fleet(boxes=6)
+        if not Box.objects.exists():  # nobody changes the fleet
+            make_fleet(boxes=6)
 
     def attempt(self, do: Callable[[], object]) -> None:
         try:
@@ -80,6 +89,10 @@ class Sessions(RuleBasedStateMachine):
         if high is None or high >= low:
             self.attempt(lambda: rules.set_rules(SYSTEM, rules.for_change(SYSTEM, None), cluster))
 
+    @initialize(quota=st.integers(0, 8))
+    def begin_with_a_quota(self, quota: int) -> None:
+        self.set_quota(quota)
+
     @rule(quota=st.integers(0, 8))
     def set_quota(self, quota: int) -> None:
         self.attempt(
@@ -107,7 +120,8 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def the_quota_holds_at_the_largest_of_the_three_sizes(self) -> None:
         quota = rules.of_an_org(self.org).boxes_quota
-        assert quota is None or rules.held_by(self.org) <= quota
+        held = rules.held_by(self.org)
+        assert quota is None or held <= quota, f"{held} boxes with a quota of {quota}"
 
     @invariant()
     def whatever_has_ended_is_whole(self) -> None:
@@ -119,17 +133,34 @@ class Sessions(RuleBasedStateMachine):
                 assert session.cause == ""
 
 
+def without_quotas(world: World, session: Session, boxes: int) -> None:
+    """`reserving.check_size` by somebody who forgot the quota."""
+    for refused in refusals(rules.in_force(session.org, session.path), boxes, world.fleet):
+        raise CannotPlan(refused.cause, refused.sentence)
+
+
 class TestSessions(TestCase):
+    ANYTHING = settings(
+        max_examples=30,
+        stateful_step_count=25,
+        suppress_health_check=list(HealthCheck),
+    )
+
     def test_promise_6_no_session_below_its_minimum_or_off_its_increment(self) -> None:
-        run_state_machine_as_test(
-            Sessions,
-            settings=settings(
-                max_examples=30,
-                stateful_step_count=25,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
+        run_state_machine_as_test(Sessions, settings=self.ANYTHING)
+
+    def test_the_machine_notices_a_quota_that_nobody_looks_at(self) -> None:
+        """Always with the same examples, and the first that fails will do."""
+        once = settings(
+            self.ANYTHING,
+            max_examples=100,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
         )
+        disabled = mock.patch.object(reserving, "check_size", without_quotas)
+        with disabled, pytest.raises(AssertionError, match="quota"):
+            run_state_machine_as_test(Sessions, settings=once)
 
 
 def at_once(*calls: Callable[[], object]) -> list[object]:

@@ -60,7 +60,7 @@ def test_who_has_compiled_code_uses_it(compiled: Any) -> None:
     assert files(compiled) == (compiled.stage_files, compiled.publish_files, compiled.fetch_files)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cuts=st.lists(st.integers(0, 40_000), max_size=6),
     wanted=st.lists(st.integers(0, 45_000), min_size=1, max_size=6),

@@ -349,4 +349,4 @@ class AgainstADisk(RuleBasedStateMachine):
 
 
 TestAgainstADisk = AgainstADisk.TestCase
-TestAgainstADisk.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstADisk.settings = settings(max_examples=150, stateful_step_count=40)

@@ -201,4 +201,4 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30)

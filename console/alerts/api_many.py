@@ -1,0 +1,111 @@
+"""Several alerts at once over REST: changing them, and how it has been."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.models import NAME
+from console.alerts import bulk, statistics
+from console.alerts.api import AlertOut, show_alert
+from console.alerts.delivering import active_silences
+from console.api.fields import Input, Moment, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.problems import documented
+from console.orgs.services import NoSuchUser
+
+router = Router(tags=["alerts"])
+
+
+class AlertsIn(Input):
+    verb: Literal["acknowledge", "assign", "silence"]
+    alerts: list[Annotated[int, Field(ge=1, le=2**63 - 1)]] = Field(
+        min_length=1, max_length=bulk.ALERTS_MAX
+    )
+    username: Annotated[str, Field(pattern=NAME, max_length=63)] | None = Field(
+        None, description="Whom to assign them to; null for nobody."
+    )
+    ends_at: Moment | None = Field(None, description="Of the silences; at most 90 days from now.")
+    reason: Reason = Field("", description="Why; a silence wants one.")
+
+
+class AlertsOut(Schema):
+    items: list[AlertOut]
+
+
+class RuleStatistics(Schema):
+    rule: str = Field(description="Empty for all.")
+    episodes: int = Field(description="How often it fired.")
+    acknowledged: int
+    noise: int = Field(description="Over within ten minutes, and in nobody's hand.")
+    seconds_to_acknowledge: float | None = Field(description="The median.")
+    seconds_open: float | None = Field(description="The median of those that are over.")
+
+
+class StatisticsOut(Schema):
+    days: int
+    at: datetime
+    all: RuleStatistics
+    rules: list[RuleStatistics] = Field(description="The noisiest first.")
+    left_out: bool = Field(description="Whether it was too much, and only the newest is counted.")
+
+
+@router.post(
+    "/alerts/bulk",
+    response={200: AlertsOut, **documented(404, 409)},
+    summary="Acknowledge, assign or silence several",
+)
+def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) -> HttpResponse:
+    """All of them, or none where one is not yours to change."""
+    principal = requester(request)
+
+    def change() -> Answer:
+        try:
+            changed = bulk.do(
+                principal,
+                payload.alerts,
+                bulk.Verb(payload.verb),
+                username=payload.username or "",
+                ends_at=payload.ends_at,
+                reason=payload.reason,
+            )
+        except NoSuchUser as error:
+            raise Http404(str(error)) from None
+        active = active_silences(timezone.now())
+        return Answer(200, AlertsOut(items=[show_alert(alert, active) for alert in changed]))
+
+    return once(request, key, payload, change)
+
+
+@router.get(
+    "/alert-statistics",
+    response={200: StatisticsOut, **documented()},
+    summary="How often rules fired, and how soon somebody had it in hand",
+)
+def get_statistics(
+    request: HttpRequest, days: Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)] = 30
+) -> StatisticsOut:
+    found = statistics.statistics(requester(request), days)
+    return StatisticsOut(
+        days=found.days,
+        at=found.at,
+        all=_row(found.all),
+        rules=[_row(row) for row in found.rules],
+        left_out=found.left_out,
+    )
+
+
+def _row(row: statistics.Row) -> RuleStatistics:
+    return RuleStatistics(
+        rule=row.rule,
+        episodes=row.episodes,
+        acknowledged=row.acknowledged,
+        noise=row.noise,
+        seconds_to_acknowledge=row.seconds_to_acknowledge,
+        seconds_open=row.seconds_open,
+    )

@@ -1,0 +1,81 @@
+"""A node's tier 2: as a description says it, and as its agent is told. No database.
+
+    tier2: {kind: posix, path: /mnt/kv, cap: 2T}
+    tier2: {kind: s3, bucket: kv, endpoint: "https://s3.example.org", cap: 20T}
+
+What orgs may have of it, and for how long, are policies; with which keys a bucket is opened, its agent's
+environment says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from console.fleet.sizes import in_bytes, in_units
+from kvss_agent.tier2.settings import Tier2Settings
+
+_TEXT: Final = re.compile(r"[\x21-\x7e]{1,500}")
+_OF_KIND: Final = {"posix": ("path", "durable"), "s3": ("bucket", "prefix", "endpoint", "region")}
+THREADS_MAX: Final = 64
+
+
+def _kind(text: str) -> str:
+    if text not in _OF_KIND:
+        raise ValueError(f"{text[:80]!r} is no kind of tier 2: {' or '.join(_OF_KIND)}")
+    return text
+
+
+def _cap(text: str) -> str:
+    return in_units(in_bytes(text))
+
+
+def _text(text: str) -> str:
+    if not _TEXT.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} should be 1 to 500 printable characters, without spaces")
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.isprintable() or not 1 <= len(text) <= 500:
+        raise ValueError(f"{text[:80]!r} should be a path of at most 500 printable characters")
+    return text
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text[:80]!r} should be true or false")
+    return text == "true"
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= THREADS_MAX:
+        raise ValueError(f"{text[:80]!r} should be a whole number from 1 to {THREADS_MAX}")
+    return int(text)
+
+
+FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "kind": _kind,
+    "cap": _cap,
+    "path": _path,
+    "durable": _yes_or_no,
+    "bucket": _text,
+    "prefix": _text,
+    "endpoint": _text,
+    "region": _text,
+    "shared": _yes_or_no,
+    "threads": _threads,
+}
+REQUIRED: Final = ("kind", "cap")
+
+
+def told(said: Mapping[str, Any]) -> dict[str, Any]:
+    """As it stands in a desired document. Raises ValueError for what makes no sense together."""
+    for kind, fields in _OF_KIND.items():
+        if kind != said["kind"] and (wrong := sorted(set(fields) & said.keys())):
+            raise ValueError(f"`{wrong[0]}` is of kind {kind}, and this is {said['kind']}")
+    found = {name: value for name, value in said.items() if name != "cap"}
+    found["cap_bytes"] = in_bytes(said["cap"])
+    Tier2Settings(**found)
+    return found

@@ -1,0 +1,62 @@
+"""Draining and upgrading nodes over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Path, Query, Router
+
+from console.accounts.browser import requester
+from console.api.fields import Input, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.problems import documented
+from console.fleet.models import NAME
+from console.operations.api import OperationOut, accepted
+from console.sessions import leaving
+
+router = Router(tags=["sessions"])
+
+NodeName = Annotated[str, Path(pattern=NAME, max_length=63)]
+
+
+class UpgradeIn(Input):
+    version: Annotated[str, Query(max_length=60, pattern=r"^[\x21-\x7e]*$")] = ""
+    reason: Reason = ""
+
+
+class DrainIn(Input):
+    reason: Reason = ""
+
+
+@router.post(
+    "/nodes/{name}/drain",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Move everything off a node while jobs go on",
+)
+def drain_node(
+    request: HttpRequest, name: NodeName, payload: DrainIn, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def drain() -> Answer:
+        return accepted(leaving.drain(principal, name, reason=payload.reason))
+
+    return once(request, key, payload, drain)
+
+
+@router.post(
+    "/nodes/{name}/upgrade",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Drain a node, wait for its upgraded agent, and use it again",
+)
+def upgrade_node(
+    request: HttpRequest, name: NodeName, payload: UpgradeIn, key: IdempotencyKey
+) -> HttpResponse:
+    principal = requester(request)
+
+    def upgrade() -> Answer:
+        operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
+        return accepted(operation)
+
+    return once(request, key, payload, upgrade)

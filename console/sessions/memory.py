@@ -1,0 +1,90 @@
+"""How much of a session's memory the columns of each org take, as its drivers have told last."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from console.accounts.principal import Principal
+from console.orgs.models import Org
+from console.orgs.services import visible_orgs
+from console.sessions.models import Session
+from swdriver_shim.metrics import ORG_BYTES
+from telemetry.queries import Answer, Fold, Line, Question, ask
+from telemetry.topics import of_source
+
+SPAN: Final = timedelta(minutes=2)  # what is older than that is not known to be so now
+STEP: Final = 10
+DRIVERS_MAX: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """By an org; without one, by all orgs that somebody may not know of."""
+
+    org: Org | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    at: datetime  # when what is told last ends
+    by_org: tuple[Taken, ...]  # those with most first
+    is_whole: bool  # all drivers were asked
+
+    @property
+    def bytes(self) -> int:
+        return sum(taken.bytes for taken in self.by_org)
+
+
+def memory_of(principal: Principal, session: Session, now: datetime) -> Memory | None:
+    """None while its drivers have told of nothing."""
+    drivers = list(
+        session.jobs.order_by("name").values_list("driver__name", flat=True)[: DRIVERS_MAX + 1]
+    )
+    taken: Counter[str] = Counter()
+    until = 0
+    for driver in drivers[:DRIVERS_MAX]:
+        answer = _told_by(driver, now)
+        for line in answer.lines:
+            end, value = _last(answer, line)
+            until = max(until, end)
+            taken[line.labels["org"]] += value
+    if not until:
+        return None
+    at = min(now, datetime.fromtimestamp(until, UTC))
+    rows = tuple(_by_org(taken, visible_orgs(principal).filter(slug__in=taken)))
+    return Memory(at, rows, is_whole=len(drivers) <= DRIVERS_MAX)
+
+
+def _told_by(driver: str, now: datetime) -> Answer:
+    return ask(
+        Question(
+            topic=of_source("driver", driver),
+            metric=ORG_BYTES,
+            fold=Fold.MEAN,
+            start=(now - SPAN).timestamp(),
+            end=now.timestamp(),
+            step=STEP,
+            by=("org",),
+        ),
+        now.timestamp(),
+    )
+
+
+def _last(answer: Answer, line: Line) -> tuple[int, int]:
+    """The end of the last step of which something is known, and what is."""
+    for start, value in zip(reversed(answer.times), reversed(line.values), strict=True):
+        if isinstance(value, int | float):
+            return start + STEP, round(value)
+    return 0, 0
+
+
+def _by_org(taken: Counter[str], known: Iterable[Org]) -> Iterator[Taken]:
+    for org in sorted(known, key=lambda org: (-taken[org.slug], org.slug)):
+        yield Taken(org, taken.pop(org.slug))
+    if others := taken.total():
+        yield Taken(None, others)

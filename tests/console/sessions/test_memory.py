@@ -1,0 +1,65 @@
+"""Whose columns fill a session's memory, and who may know of whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from console.accounts.models import User
+from console.sessions.models import Job, Session
+from telemetry.folding import Row, bucket_of
+from telemetry.metrics import Kind
+from telemetry.rollup import RollUp
+from telemetry.shapes import Series, Shape
+from telemetry.storage import FRESH, Names, copy_in, day_of
+from tests.conftest import People
+from tests.console.sessions.fleets import make_driver
+
+pytestmark = pytest.mark.django_db
+
+
+def tell(driver: str, **sizes: float) -> None:
+    """What a driver told of orgs' memory over the ten seconds before these."""
+    at = time.time() - 10
+    RollUp().tend_days(at)
+    series = {
+        Series(Kind.GAUGE, "swdriver_org_bytes", (("org", org),)): size for org, size in sizes.items()
+    }
+    shape = Shape(list(series))
+    cells = shape.cells({one: (size * 10, 10, size) for one, size in series.items()})
+    rows = [Row(f"driver:{driver}", bucket_of(at), shape, cells)]
+    copy_in(FRESH, Names().stored(rows, day_of(at)))
+
+
+@pytest.fixture
+def session(people: People) -> Session:
+    made = Session.objects.create(
+        name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
+    )
+    for name in ("one", "two"):
+        Job.objects.create(session=made, name=name, driver=make_driver(f"job-{name}"))
+    return made
+
+
+@pytest.mark.usefixtures("session")
+def test_memory_is_summed_up_over_drivers_and_strangers_are_others(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
+) -> None:
+    def seen(user: User) -> dict[str | None, int]:
+        told = api_of(user).get("/api/v1/sessions/chat/memory").json()
+        return {one["org"]: one["bytes"] for one in told["by_org"]}
+
+    assert seen(people.viewer) == {}
+    assert "Nothing told yet" in browser_of(people.viewer).get("/sessions/chat/").content.decode()
+    tell("job-one", acme=3 << 20, globex=1 << 20)
+    tell("job-two", acme=1 << 20)
+    tell("job-of-another-session", acme=1 << 30)
+    assert seen(people.platform_viewer) == {"acme": 4 << 20, "globex": 1 << 20}
+    assert seen(people.viewer) == {"acme": 4 << 20, None: 1 << 20}
+    page = browser_of(people.viewer).get("/sessions/chat/").content.decode()
+    assert "4 MiB" in page
+    assert "others" in page
+    assert "Globex" not in page

@@ -1,0 +1,191 @@
+"""What may happen at once, made to: each of these orders has once gone wrong, or could have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from console.accounts.principal import SYSTEM
+from console.accounts.roles import Role
+from console.fleet import nodes
+from console.fleet import services as fleet
+from console.fleet.models import Node
+from console.fleet.nodes import Impossible
+from console.operations import services as operations
+from console.operations.models import Operation
+from console.placement.topology import State
+from console.sessions import jobs, leaving, machines, moving, services
+from console.sessions.models import Session, Shard
+from tests.conftest import People
+from tests.console.operations.test_operations import run
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet
+from tests.console.sessions.test_sizes import create, resize
+from tests.live import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Beside(threading.Thread):
+    """Something that goes on beside the test, in a connection of its own."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__()
+        self._do = do
+        self.outcome: Any = None
+        self._backend = threading.Event()
+        self.start()
+        self._backend.wait(30)
+
+    def run(self) -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                self._number = cursor.fetchone()[0]
+            self._backend.set()
+            self.outcome = self._do()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to see it
+            self.outcome = error
+        finally:
+            connection.close()
+
+    def waits_or_has_ended(self) -> bool:
+        """Whether it can't go on before somebody else does, or need not go on at all."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [self._number])
+            return bool(cursor.fetchone()[0]) or not self.is_alive()
+
+    def result(self) -> Any:
+        """What came of it. Raises what it raised."""
+        self.join(60)
+        assert not self.is_alive()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@contextmanager
+def held_until(beside: Callable[[], Any]) -> Iterator[Beside]:
+    """The fleet is held while something else begins, and until that waits, or has ended without."""
+    with transaction.atomic():
+        fleet.hold()
+        other = Beside(beside)
+        wait_until("it waits", other.waits_or_has_ended, 30)
+        yield other
+
+
+def begun_job(people: People) -> Operation:
+    """A job of the session `chat`, whose shards are to be made."""
+    admin = people.principal("platform_admin")
+    driver = make_driver("job7")
+    with transaction.atomic():
+        return jobs.start_job(admin, services.for_change(admin, "chat"), "serve", driver)
+
+
+def in_session(name: str = "chat") -> Session:
+    with transaction.atomic():
+        return services.for_change(SYSTEM, name)
+
+
+def test_a_node_that_is_drained_has_nothing_even_of_what_was_planned_before(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    drained = leaving.drain(people.principal("platform_on_call"), "ax1")
+    take_job, beside = machines.take_job, []
+
+    def planned_before(*given: Any) -> None:
+        """The plan is made, and nothing is reserved yet, when the drain goes on as far as it can."""
+        beside.append(Beside(lambda: run(drained)))
+        wait_until("the drain waits, or is done", beside[0].waits_or_has_ended, 30)
+        take_job(*given)
+
+    monkeypatch.setattr(machines, "take_job", planned_before)
+    begun_job(people)
+    ended = beside[0].result()
+    assert not (ended.done and Shard.objects.filter(node__name="ax1").exists())
+    assert Shard.objects.filter(node__name="ax1", operation__isnull=False).exists()
+
+
+def test_a_session_that_is_placed_and_one_that_is_changed_do_not_wait_for_each_other(
+    people: People,
+) -> None:
+    make_fleet()
+    run(create(people, "first", boxes=3))
+    waiting = run(create(people, boxes=2, wait_seconds=3600))
+    with held_until(lambda: operations.advance(waiting.pk)) as placing:
+        services.for_change(SYSTEM, "chat")
+    placing.result()
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.attempts) == ("running", 0)
+
+
+def test_shards_that_go_back_and_a_change_of_their_session_do_not_wait_for_each_other(
+    people: People,
+) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    started = begun_job(people)
+    arrive(started)
+    Operation.objects.filter(pk=started.pk).delete()
+    resized = resize(people, 2)
+    run(resized)
+    first = moving.of_operation(resized)[0]
+    assert first.next_node is not None
+    moving._finish(first, first.next_node, moving._Told())
+    operations.cancel(SYSTEM, resized.pk)
+    with held_until(lambda: operations.advance(resized.pk)) as going_back:
+        Shard.objects.update(why="planned anew")
+    going_back.result()
+    resized.refresh_from_db()
+    assert (resized.state, resized.attempts) == ("undoing", 0)
+
+
+def test_maintenance_and_a_placement_do_not_both_win(people: People) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    admin = people.principal("platform_admin")
+
+    def rest() -> None:
+        with transaction.atomic():
+            node = fleet.for_change(admin, fleet.visible_nodes(admin), "ax1", Role.ON_CALL)
+            nodes.set_state(admin, node, State.MAINTENANCE)
+
+    with held_until(rest) as resting:
+        begun_job(people)
+    with pytest.raises(Impossible):
+        resting.result()
+    assert Node.objects.get(name="ax1").state == "ready"
+
+
+def test_of_a_resize_and_a_drain_at_once_both_are_done(people: People) -> None:
+    make_fleet()
+    run(create(people, boxes=1))
+    started = begun_job(people)
+    arrive(started)
+    Operation.objects.filter(pk=started.pk).delete()
+    barrier = threading.Barrier(2)
+    on_call = people.principal("platform_on_call")
+
+    def drain() -> Operation:
+        barrier.wait(30)
+        return run(leaving.drain(on_call, "ax1"))
+
+    def grow() -> Operation:
+        barrier.wait(30)
+        return run(resize(people, 2))
+
+    both = [Beside(drain), Beside(grow)]
+    drained, grown = (one.result() for one in both)
+    for _ in range(6):
+        arrive(drained)
+        arrive(grown)
+        drained, grown = run(drained), run(grown)
+    assert (drained.state, grown.state) == ("succeeded", "succeeded")
+    assert not Shard.objects.filter(node__name="ax1").exists()
+    assert not Shard.objects.exclude(operation=None).exists()
