@@ -27,9 +27,11 @@ from console.accounts.browser import requester
 from console.charts.finder import styles_it_would_write
 from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
 from console.charts.services import Plan, draw, plan_of
+from console.saved.services import views_of
 from telemetry.queries import Value
 
 register = template.Library()
+SAVED_MAX: Final = 8  # beside the range; all of them have a page
 _RANGE: Final = "_range_of_charts"
 _TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
 _SIZES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -54,6 +56,7 @@ def range_picker(context: template.Context) -> dict[str, Any]:
         "others": urlencode([*kept, *compared]),  # but the range
         "without_compare": urlencode([*kept, *chosen.fields]),
         "hidden": [*kept, *compared],
+        "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
         "chosen": chosen,
         "problem": problem,
         "from": request.GET.get("from", ""),

@@ -39,9 +39,17 @@ class Chart {
     this.element.addEventListener("pointerdown", () => (this.isHeld = true)); // a drawing would end what is drawn over
     document.addEventListener("pointerup", () => (this.isHeld = false));
     this.element.on("plotly_relayout", (changed) => zoomTo(changed["xaxis.range[0]"], changed["xaxis.range[1]"]));
-    this.element.on("plotly_hover", ({ xvals }) => this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail: xvals[0] })));
-    this.element.on("plotly_unhover", () => this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail: null })));
+    this.element.addEventListener("pointermove", ({ clientX }) => this.sayCursor(clientX));
+    this.element.addEventListener("pointerleave", () => this.sayCursor(null));
     if (this.data.slowest) this.leadOn();
+  }
+
+  // To the other charts, also where nothing was told.
+  sayCursor(clientX) {
+    const { xaxis } = this.element._fullLayout;
+    const place = clientX - this.element.getBoundingClientRect().left - xaxis._offset;
+    const detail = clientX === null || place < 0 || place > xaxis._length ? null : xaxis.p2d(place);
+    this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail }));
   }
 
   // Where the cursor is in another chart of the page; null: nowhere.
