@@ -267,34 +267,26 @@ def test_whoever_has_no_token_learns_and_changes_nothing(daemon: Daemon) -> None
     assert daemon.http.get("/v1/nothing").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("query", {}),
-        ("query", {"tokens": [-1]}),
-        ("query", {"tokens": [2**32]}),
-        ("query", {"tokens": [1], "org": "globex"}),
-        ("set_ttl", {"tokens": [1], "seconds": 0}),
-        ("set_priority", {"tokens": [1], "priority": 101}),
-        ("evict_policy", {"eviction": "best"}),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_a_sentence(
-    daemon: Daemon, path: str, body: dict[str, Any]
-) -> None:
-    answer = daemon.ask(ACME, path, **body)
-    assert answer.status_code == 422
-    assert answer.json()["detail"]
+NO_SENSE: list[tuple[str, dict[str, Any]]] = [
+    ("query", {}),
+    ("query", {"tokens": [-1]}),
+    ("query", {"tokens": [2**32]}),
+    ("query", {"tokens": [1], "org": "globex"}),
+    ("set_ttl", {"tokens": [1], "seconds": 0}),
+    ("set_priority", {"tokens": [1], "priority": 101}),
+    ("evict_policy", {"eviction": "best"}),
+]
+NO_KV = [b"", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", struct.pack("<I", 14) + b'{"tokens":[1]}x']
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", struct.pack("<I", 14) + b'{"tokens":[1]}x']
-)
-def test_kv_of_another_shape_is_refused(daemon: Daemon, body: bytes) -> None:
+def test_what_makes_no_sense_is_refused_with_a_sentence(daemon: Daemon) -> None:
+    for path, body in NO_SENSE:
+        answer = daemon.ask(ACME, path, **body)
+        assert (answer.status_code, bool(answer.json()["detail"])) == (422, True), (path, body)
     headers = {"authorization": f"Bearer {ACME}"}
-    answer = daemon.http.post("/v1/store", content=body, headers=headers)
-    assert answer.status_code == 422
-    assert answer.json()["detail"]
+    for kv_body in NO_KV:
+        answer = daemon.http.post("/v1/store", content=kv_body, headers=headers)
+        assert (answer.status_code, bool(answer.json()["detail"])) == (422, True), kv_body
 
 
 def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(
