@@ -24,9 +24,10 @@ down: ## stop what `make up` started
 check: dev-environment ## the everyday tests, without browser and whole stacks
 	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)
 
+# Three on two cores, for tests of whole processes wait as much as they work.
 test: dev-environment ## all tests; as root it installs Chromium and iproute2 where they are absent
 	@$(PYTHON) console/stack/bootstrap.py machine
-	$(IN) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-models: models-environment ## the tests of real models; installs torch, beside everything else
 	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim $(ARGS)

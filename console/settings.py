@@ -49,6 +49,8 @@ INSTALLED_APPS = [
     "console.charts",
     "console.explain",
     "console.overview",
+    "console.search",
+    "console.handover",
     "console.demo",
     "telemetry",
     "channels",

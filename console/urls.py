@@ -14,6 +14,7 @@ from console.explain import views as explain
 from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
+from console.handover import views as handover
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -23,6 +24,7 @@ from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.search import views as search
 from console.sessions import moving_views, rules_views
 from console.sessions import views as sessions
 from console.shell import views as shell
@@ -139,6 +141,8 @@ urlpatterns = [
     path("latency/", charts.latency, name="latency"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("hand-over/", handover.hand_over, name="hand-over"),
+    path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),

@@ -75,7 +75,7 @@ class AlertOut(Schema):
     runbook: str
 
 
-class ChangeOut(Schema):
+class FixStepOut(Schema):
     what: str
     before: str
     after: str
@@ -90,7 +90,7 @@ class CallOut(Schema):
 class FixOut(Schema):
     kind: str = Field(description="Empty for what is only advice.")
     text: str
-    plan: list[ChangeOut]
+    plan: list[FixStepOut]
     refusal: str = Field(description="Why you can't do it; empty where you can.")
     call: CallOut | None = Field(description="Of this API, that does it.")
 
@@ -175,7 +175,7 @@ def show_fix(fix: Fix) -> FixOut:
     return FixOut(
         kind=fix.kind,
         text=fix.text,
-        plan=[ChangeOut(what=one.what, before=one.before, after=one.after) for one in fix.plan],
+        plan=[FixStepOut(what=one.what, before=one.before, after=one.after) for one in fix.plan],
         refusal=fix.refusal,
         call=CallOut(method=call.method, path=call.path, body=dict(call.body)) if call else None,
     )

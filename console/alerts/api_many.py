@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from django.http import Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
@@ -15,13 +15,14 @@ from console.alerts import bulk, statistics
 from console.alerts.api import AlertOut, show_alert
 from console.alerts.delivering import active_silences
 from console.api.fields import Input, Moment, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.problems import documented
 from console.orgs.services import NoSuchUser
 
 router = Router(tags=["alerts"])
 
 
-class BulkIn(Input):
+class AlertsIn(Input):
     verb: Literal["acknowledge", "assign", "silence"]
     alerts: list[Annotated[int, Field(ge=1, le=2**63 - 1)]] = Field(
         min_length=1, max_length=bulk.ALERTS_MAX
@@ -31,6 +32,10 @@ class BulkIn(Input):
     )
     ends_at: Moment | None = Field(None, description="Of the silences; at most 90 days from now.")
     reason: Reason = Field("", description="Why; a silence wants one.")
+
+
+class AlertsOut(Schema):
+    items: list[AlertOut]
 
 
 class RuleStatistics(Schema):
@@ -52,26 +57,29 @@ class StatisticsOut(Schema):
 
 @router.post(
     "/alerts/bulk",
-    response={200: list[AlertOut], **documented(404)},
+    response={200: AlertsOut, **documented(404, 409)},
     summary="Acknowledge, assign or silence several",
 )
-def change_many(request: HttpRequest, payload: BulkIn) -> list[AlertOut]:
-    """All of them, or none where one is not yours to change. Sent again it changes nothing but for
-    silences, of which it makes more."""
+def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) -> HttpResponse:
+    """All of them, or none where one is not yours to change."""
     principal = requester(request)
-    try:
-        changed = bulk.do(
-            principal,
-            payload.alerts,
-            bulk.Verb(payload.verb),
-            username=payload.username or "",
-            ends_at=payload.ends_at,
-            reason=payload.reason,
-        )
-    except NoSuchUser as error:
-        raise Http404(str(error)) from None
-    active = active_silences(timezone.now())
-    return [show_alert(alert, active) for alert in changed]
+
+    def change() -> Answer:
+        try:
+            changed = bulk.do(
+                principal,
+                payload.alerts,
+                bulk.Verb(payload.verb),
+                username=payload.username or "",
+                ends_at=payload.ends_at,
+                reason=payload.reason,
+            )
+        except NoSuchUser as error:
+            raise Http404(str(error)) from None
+        active = active_silences(timezone.now())
+        return Answer(200, AlertsOut(items=[show_alert(alert, active) for alert in changed]))
+
+    return once(request, key, payload, change)
 
 
 @router.get(

@@ -22,6 +22,7 @@ from console.alerts.rules import TICK_SECONDS, Severity
 from console.audit.services import record
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
+from console.search.services import Found, finder
 from telemetry.events import events_of
 from telemetry.models import Event
 from telemetry.topics import ALERTS, FLEET, of_org
@@ -243,3 +244,21 @@ class Evaluator:
             at is None or timezone.now() - at > EVALUATOR_LATE,
             dict(problems.values_list("rule", "problem")),
         )
+
+
+@finder("alerts")
+def find_alerts(principal: Principal, text: str, most: int) -> list[Found]:
+    """Open ones first; by what is so, by whom it is about, by their rule or their number."""
+    visible = visible_alerts(principal)
+    found = Filters(state="all", q=text, hidden=True).apply(visible)
+    if text.isdecimal() and len(text) < 19:
+        found |= visible.filter(pk=int(text))
+    return [
+        Found(
+            f"{one.title}: {one.subject}",
+            f"{one.state.replace('_', ' ')}, {one.sentence}",
+            "alert",
+            one.pk,
+        )
+        for one in gravest_first(found)[:most]
+    ]

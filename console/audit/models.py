@@ -40,6 +40,9 @@ class AuditEntry(models.Model):
             models.Index(fields=["object_type", "object_id", "-id"], name="audit_of_object"),
             models.Index(fields=["action", "-id"], name="audit_of_action"),
             models.Index(fields=["at"], name="audit_by_time"),
+            models.Index(
+                fields=["request_id"], name="audit_of_request", condition=~models.Q(request_id="")
+            ),
         ]
 
     def __str__(self) -> str:

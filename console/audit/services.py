@@ -14,6 +14,7 @@ from django.http import Http404
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
+from console.search.services import Found, finder
 from console.shell import request_context
 from telemetry.events import note
 
@@ -155,3 +156,13 @@ def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
         raise CannotUndo(f"It was taken back already, by entry {entry.undone_by.pk}.")
     _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
     return AuditEntry.objects.select_related("undone_by").get(undoes=entry)
+
+
+@finder("requests")
+def find_requests(principal: Principal, text: str, most: int) -> list[Found]:
+    """What a request has changed, by its id."""
+    entries = visible_entries(principal).filter(request_id=text)[:most]
+    return [
+        Found(f"{one.action} {one.object_name}", f"by {one.actor_name}", "audit-entry", one.pk)
+        for one in entries
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection
@@ -17,6 +18,7 @@ from console.accounts.roles import Role
 from console.fleet.models import Box, Domain, Driver, Leaf, Named, Nic, Node, Port, SpineLink
 from console.placement import topology as placement
 from console.placement.topology import State
+from console.search.services import Found, finder, nearest
 
 N = TypeVar("N", bound=Named)
 
@@ -124,3 +126,27 @@ def reachable_nodes() -> QuerySet[Node]:
 
 def reachable_drivers() -> QuerySet[Driver]:
     return Driver.objects.filter(joined_at__isnull=False, lost_at=None)
+
+
+def _sees(principal: Principal) -> bool:
+    return principal.on_platform(Role.VIEWER)
+
+
+@finder("nodes")
+def find_nodes(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_nodes(principal), text, "name")[:most] if _sees(principal) else ()
+    return [Found(one.name, f"{one.state}, {one.stamp.name}", "fleet-node", one.name) for one in found]
+
+
+@finder("boxes")
+def find_boxes(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_boxes(principal), text, "name")[:most] if _sees(principal) else ()
+    return [
+        Found(one.name, one.stamp.name, "fleet-boxes", query=urlencode({"q": one.name})) for one in found
+    ]
+
+
+@finder("drivers")
+def find_drivers(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_drivers(principal), text, "name")[:most] if _sees(principal) else ()
+    return [Found(one.name, "lost" if one.lost_at else "", "fleet-driver", one.name) for one in found]

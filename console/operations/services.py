@@ -21,6 +21,7 @@ from console.operations import core
 from console.operations.core import ENDED, MOVING, Failed, Outcome, Position, State, Waiting
 from console.operations.machines import Doing, Machine, machine_of
 from console.operations.models import Operation
+from console.search.services import Found, finder
 from console.shell import request_context
 from telemetry.events import note
 from telemetry.hints import hint
@@ -303,3 +304,25 @@ def _record(principal: Principal, action: str, operation: Operation, reason: str
         reason=reason,
         topics=[operation.target, OPERATIONS],
     )
+
+
+@finder("operations")
+def find_operations(principal: Principal, text: str, most: int) -> list[Found]:
+    """By what they do, by their target, by their own id or that of the request that began them."""
+    visible, by_id = visible_operations(principal), _uuid_of(text)
+    if by_id:
+        found = visible.filter(Q(pk=by_id) | Q(request_id=text))
+    else:
+        found = visible.filter(
+            Q(sentence__icontains=text) | Q(target__icontains=text) | Q(request_id=text)
+        ).order_by("done", "-created_at")
+    return [
+        Found(one.sentence, f"{one.state}, {one.target}", "operation", one.pk) for one in found[:most]
+    ]
+
+
+def _uuid_of(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -15,6 +15,7 @@ from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
+from console.search.services import Found, finder, nearest
 from telemetry.topics import of_org
 
 NAMED_MAX: Final = 5
@@ -259,3 +260,9 @@ def _record_member(
         undoes=undoes,
         topics=[of_org(org.slug)],
     )
+
+
+@finder("orgs")
+def find_orgs(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_orgs(principal), text, "slug", "name")[:most]
+    return [Found(org.name, org.slug, "org", org.slug) for org in found]

@@ -18,13 +18,13 @@ from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from swdriver_shim.policy import OrgPolicies
-from swdriver_shim.reuse.preview import Preview, preview
+from swdriver_shim.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.reuse.sample import Sample
 
-DRIVERS_MAX: Final = 32  # that are asked: what more of them know changes little, and takes long
+DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
 TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow
-FRESH: Final = timedelta(seconds=15)
-KEPT_MAX: Final = 8  # orgs' samples in memory, half a megabyte for each driver
+FRESH: Final = timedelta(seconds=30)
+KEPT_MAX: Final = 8  # orgs' traffic in memory, some megabytes for each driver
 _DECODER: Final = msgspec.json.Decoder(Sample)
 
 
@@ -33,7 +33,7 @@ class Known:
     """What drivers have told of an org. `silent`: those who should have, and did not."""
 
     at: datetime
-    samples: tuple[tuple[str, Sample], ...]  # with the model of each
+    traffics: tuple[tuple[str, Traffic], ...]  # with the model of each
     asked: int
     drivers: int
     silent: tuple[str, ...]
@@ -45,7 +45,7 @@ class Foretold:
 
     preview: Preview
     known: Known
-    model: str
+    drivers: int  # that it is worked out from
 
 
 _kept: OrderedDict[int, Known] = OrderedDict()
@@ -57,10 +57,10 @@ def foretell(org: Org, now: OrgPolicies, proposed: OrgPolicies, model: str = "")
     no policy of their own."""
     known = known_of(org)
     own = {*now.models, *proposed.models}
-    samples = [
-        sample for told, sample in known.samples if told == model or (not model and told not in own)
+    traffics = [
+        traffic for told, traffic in known.traffics if told == model or (not model and told not in own)
     ]
-    return Foretold(preview(samples, now.of(model), proposed.of(model)), known, model)
+    return Foretold(preview(traffics, now.of(model), proposed.of(model)), known, len(traffics))
 
 
 def known_of(org: Org) -> Known:
@@ -86,29 +86,25 @@ def forget() -> None:
 def _asked(org: Org) -> Known:
     there = list(reachable_drivers().order_by("name"))
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
-    answers = asyncio.run(_ask(asked, org.slug))
-    samples = tuple(
-        (_model_of(driver), answer)
-        for driver, answer in zip(asked, answers, strict=True)
-        if isinstance(answer, Sample)
+    answers = list(zip(asked, asyncio.run(_ask(asked, org.slug)), strict=True))
+    traffics = tuple(
+        (_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)
     )
-    silent = [
-        driver.name for driver, answer in zip(asked, answers, strict=True) if isinstance(answer, str)
-    ]
-    return Known(timezone.now(), samples, len(asked), len(there), tuple(silent))
+    silent = tuple(driver.name for driver, answer in answers if isinstance(answer, str))
+    return Known(timezone.now(), traffics, len(asked), len(there), silent)
 
 
 def _model_of(driver: Driver) -> str:
     return str((driver.model or {}).get("name", ""))
 
 
-async def _ask(drivers: list[Driver], org: str) -> list[Sample | str | None]:
-    """A sample; None from who has never heard of the org; or why there is no answer."""
+async def _ask(drivers: list[Driver], org: str) -> list[Traffic | str | None]:
+    """Its traffic; None from who has never heard of the org; or why there is no answer."""
     async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
-        return await asyncio.gather(*(_sample(client, driver, org) for driver in drivers))
+        return await asyncio.gather(*(_traffic(client, driver, org) for driver in drivers))
 
 
-async def _sample(client: httpx.AsyncClient, driver: Driver, org: str) -> Sample | str | None:
+async def _traffic(client: httpx.AsyncClient, driver: Driver, org: str) -> Traffic | str | None:
     headers = {"Authorization": f"Bearer {driver.control_token}"}
     address = f"{driver.control_url.rstrip('/')}/v1/reuse"
     try:
@@ -118,6 +114,6 @@ async def _sample(client: httpx.AsyncClient, driver: Driver, org: str) -> Sample
     if answer.status_code in (404, 409):  # never heard of it, or not told anything yet
         return None
     try:
-        return _DECODER.decode(answer.content)
-    except msgspec.DecodeError as error:
+        return Traffic.of(_DECODER.decode(answer.content))
+    except ValueError as error:  # that is what a DecodeError is, too
         return str(error)

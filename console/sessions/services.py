@@ -30,6 +30,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Tier
+from console.search.services import Found, finder, nearest
 from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from telemetry.topics import of_session
 
@@ -157,3 +158,17 @@ def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
     for field in fields:
         found.update(Shard.objects.filter(**{f"{field}__in": names}).values_list(field, flat=True))
     return dict(found)
+
+
+@finder("sessions")
+def find_sessions(principal: Principal, text: str, most: int) -> list[Found]:
+    found = nearest(visible_sessions(principal).prefetch_related(None), text, "name")[:most]
+    return [
+        Found(
+            one.name,
+            f"{one.org.slug if one.org else 'of the platform'}, {one.boxes_desired} boxes",
+            "session",
+            one.name,
+        )
+        for one in found
+    ]

@@ -31,6 +31,7 @@ SESSIONS = NavigationItem("Sessions", "sessions", "s")
 ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
 LATENCY = NavigationItem("Latency", "latency", "l")
+HAND_OVER = NavigationItem("Hand-over", "hand-over", "d")
 FLEET = NavigationItem("Fleet", "fleet", "f")
 POLICIES = NavigationItem("Policies", "policies", "y")
 AUDIT = NavigationItem("Audit", "audit", "a")
@@ -44,7 +45,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     theme = chosen if chosen in THEMES else "auto"
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme}
-    navigation = [HOME, ALERTS, SESSIONS, LATENCY, ORGS, POLICIES, OPERATIONS, AUDIT, TOKENS]
+    navigation = [HOME, ALERTS, SESSIONS, LATENCY, ORGS, POLICIES, OPERATIONS, HAND_OVER, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
         navigation.insert(3, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):

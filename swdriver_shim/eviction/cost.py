@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, Generic
+from typing import Final, TypeAlias
 
 from swdriver_shim.eviction.base import C, Evictable, Eviction
 from swdriver_shim.eviction.returns import SHARE_AT_FIRST, Returns, age_of
@@ -21,6 +21,10 @@ _EXPECTED: Final = [
     (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
 ]
 _KINDS: Final = range(len(_EXPECTED))
+
+_Offer: TypeAlias = tuple[float, C | None, int, int]  # what it is worth, whose ticket, of which kind
+_NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
+_Heap: TypeAlias = list[tuple[float, int, int, C]]  # by use, deeper first; a ticket, and whose it is
 
 
 class Cost(Eviction[C]):
@@ -41,22 +45,26 @@ class Cost(Eviction[C]):
     __slots__ = (
         "_attention_columns",
         "_changed",
-        "_kind_of",
+        "_entries",
         "_kinds",
         "_offers",
         "_offers_until",
         "_returns",
+        "_ticket",
+        "_waiting",
     )
 
     def __init__(self, attention_columns: float = inf, share: int = SHARE_AT_FIRST) -> None:
         super().__init__()
         self._attention_columns = attention_columns
         self._returns = Returns(_EXPECTED, share)
-        self._kinds = [_Ends[C]() for _ in _KINDS]
-        self._kind_of: dict[C, int] = {}  # of those that wait
-        self._offers: list[tuple[float, C] | None] = [None for _ in _KINDS]
+        self._waiting: dict[C, int] = {}  # by the ticket of its entries; those with others are stale
+        self._ticket = 0
+        self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest
+        self._entries = 0  # of each end, at most
+        self._offers: list[_Offer[C]] = [_NOBODY for _ in _KINDS]
         self._offers_until = 0.0
-        self._changed: set[int] = set()
+        self._changed: set[int] = set()  # where somebody has come who may be worth less
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
@@ -80,10 +88,16 @@ class Cost(Eviction[C]):
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
-        self._forget(column)
-        kind = self._kind_of[column] = _kind(column, column.uses)
-        self._kinds[kind].put(column)
+        self._ticket += 1
+        self._waiting[column] = self._ticket
+        kind = _kind(column, column.uses)
+        oldest, youngest = self._kinds[kind]
+        at = column.used_at // SAME_AGE_S
+        heappush(oldest, (at, -column.needs, self._ticket, column))
+        heappush(youngest, (-at, -column.needs, self._ticket, column))
         self._changed.add(kind)
+        self._entries += 1
+        self._throw_away_stale()
 
     def victim(self, now: float) -> C | None:
         if not 0 <= self._offers_until - now <= OFFER_S:
@@ -93,14 +107,17 @@ class Cost(Eviction[C]):
             for kind in self._changed:
                 self._offers[kind] = self._offer(kind, now)
             self._changed.clear()
-            least = min((offer for offer in self._offers if offer), key=_worth, default=None)
-            if least is None:
+            least: _Offer[C] = _NOBODY
+            for offer in self._offers:
+                if offer[0] < least[0]:
+                    least = offer
+            _, column, ticket, kind = least
+            if column is None:
                 return None
-            column = least[1]
-            if not column.holds:
+            if not column.holds and self._waiting.get(column) == ticket:
                 self._returns.evicted(now - column.used_at)
                 return column
-            self._forget(column)
+            self._changed.add(kind)
 
     def removed(self, column: C) -> None:
         self._count -= 1
@@ -109,43 +126,58 @@ class Cost(Eviction[C]):
     def check_integrity(self, columns: Iterable[C]) -> None:
         columns = set(columns)
         assert self._count == len(columns)
-        assert self._kind_of.keys() <= columns
-        assert all(column.holds or column in self._kind_of for column in columns)
-        for kind, ends in enumerate(self._kinds):
-            ends.check_integrity({column for column, its in self._kind_of.items() if its == kind})
+        assert self._waiting.keys() <= columns
+        assert all(column.holds or column in self._waiting for column in columns)
+        for heaps_of_end in zip(*self._kinds, strict=True):
+            entries = sum(len(heap) for heap in heaps_of_end)
+            assert entries <= self._entries <= 2 * len(self._waiting) + _SLACK
+            here = {
+                entry[3]: (kind, entry)
+                for kind, heap in enumerate(heaps_of_end)
+                for entry in heap
+                if self._waiting.get(entry[3]) == entry[2]
+            }
+            assert here.keys() == self._waiting.keys()
+            for column, (kind, entry) in here.items():
+                assert column.holds or kind == _kind(column, column.uses), "of another kind by now"
+                assert column.holds or abs(entry[0]) == column.used_at // SAME_AGE_S, "used since"
         self._returns.check_integrity()
 
-    def _forget(self, column: C) -> None:
-        kind = self._kind_of.pop(column, None)
-        if kind is not None:
-            self._kinds[kind].drop(column)
-            self._changed.add(kind)
+    def _offer(self, kind: int, now: float) -> _Offer[C]:
+        """Who is worth least of a kind: the oldest or the youngest, the deeper of equals.
 
-    def _offer(self, kind: int, now: float) -> tuple[float, C] | None:
-        """Who is worth least of a kind."""
-        rate = self._returns.rate[kind]
-        least: tuple[float, C] | None = None
-        for column in self._free_ends(kind):
-            worth = rate[age_of(now - column.used_at)] * self._price(column)
-            if least is None or worth < least[0]:
-                least = worth, column
+        Who has come to be held leaves, and is put again when it is let go: hits pass through it, so it
+        would look young for ever, and be in front as the oldest, with all the others behind it.
+        """
+        waiting, rate = self._waiting, self._returns.rate[kind]
+        least: _Offer[C] = _NOBODY
+        for heap in self._kinds[kind]:
+            while heap:
+                _, _, ticket, column = heap[0]
+                is_waiting = waiting.get(column) == ticket
+                if is_waiting and not column.holds:
+                    worth = rate[age_of(now - column.used_at)] * self._price(column)
+                    if worth < least[0]:
+                        least = worth, column, ticket, kind
+                    break
+                heappop(heap)
+                if is_waiting:
+                    del waiting[column]
         return least
 
-    def _free_ends(self, kind: int) -> list[C]:
-        """The oldest and the youngest of a kind. Who has come to be held is put again when it is let go.
+    def _forget(self, column: C) -> None:
+        if self._waiting.pop(column, None):
+            self._throw_away_stale()
 
-        It has to leave: hits pass through it, so it would look young for ever, and be in front as the
-        oldest, with all the others behind it.
-        """
-        ends = self._kinds[kind]
-        while True:
-            found = ends.ends()
-            held = [column for column in found if column.holds]
-            if not held:
-                return found
-            for column in set(held):  # the oldest may be the youngest
-                del self._kind_of[column]
-                ends.drop(column)
+    def _throw_away_stale(self) -> None:
+        """As soon as they may be more than half."""
+        if self._entries <= 2 * len(self._waiting) + _SLACK:
+            return
+        for heaps in self._kinds:
+            for heap in heaps:
+                heap[:] = [entry for entry in heap if self._waiting.get(entry[3]) == entry[2]]
+                heapify(heap)
+        self._entries = len(self._waiting)
 
     def _price(self, column: C) -> float:
         """To compute it again, per byte."""
@@ -154,57 +186,3 @@ class Cost(Eviction[C]):
 
 def _kind(column: Evictable, uses: int) -> int:
     return 2 * min(uses, USES_TOLD_APART) + column.tail
-
-
-def _worth(offer: tuple[float, object]) -> float:
-    return offer[0]
-
-
-class _Ends(Generic[C]):
-    """Leaves by their last use, to ask for the first and the last. Whoever is used is put again."""
-
-    __slots__ = ("_heaps", "_places", "_put")
-
-    def __init__(self) -> None:
-        self._places: dict[C, int] = {}
-        self._put = 0
-        self._heaps: tuple[list[tuple[float, int, int, C]], ...] = ([], [])  # oldest, youngest first
-
-    def put(self, column: C) -> None:
-        self._put += 1
-        self._places[column] = self._put
-        oldest, youngest = self._heaps
-        at = column.used_at // SAME_AGE_S
-        heappush(oldest, (at, -column.needs, self._put, column))
-        heappush(youngest, (-at, -column.needs, self._put, column))
-        self._compact()
-
-    def drop(self, column: C) -> None:
-        del self._places[column]
-        self._compact()
-
-    def ends(self) -> list[C]:
-        """None, or the oldest and the youngest, the deeper of equals; it may be one and the same."""
-        found = []
-        for heap in self._heaps:
-            while heap and self._places.get(heap[0][3]) != heap[0][2]:
-                heappop(heap)
-            if heap:
-                found.append(heap[0][3])
-        return found
-
-    def check_integrity(self, columns: set[C]) -> None:
-        assert self._places.keys() == columns
-        for heap in self._heaps:
-            here = {entry[3]: entry for entry in heap if self._places.get(entry[3]) == entry[2]}
-            assert here.keys() == columns
-            for column, entry in here.items():
-                assert column.holds or abs(entry[0]) == abs(column.used_at // SAME_AGE_S), "used since"
-            assert len(heap) <= 2 * len(columns) + _SLACK
-
-    def _compact(self) -> None:
-        """Throw away entries of those that left, when they are more than half."""
-        for heap in self._heaps:
-            if len(heap) > 2 * len(self._places) + _SLACK:
-                heap[:] = [entry for entry in heap if self._places.get(entry[3]) == entry[2]]
-                heapify(heap)

@@ -6,6 +6,7 @@ the whole. So what comes out holds for whatever policy is in force, not only for
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,22 @@ FOLDS: Final = 16
 SHARE: Final = 4
 
 
+class Moment:
+    """When columns were stored. Prompts that share them share it, too: who stores them anew does so for
+    all others."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+
 class Run(NamedTuple):
     """Columns that were stored together: up to this depth, at this moment. Most are not in the sample,
     and a prompt is hit no further than up to the first that is over by its first use."""
 
     end: int
-    stored_at: float
+    stored: Moment
 
 
 class Column:
@@ -54,7 +65,8 @@ class Outcome:
     asked: int = 0
     missed: list[int] = field(default_factory=lambda: [0] * FOLDS)  # by a part of the keys
     held_max: int = 0
-    columns: list[Column] = field(default_factory=list)  # that are here in the end
+    stored_at: Sequence[float] = ()  # of those that are here in the end,
+    used_at: Sequence[float] = ()
 
 
 class Miniature:
@@ -97,7 +109,9 @@ class Miniature:
                 if tip and self._first is not None:
                     self._went_on(tip, found, event.length, now)
                 outcome.held_max = max(outcome.held_max, self._held)
-        outcome.columns = [column for column in self._columns.values() if column.present]
+        here = [column for column in self._columns.values() if column.present]
+        outcome.stored_at = array("d", [column.stored_at for column in here])
+        outcome.used_at = array("d", [column.used_at for column in here])
         return outcome
 
     def _match(self, path: Sequence[Reference], now: float) -> int:
@@ -107,7 +121,7 @@ class Miniature:
             column = self._columns.get(key)
             if column is None or not column.present:
                 break
-            if first is not None and any(run.stored_at <= now - first for run in column.runs):
+            if first is not None and any(run.stored.at <= now - first for run in column.runs):
                 break
             found.append(column)
         if not found:
@@ -130,55 +144,49 @@ class Miniature:
         columns = self._columns
         for reference in path:
             column = columns.get(reference.key)
-            if column is None or not column.present:
-                if column:
-                    column.holds += 1
+            if column is None:
+                column = columns[reference.key] = Column(reference, tip)
+                if tip:
+                    tip.holds += 1  # so nobody takes it while room is made for those behind it
+            if not column.present:
+                column.holds += 1  # nor this one for a leaf
                 has_room = self._make_room(now)
-                if column:
-                    column.holds -= 1
+                if has_room:
+                    self._put(column, now)
+                column.holds -= 1
                 if not has_room:
-                    if column:
-                        self._prune(column)
-                    if tip:
-                        self._release(tip)
+                    self._prune(column)
                     return None
-                if column is None:
-                    column = columns[reference.key] = Column(reference, tip)
-                    if tip:
-                        tip.holds += 1
-                self._put(column, now)
             if self._first is not None:
                 self._date(column, tip, found, now)
-            column.holds += 1  # a pin, until the next one has it
-            if tip:
-                self._release(tip)
             tip = column
-        if tip:
-            self._release(tip)
+        if tip and not tip.holds and self._queue is not None:
+            self._queue.leaf(tip)
         return tip
 
     def _date(self, column: Column, before: Column | None, found: int, now: float) -> None:
         """What leads to a column is stored with it, where it is not here."""
+        own = Run(column.needs + 1, Moment(column.stored_at))
         if column.runs:
-            column.runs = [
-                *self._renewed(column.runs[:-1], now),
-                Run(column.needs + 1, column.stored_at),
-            ]
+            self._renew(column.runs[:-1], now)
+            column.runs[-1] = own
             return
-        known = before.behind if before else []
-        lead = _up_to(known, min(found, column.needs))
-        column.runs = [*self._renewed(lead, now), Run(column.needs + 1, column.stored_at)]
+        lead = _up_to(before.behind if before else (), min(found, column.needs))
+        self._renew(lead, now)
+        column.runs = [*lead, own]
 
     def _went_on(self, tip: Column, found: int, length: int, now: float) -> None:
         """Behind its last column of the sample a prompt has others, up to this length."""
-        known = self._renewed(tip.behind, now)
+        self._renew(tip.behind, now)
         if found < length:
-            known = [*_up_to(known, found), Run(length, now)]
-        tip.behind = known
+            tip.behind = [*_up_to(tip.behind, found), Run(length, Moment(now))]
 
-    def _renewed(self, runs: Sequence[Run], now: float) -> list[Run]:
+    def _renew(self, runs: Sequence[Run], now: float) -> None:
+        """What is over is stored again."""
         over = now - (self._first or 0)
-        return [Run(run.end, now) if run.stored_at <= over else run for run in runs]
+        for run in runs:
+            if run.stored.at <= over:
+                run.stored.at = now
 
     def _put(self, column: Column, now: float) -> None:
         column.present = True
@@ -190,9 +198,7 @@ class Miniature:
         if self._first is not None:
             self._stored.append((now, column))
         if self._queue is not None:
-            column.holds += 1  # not a leaf yet: it is being stored
             self._queue.stored(column, now)
-            column.holds -= 1
 
     def _make_room(self, now: float) -> bool:
         if self._room is None or self._queue is None:
@@ -237,21 +243,12 @@ class Miniature:
         if not column.holds and self._queue is not None:
             self._queue.leaf(column)
 
-    def _release(self, column: Column) -> None:
-        column.holds -= 1
-        if not column.holds:
-            if column.present:
-                if self._queue is not None:
-                    self._queue.leaf(column)
-            else:
-                self._prune(column)
-
 
 def _up_to(runs: Sequence[Run], depth: int) -> list[Run]:
     """What of them lies before this depth."""
     cut = []
     for run in runs:
-        cut.append(run if run.end <= depth else Run(depth, run.stored_at))
+        cut.append(run if run.end <= depth else Run(depth, run.stored))
         if run.end >= depth:
             break
     return cut

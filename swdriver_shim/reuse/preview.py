@@ -1,35 +1,39 @@
 """What a policy would do to an org: hit rate and memory, before it is saved.
 
-    told = preview(samples, now=policy, proposed=policy)      # one sample from each driver
+    traffics = [Traffic.of(sample) for sample in samples]      # one from each driver
+    told = preview(traffics, now=policy, proposed=policy)
 
-Pure functions of what drivers wrote down (`sample`): each policy is tried on it in a small cache
+Functions of what drivers wrote down (`sample`): each policy is tried on it in a small cache
 (`miniature`). Misses are counted, not hits: who is in everybody's prompt makes most of the hits, may be
-in the sample or not, and is hardly ever missed.
+in the sample or not, and is hardly ever missed. What was tried is remembered with the traffic, so the
+next preview of it, with a bit of the policy changed, is told sooner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, sqrt
 from statistics import variance
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct, structs
 
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Tiers, TtlMode
 from swdriver_shim.reuse.miniature import FOLDS, Miniature, Outcome
-from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, read, thinned
+from swdriver_shim.reuse.sample import Event, Kind, Sample, Share, fewer
 
 FAR_APART: Final = 1.2  # misses as foretold for now, and as they were
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
 COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
-CURVE_COLUMNS: Final = 600  # and each point of a curve
-USES: Final = 3  # of each, on average: more are too many, too
-TTLS_S: Final = (60, 180, 600, 1800, 3600, 6 * 3600, 24 * 3600)
+CURVE_COLUMNS: Final = 600  # and each point of a curve,
+CURVE_USES: Final = 3  # of which so many uses each, on average
+TTLS_S: Final = (60, 300, 900, 3600, 6 * 3600, 24 * 3600)
 ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
 REFERENCES_MIN: Final = 500  # below, say so
+RUNS_MAX: Final = 64  # of one traffic that are remembered
 INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
 
 
@@ -75,7 +79,11 @@ class Preview(Struct, frozen=True, kw_only=True):
     confidence: Confidence | None  # None: there was no traffic yet
 
 
-@dataclass(slots=True)
+# What of a policy makes a difference: its two times to live, the room, and what goes first.
+_Key: TypeAlias = tuple[int | None, int | None, float | None, str]
+
+
+@dataclass
 class Traffic:
     """A sample, read: its events, and what it counts."""
 
@@ -88,10 +96,12 @@ class Traffic:
     hit: int
     factor: float = 1.0
     missed_now: Sequence[int] | None = None  # if calibrated, see there
-    runs: dict[tuple[Policy, float], Outcome] = field(default_factory=dict)
+    runs: dict[_Key, Outcome] = field(default_factory=dict)
+    parts: dict[float, Traffic] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sample: Sample) -> Traffic:
+        """Raises ValueError for what is no sample."""
         events = sample.events()
         count_from, before = -inf, (0, 0, 0)
         if events and not sample.complete:
@@ -107,7 +117,7 @@ class Traffic:
         )
         return cls(sample, sample.share, events, count_from, requested, columns, hit)
 
-    @property
+    @cached_property
     def references(self) -> int:
         return sum(len(event.path) for event in self.events)
 
@@ -115,28 +125,39 @@ class Traffic:
     def reaches_back_s(self) -> float:
         return self.sample.now - self.events[0].at if self.events else 0.0
 
-    @property
+    @cached_property
     def distinct(self) -> int:
         return len({reference.key for event in self.events for reference in event.path})
 
-    def smaller(self, columns: int) -> Traffic:
-        """So much less of it that about so many columns are left."""
-        part = min(columns / max(1, self.distinct), USES * columns / max(1, self.references), 1.0)
-        if part == 1.0:
+    def smaller(self, columns: int, uses: float = inf) -> Traffic:
+        """So much less of it that about so many columns are left, and so many uses of each."""
+        references = max(1, self.references)
+        part = min(columns / max(1, self.distinct), uses * columns / references)
+        if part >= 1.0:
             return self
-        share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
-        events = list(read(thinned(self.sample.log, share)))
-        return replace(self, share=share, events=events, factor=1.0, missed_now=None, runs={})
+        if part not in self.parts:
+            share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
+            left = fewer(self.events, share)
+            self.parts[part] = replace(
+                self, share=share, events=left, factor=1.0, missed_now=None, runs={}, parts={}
+            )
+        return self.parts[part]
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Where there is room for all, nobody has to decide what goes."""
-        found = self.runs.get((policy, room_bytes))
+        times = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+        room = room_bytes / self.sample.column_bytes * self.share.of_all
+        found = self._remembered((*times, None, ""), policy, None)
+        if found.held_max > room:
+            found = self._remembered((*times, room, policy.eviction), policy, room)
+        return found
+
+    def _remembered(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
+        found = self.runs.get(key)
         if found is None:
-            found = Miniature(policy, None).run(self.events, self.count_from)
-            room = room_bytes / self.sample.column_bytes * self.share.of_all
-            if found.held_max > room:
-                found = Miniature(policy, room).run(self.events, self.count_from)
-            self.runs[policy, room_bytes] = found
+            if len(self.runs) >= RUNS_MAX:
+                self.runs.clear()
+            found = self.runs[key] = Miniature(policy, room).run(self.events, self.count_from)
         return found
 
     def room_bytes(self, policy: Policy) -> float:
@@ -218,9 +239,9 @@ class Estimate:
         )
 
 
-def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview:
-    """`samples`: what each driver knows of this org. Raises ValueError for what is no sample."""
-    traffics = [traffic for sample in samples if (traffic := Traffic.of(sample)).events]
+def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
+    """`known`: what each driver knows of this org."""
+    traffics = [traffic for traffic in known if traffic.events]
     each = max(1, len(traffics))
     traffics = [traffic.smaller(COLUMNS // each).calibrated(now) for traffic in traffics]
     was, will = Estimate(), Estimate()
@@ -231,7 +252,9 @@ def preview(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview
         count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
-    smaller = [traffic.smaller(CURVE_COLUMNS // each).calibrated(now) for traffic in traffics]
+    smaller = [
+        traffic.smaller(CURVE_COLUMNS // each, CURVE_USES).calibrated(now) for traffic in traffics
+    ]
     shift = (will.hit_rate or 0.0) - (_estimate(smaller, proposed).hit_rate or 0.0)
     return Preview(
         now=was.effect(),
@@ -296,9 +319,9 @@ def _through(points: Sequence[Point], shift: float) -> tuple[Point, ...]:
 def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) -> int:
     """Of the columns that are here, those that the proposed policy does not keep any longer."""
     here = [
-        (column.stored_at, column.used_at)
-        for column in held.columns
-        if now.expires_at(column.stored_at, column.used_at) > traffic.sample.now
+        stamps
+        for stamps in zip(held.stored_at, held.used_at, strict=True)
+        if now.expires_at(*stamps) > traffic.sample.now
     ]
     if proposed.tiers is Tiers.NONE:
         return len(here)

@@ -12,7 +12,7 @@ enough, the oldest is forgotten.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,8 +28,8 @@ CHUNK_BYTES: Final = 4 << 10  # is thinned out in one go: a quarter of a millise
 SPAN_S: Final = 2 * 3600.0  # as long as it reaches back less far, rather a smaller sample
 FILLED_MIN: Final = 1 / 8  # of the log: up to here it may fill at any speed,
 FASTER_MAX: Final = 2.0  # then so many times as fast as would last for that span
-COLUMNS_LOOKED_AT: Final = 32  # of an average prompt, or up to twice as many
-STRIDE_MAX: Final = 32
+COLUMNS_LOOKED_AT: Final = 4  # of an average prompt, or up to twice as many
+STRIDE_MAX: Final = 256
 _THRESHOLD_BYTES: Final = 4
 ALL_KEYS: Final = 1 << 8 * _THRESHOLD_BYTES
 KEY_BYTES: Final = 8
@@ -85,7 +85,7 @@ class Share(NamedTuple):
     def offset(self) -> int:
         """Of the first that is looked at: about the middle, so that prompts of any length are done
         justice to; and one that a smaller stride looks at, too."""
-        return sum(bit for bit in (1, 4, 16) if 2 * bit <= self.stride)
+        return sum(bit for bit in (1, 4, 16, 64) if 2 * bit <= self.stride)
 
     @property
     def limit(self) -> bytes:
@@ -123,7 +123,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def events(self) -> list[Event]:
         """Raises ValueError for a log that is none."""
-        return list(read(thinned(self.log, self.share)))
+        return fewer(read(self.log), self.share)
 
 
 class Recorder:
@@ -267,6 +267,20 @@ def read(log: bytes | bytearray) -> Iterator[Event]:
     for kind, at, length, counts, references in _parse(log):
         path = [Reference(key, depth & DEPTH_MAX, depth >= _TAIL) for key, depth in references]
         yield Event(kind, at, path, length, *(_COUNTS.unpack(counts) if counts else ()))
+
+
+def fewer(events: Iterable[Event], share: Share) -> list[Event]:
+    """What of them is in a smaller sample, as `thinned` has it."""
+    limit, stride, offset = share.limit, share.stride, share.offset
+    left, is_matched = [], False
+    for event in events:
+        kept = [one for one in event.path if one.key < limit and one.depth % stride == offset]
+        kind = Kind.STORE if event.kind is Kind.MORE and not is_matched else event.kind
+        if kept or kind is Kind.MORE:
+            is_whole = kind is event.kind and len(kept) == len(event.path)
+            left.append(event if is_whole else event._replace(kind=kind, path=kept))
+        is_matched = bool(kept) and kind is Kind.MATCH
+    return left
 
 
 _Parsed = tuple[Kind, float, int, bytes, list[tuple[bytes, int]]]

@@ -140,6 +140,24 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_be_visible()
         assert faults(page) == []
 
+        # What the next on call is told, on the screen and on paper.
+        page.keyboard.press("g")
+        page.keyboard.press("d")
+        page.get_by_role("textbox", name="Note").fill("ax-7: power supply at 9")
+        page.get_by_role("button", name="Leave note").click()
+        notes = page.get_by_role("region", name="Notes")
+        expect(notes).to_contain_text("power supply at 9")
+        expect(page.get_by_role("region", name="Silences")).to_contain_text("ends soon")
+        assert faults(page) == []
+        page.emulate_media(media="print")
+        expect(page.get_by_role("navigation", name="Main")).to_be_hidden()
+        expect(page.get_by_role("button", name="Leave note")).to_be_hidden()
+        expect(notes).to_be_visible()
+        paper = page.pdf(format="A4")
+        assert paper.startswith(b"%PDF")
+        assert 1 <= len(re.findall(rb"/Type\s*/Page\b", paper)) <= 3
+        page.emulate_media(media="screen")
+
         # A channel, told at once, with its answer in the log.
         page.goto("/alerts/channels/")
         page.get_by_role("link", name="Add channel").click()

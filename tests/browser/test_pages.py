@@ -32,6 +32,9 @@ PAGES = {
     "many policies": "/policies/bulk/?org=acme",
     "default and limits": "/policies/default/",
     "operations": "/operations/",
+    "search": "/search/?q=a",
+    "hand-over": "/hand-over/",
+    "alerts of the past": "/alerts/history/",
     "alerts": "/alerts/",
     "silences": "/alerts/silences/",
     "rules": "/alerts/rules/",
@@ -268,14 +271,22 @@ def test_keys_lead_to_pages_help_and_search_but_not_while_typing(open_page: Open
     expect(page.get_by_role("heading", name="Audit")).to_be_visible()
     page.wait_for_load_state("load")  # from then on it listens to keys
     page.keyboard.press("/")
-    expect(page.get_by_label("Search")).to_be_focused()
+    find = page.get_by_role("searchbox", name="Find")
+    expect(find).to_be_focused()
     page.keyboard.type("g?o")
-    expect(page.get_by_label("Search")).to_have_value("g?o")
-    page.get_by_role("heading", name="Audit").click()
+    expect(find).to_have_value("g?o")
+    page.keyboard.press("Escape")
+    expect(find).to_have_value("")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("/")
+    find.fill("acm")  # at once: so what is found comes once
+    expect(page.locator("#found").get_by_role("link", name="Acme Ltd")).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Acme Ltd")).to_be_visible()
 
 
 def test_the_theme_is_remembered(open_page: Open) -> None:
@@ -333,6 +344,10 @@ def test_everything_works_without_scripts(browser: Browser, console: LiveConsole
     page.get_by_label("Search").fill("Hooli")
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_role("row")).to_have_count(2)  # the head and the one
+    page.get_by_role("searchbox", name="Find").fill("hool")
+    page.keyboard.press("Enter")
+    page.get_by_role("region", name="What was found").get_by_role("link", name="Hooli").click()
+    expect(page.get_by_role("heading", name="Hooli")).to_be_visible()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("heading", name="Log in")).to_be_visible()
     context.close()

@@ -16,6 +16,10 @@ BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../
 PATHS = [
     "/{}",
     "/?org={}",
+    "/search/?q={}",
+    "/hand-over/?org={0}&hours={0}",
+    "/api/v1/hand-over?org={0}&hours={0}",
+    "/api/v1/search?q={0}&most={0}",
     "/api/v1/overview?org={}",
     "/log-in/?next={}",
     "/users/{}/",
@@ -85,6 +89,7 @@ FORMS = {
     "/tokens/": "name={0}&scope={0}&org={0}&days={0}",
     "/tokens/0123456789ab/revoke/": "x={0}",
     "/new-user/": "username={0}&full_name={0}&email={0}&platform_role={0}&reason={0}",
+    "/hand-over/": "text={0}&org={0}",
     "/alerts/bulk/": "verb={0}&alert={0}&username={0}&hours={0}&reason={0}&query={0}",
     "/users/vic/": "full_name={0}&email={0}&platform_role={0}&is_active={0}&reason={0}",
     "/alerts/silences/": "org={0}&matchers={0}&hours={0}&reason={0}",

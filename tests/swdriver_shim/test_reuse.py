@@ -18,7 +18,7 @@ from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.replay import keep_house
 from swdriver_shim.reuse import sample as sampling
 from swdriver_shim.reuse.histograms import BUCKETS, Histograms, histograms, reuses
-from swdriver_shim.reuse.preview import preview
+from swdriver_shim.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
@@ -48,6 +48,10 @@ def sample_of(ledger: Ledger, now: float = 0.0) -> Sample:
     found = ledger.reuse("acme", now)
     assert found is not None
     return found
+
+
+def foretold(samples: Sequence[Sample], now: Policy, proposed: Policy) -> Preview:
+    return preview([Traffic.of(sample) for sample in samples], now, proposed)
 
 
 def path(*blocks: int) -> Prompt:
@@ -186,7 +190,7 @@ def test_the_oldest_is_forgotten_once_the_log_reaches_back_far_enough(
     made = sample_of(ledger, 2000 * 60.0)
     assert not made.complete
     assert made.events()[0].at > 0
-    told = preview([made], FOREVER, FOREVER)
+    told = foretold([made], FOREVER, FOREVER)
     assert told.confidence is not None
     assert told.confidence.reaches_back_seconds >= sampling.SPAN_S
     assert told.now.hit_rate == pytest.approx(0.0, abs=0.01)  # each begins with something new
@@ -207,7 +211,7 @@ def test_a_thinned_log_is_that_of_the_smaller_sample() -> None:
 
 
 def test_strides_of_larger_samples_hold_those_of_smaller_ones() -> None:
-    for bits in range(5):
+    for bits in range(8):
         larger, smaller = Share(1 << bits), Share(2 << bits)
         assert smaller.offset % larger.stride == larger.offset
 
@@ -228,7 +232,7 @@ def test_clocks_that_step_back_do_no_harm() -> None:
     times = [event.at for event in sample_of(ledger).events()]
     assert times == sorted(times)
     assert all(gap is None or gap >= 0 for gap, _ in reuses(sample_of(ledger).events()))
-    told = preview([sample_of(ledger, 102.0)], FOREVER, Policy(ttl_last_use_seconds=60))
+    told = foretold([sample_of(ledger, 102.0)], FOREVER, Policy(ttl_last_use_seconds=60))
     assert told.proposed.hit_rate == pytest.approx(5 / 6)
 
 
@@ -253,9 +257,9 @@ def test_a_purge_leaves_no_key_behind_and_no_tokens_are_ever_kept(namespace: Nam
     assert asked.keys[0][:8] in log
     ledger.purge("acme", namespace)
     assert sample_of(ledger).log == b""
-    assert preview([sample_of(ledger)], FOREVER, FOREVER).confidence is None
+    assert foretold([sample_of(ledger)], FOREVER, FOREVER).confidence is None
     ask(ledger, asked, 2.0)
-    assert preview([sample_of(ledger)], FOREVER, FOREVER).confidence is not None
+    assert foretold([sample_of(ledger)], FOREVER, FOREVER).confidence is not None
 
 
 def test_what_a_request_does_not_want_stored_is_not_taken_for_stored() -> None:
@@ -265,7 +269,7 @@ def test_what_a_request_does_not_want_stored_is_not_taken_for_stored() -> None:
         ledger.release(match)
         begun = ledger.begin_store(path(1, 2), 2 * C, now, Rules(no_store=True))
         ledger.finish_store(begun, now)
-    assert preview([sample_of(ledger)], FOREVER, FOREVER).now.hit_rate == 0
+    assert foretold([sample_of(ledger)], FOREVER, FOREVER).now.hit_rate == 0
 
 
 # Previews
@@ -303,7 +307,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         at_s = at + 1e-3 * len(then.accounts)  # whole seconds are the sweeper's
         ask(now_ledger, path(*blocks), at_s)
         ask(then, path(*blocks), at_s)
-    told = preview([sample_of(now_ledger)], FOREVER, proposed)
+    told = foretold([sample_of(now_ledger)], FOREVER, proposed)
     assert told.proposed.hit_rate == pytest.approx(then.account("acme").tally.hit_rate)
     assert told.now.hit_rate == told.measured_hit_rate
 
@@ -327,7 +331,7 @@ def test_a_sample_foretells_what_a_driver_under_another_policy_hits(
     """From an eighth of the columns: 1,600 of them, so some points are left to chance."""
     prompts, whole = zipf_traffic
     made = msgspec.structs.replace(whole, threshold=ALL_KEYS // 8)
-    told = preview([made], FOREVER, proposed)
+    told = foretold([made], FOREVER, proposed)
     assert told.proposed.hit_rate is not None
     assert abs(told.proposed.hit_rate - replayed(prompts, proposed, 0.1)) < 0.03
     assert told.confidence is not None
@@ -350,7 +354,7 @@ def test_without_traffic_nothing_is_foretold() -> None:
     quiet = driver()
     quiet.account("acme")
     for samples in ([], [sample_of(quiet)]):
-        told = preview(samples, FOREVER, Policy())
+        told = foretold(samples, FOREVER, Policy())
         assert told.confidence is None
         assert told.proposed.hit_rate is None
         assert told.measured_hit_rate is None
@@ -362,7 +366,7 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     for number in range(100):
         ask(ledger, path(number, 1, 2, 3), float(number))
     strict = Policy(ttl_last_use_seconds=10)
-    told = preview([sample_of(ledger, 99.5)], FOREVER, strict)
+    told = foretold([sample_of(ledger, 99.5)], FOREVER, strict)
     assert told.expiring_columns == 4 * 90
     assert told.expiring_bytes == 4 * 90 * COLUMN_BYTES
     assert told.now.bytes == ledger.account("acme").bytes == 400 * COLUMN_BYTES
@@ -371,9 +375,25 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     while ledger.sweep(99.5):
         pass
     assert ledger.account("acme").bytes == (400 - told.expiring_columns) * COLUMN_BYTES
-    nothing = preview([sample_of(ledger, 99.5)], strict, Policy(tiers=Tiers.NONE))
+    nothing = foretold([sample_of(ledger, 99.5)], strict, Policy(tiers=Tiers.NONE))
     assert nothing.proposed.hit_rate == 0
     assert nothing.expiring_columns == 40
+
+
+def test_who_stores_a_shared_beginning_anew_does_so_for_all_who_share_it() -> None:
+    """With a time to live from the first use. Between the last column of the beginning that is in the
+    sample and the first of each prompt that goes on there are some that all share."""
+    chance = random.Random(6)
+    beginning = list(range(20))
+    rests = [range(100 * number, 100 * number + 30) for number in range(1, 41)] + [range(0)] * 20
+    prompts = [path(*beginning, *chance.choice(rests)) for _ in range(1500)]
+    ledger = driver()
+    for number, asked in enumerate(prompts):
+        ask(ledger, asked, float(number))
+    eighth = msgspec.structs.replace(sample_of(ledger, 1500.0), stride=8)  # the columns 5, 13, 21, …
+    proposed = Policy(ttl_first_use_seconds=150, ttl_last_use_seconds=None)
+    told = foretold([eighth], FOREVER, proposed)
+    assert told.proposed.hit_rate == pytest.approx(replayed(prompts, proposed, 1.0), abs=0.01)
 
 
 def test_tier_2_gives_back_what_memory_had_no_room_for() -> None:
@@ -382,7 +402,7 @@ def test_tier_2_gives_back_what_memory_had_no_room_for() -> None:
         ask(ledger, path(now % 20, 1, 2, 3), float(now))
     small = Policy(ttl_last_use_seconds=3600, dram_bytes_max=20 * COLUMN_BYTES, eviction="lru")
     both = msgspec.structs.replace(small, tiers=Tiers.TIER2)
-    told, tiered = (preview([sample_of(ledger, 200.0)], FOREVER, one).proposed for one in (small, both))
+    told, tiered = (foretold([sample_of(ledger, 200.0)], FOREVER, one).proposed for one in (small, both))
     assert told.hit_rate == 0
     assert tiered.hit_rate == tiered.tier2_hit_rate == pytest.approx(0.9)
     assert tiered.bytes == 20 * COLUMN_BYTES
@@ -392,11 +412,11 @@ def test_curves_rise_and_go_through_what_is_proposed() -> None:
     ledger = driver()
     for number, asked in enumerate(zipf(1500, 300, 4, seed=4)):
         ask(ledger, asked, 2.0 * number)
-    told = preview([sample_of(ledger, 3000.0)], FOREVER, Policy(ttl_last_use_seconds=600))
+    told = foretold([sample_of(ledger, 3000.0)], FOREVER, Policy(ttl_last_use_seconds=900))
     rates = [point.hit_rate for point in told.by_ttl]
     assert rates == sorted(rates)
     assert rates[-1] > rates[0] + 0.1
-    [there] = [point.hit_rate for point in told.by_ttl if point.at == 600]
+    [there] = [point.hit_rate for point in told.by_ttl if point.at == 900]
     assert there == pytest.approx(told.proposed.hit_rate)
     assert told.by_bytes[-1].hit_rate >= told.by_bytes[0].hit_rate
 
@@ -406,7 +426,7 @@ def test_samples_of_several_drivers_are_added_up() -> None:
     for now in range(10):
         ask(one, path(1, 2), now)
         ask(other, path(*range(now, now + 6)), now)
-    told = preview([sample_of(one), sample_of(other)], FOREVER, FOREVER)
+    told = foretold([sample_of(one), sample_of(other)], FOREVER, FOREVER)
     assert told.proposed.hit_rate == pytest.approx((9 * 2) / (10 * 2 + 10 * 6))
     assert told.confidence is not None
     assert told.confidence.requests == 20
@@ -416,7 +436,7 @@ def test_a_sample_that_knows_little_says_so() -> None:
     ledger = driver()
     for now in range(5):
         ask(ledger, path(1, 2), now)
-    told = preview([sample_of(ledger, 20.0)], FOREVER, Policy(ttl_last_use_seconds=3600))
+    told = foretold([sample_of(ledger, 20.0)], FOREVER, Policy(ttl_last_use_seconds=3600))
     assert told.confidence is not None
     assert told.confidence.idle_seconds == 16
     assert any("reaches back 20 s" in warning for warning in told.confidence.warnings)
@@ -433,7 +453,7 @@ def test_policies_may_change_while_the_sample_is_taken() -> None:
         ask(ledger, asked, number)
     ledger.check_integrity()
     for name in names:
-        told = preview([sample_of(ledger, 500.0)], FOREVER, Policy(eviction=name))
+        told = foretold([sample_of(ledger, 500.0)], FOREVER, Policy(eviction=name))
         assert told.proposed.hit_rate is not None
         assert 0 < told.proposed.hit_rate < 1
 

@@ -1,4 +1,4 @@
-// `/` searches, `?` helps, `g` and a letter goes somewhere, others are the page's. Never while somebody types.
+// `/` finds, `?` helps, `g` and a letter goes somewhere, others are the page's. Never while somebody types.
 import { keepRows, pressed } from "./rows.js";
 
 const CHORD_MS = 1200;
@@ -18,7 +18,7 @@ export function startKeys() {
     if (event.key === "?") {
       help.showModal();
     } else if (event.key === "/") {
-      const search = document.querySelector("[role=search] input, input[type=search]");
+      const search = document.querySelector("[data-find]");
       if (!search) return;
       event.preventDefault();
       search.focus();

@@ -1,5 +1,6 @@
 // What every page does beyond its HTML. Without it, everything still works.
 import { startClock } from "./clock.js";
+import { startFind } from "./find.js";
 import { startKeys } from "./keys.js";
 import { startLive } from "./live.js";
 
@@ -33,9 +34,18 @@ function startConfirm() {
   });
 }
 
+function startPrint() {
+  for (const button of document.querySelectorAll("[data-print]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => window.print());
+  }
+}
+
 startTheme();
+startPrint();
 startCopy();
 startConfirm();
 startClock();
+startFind();
 startKeys();
 startLive();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.test import Client
@@ -21,7 +22,8 @@ JSON = "application/json"
 
 def bulk(client: Client, verb: str, *alerts: Alert, **more: object) -> object:
     asked = {"verb": verb, "alerts": [one.pk for one in alerts], **more}
-    return client.post("/api/v1/alerts/bulk", asked, content_type=JSON).status_code
+    headers = {"Idempotency-Key": str(uuid4())}
+    return client.post("/api/v1/alerts/bulk", asked, content_type=JSON, headers=headers).status_code
 
 
 def test_all_that_are_chosen_change_or_none_does(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
+from ninja import Schema
 
 from console.accounts.models import User
 from console.api import idempotency
@@ -301,3 +304,17 @@ def test_openapi_declares_problems_with_their_content_type(db: None) -> None:
             for status, answer in operation["responses"].items():
                 if int(status) >= 400:
                     assert list(answer["content"]) == ["application/problem+json"], (path, method)
+
+
+def test_no_two_schemas_have_one_name() -> None:
+    """The description would show one of them for both."""
+
+    def all_below(kind: type[Schema]) -> Iterator[type[Schema]]:
+        for below in kind.__subclasses__():
+            yield below
+            yield from all_below(below)
+
+    import_module("console.api.v1")
+    ours = {one for one in all_below(Schema) if one.__module__.startswith("console.")}
+    names = Counter(one.__name__ for one in ours)
+    assert [name for name, count in names.items() if count > 1] == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import connection
 from django.test import Client
@@ -15,7 +18,9 @@ from console.control.models import Change
 from console.orgs.models import Org
 from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
+from swdriver_shim.reuse.sample import Sample
 from tests.conftest import People
+from tests.console.control.drivers import join
 
 pytestmark = pytest.mark.django_db
 POLICY = "/api/v1/orgs/acme/policy"
@@ -103,6 +108,40 @@ def test_a_plan_is_refused_when_the_world_has_moved(
     late = put(olga, {"policy": wanted, "plan_token": token})
     assert (late.status_code, late.json()["reason"]) == (412, "StalePlan")
     assert late.json()["detail"].endswith((".", "again."))
+
+
+def test_a_driver_whose_sample_makes_no_sense_is_named_and_breaks_nothing(olga: Client) -> None:
+    """One of another version, say. What it is told of is half a log."""
+    numbers = dict.fromkeys(("requests", "requested", "columns", "hit", "held_bytes", "room_bytes"), 1)
+    sample = Sample(
+        org="acme",
+        now=1.0,
+        complete=True,
+        stride=1,
+        threshold=1,
+        column_bytes=64,
+        log=b"\x00",
+        **numbers,
+    )
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(sample)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        join("odd", f"http://127.0.0.1:{server.server_address[1]}")
+        told = preview(olga, {"ttl_last_use_seconds": 60})
+        server.shutdown()
+    assert told.status_code == 200, told.content
+    assert (told.json()["drivers_silent"], told.json()["traffic"]) == (["odd"], False)
 
 
 def test_a_preview_without_traffic_says_so(olga: Client) -> None:

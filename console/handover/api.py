@@ -1,0 +1,113 @@
+"""The hand-over over REST, and its notes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.alerts.api import AlertOut, show_alert
+from console.alerts.api_silences import OrgSlug, SilenceOut, show_silence
+from console.alerts.delivering import active_silences
+from console.api.fields import Input
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.audit.api import EntryOut, show_entry
+from console.handover import services
+from console.handover.models import TEXT_MAX, Note
+from console.operations.api import OperationOut, show_operation
+from console.orgs.services import get_org
+
+router = Router(tags=["hand-over"])
+
+
+class NoteOut(Schema):
+    id: int
+    at: datetime
+    author: str
+    org: str | None = Field(description="Null for all.")
+    text: str
+
+
+class NoteIn(Input):
+    text: Annotated[
+        str, Field(min_length=1, max_length=TEXT_MAX, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")
+    ]
+    org: OrgSlug | None = Field(None, description="Of this org; null for all.")
+
+
+class HandOverOut(Schema):
+    at: datetime
+    since: datetime
+    evaluated_at: datetime | None
+    open_count: int
+    open: list[AlertOut] = Field(description="The gravest first.")
+    over: list[AlertOut] = Field(description="Alerts that have ended since.")
+    silences: list[SilenceOut] = Field(description="That are on or to come, those that end first.")
+    operations: list[OperationOut] = Field(description="That go on, or went badly since.")
+    change_count: int
+    changes: list[EntryOut] = Field(description="The newest.")
+    notes: list[NoteOut]
+
+
+def show_note(note: Note) -> NoteOut:
+    return NoteOut(
+        id=note.pk,
+        at=note.at,
+        author=note.author,
+        org=note.org.slug if note.org else None,
+        text=note.text,
+    )
+
+
+@router.get(
+    "/hand-over",
+    response={200: HandOverOut, **documented(404)},
+    summary="What is open, what goes on, and what was done",
+)
+def get_hand_over(
+    request: HttpRequest,
+    org: Annotated[
+        str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Of one org; else of all.")
+    ] = "",
+    hours: Annotated[int, Query(ge=1, le=services.HOURS_MAX)] = services.HOURS_DEFAULT,
+) -> HandOverOut:
+    found = services.hand_over(requester(request), org, hours)
+    active = active_silences(found.at)
+    return HandOverOut(
+        at=found.at,
+        since=found.since,
+        evaluated_at=found.evaluator.at,
+        open_count=found.open_count,
+        open=[show_alert(alert, active) for alert, _ in found.open],
+        over=[show_alert(alert, active) for alert in found.over],
+        silences=[show_silence(silence) for silence in found.silences],
+        operations=[show_operation(one) for one in found.operations],
+        change_count=found.change_count,
+        changes=[show_entry(entry) for entry in found.changes],
+        notes=[show_note(note) for note in found.notes],
+    )
+
+
+@router.get(
+    "/hand-over/notes", response={200: Page[NoteOut], **documented()}, summary="Notes, the newest first"
+)
+def list_notes(
+    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    return paginate(services.visible_notes(requester(request)), "-pk", cursor, limit, show_note)
+
+
+@router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Leave a note")
+def write_note(request: HttpRequest, payload: NoteIn, key: IdempotencyKey) -> HttpResponse:
+    principal = requester(request)
+
+    def write() -> Answer:
+        org = get_org(principal, payload.org) if payload.org else None
+        return Answer(201, show_note(services.write(principal, org, payload.text)))
+
+    return once(request, key, payload, write)

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from django import forms
+
+from console.alerts.forms import OrgsMixin, org_field
+from console.handover.models import TEXT_MAX
+
+
+class NoteForm(OrgsMixin):
+    text = forms.CharField(
+        max_length=TEXT_MAX,
+        label="Note",
+        help_text="What the next should know: what you saw, what you tried, what to wait for.",
+        widget=forms.Textarea(attrs={"rows": 4, "data-press": "n"}),
+    )
+    org = org_field("all orgs, and the platform", label="About")

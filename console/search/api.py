@@ -1,0 +1,58 @@
+"""Search over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from django.http import HttpRequest
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.api.fields import NO_NUL
+from console.api.problems import documented
+from console.search import services
+from console.search.services import TEXT_MAX
+
+router = Router(tags=["search"])
+MOST = 50
+
+
+class FoundOut(Schema):
+    name: str
+    detail: str
+    address: str = Field(description="Of its page.")
+
+
+class GroupOut(Schema):
+    kind: str = Field(examples=["nodes"])
+    found: list[FoundOut] = Field(description="The nearest first.")
+    are_more: bool
+
+
+@router.get(
+    "/search", response={200: list[GroupOut], **documented()}, summary="Find anything by its name or id"
+)
+def search(
+    request: HttpRequest,
+    q: Annotated[
+        str,
+        Query(
+            min_length=1,
+            max_length=TEXT_MAX,
+            pattern=NO_NUL,
+            description="A name or a part of it, an alert's number, an operation's or request's id.",
+        ),
+    ],
+    most: Annotated[int, Query(ge=1, le=MOST, description="Of each kind.")] = services.OF_A_KIND_MAX,
+) -> list[GroupOut]:
+    groups = services.search(requester(request), q, most)
+    return [
+        GroupOut(
+            kind=group.kind,
+            found=[
+                FoundOut(name=one.name, detail=one.detail, address=one.address) for one in group.found
+            ],
+            are_more=group.are_more,
+        )
+        for group in groups
+    ]

@@ -1,0 +1,99 @@
+"""Finding a thing by what one has of it: a name, a part of it, a number, the id of a request.
+
+Each app says how its things are found, by a function that shows nobody what they may not see:
+
+    @finder("nodes")
+    def find_nodes(principal: Principal, text: str, most: int) -> list[Found]: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When
+from django.urls import reverse
+
+from console.accounts.principal import Principal
+
+TEXT_MAX: Final = 120
+OF_A_KIND_MAX: Final = 6
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    name: str
+    detail: str
+    route: str  # the name of its page
+    argument: Any = None
+    query: str = ""
+
+    @property
+    def address(self) -> str:
+        path = reverse(self.route, args=[] if self.argument is None else [self.argument])
+        return f"{path}?{self.query}" if self.query else path
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What was found of a kind."""
+
+    kind: str
+    found: Sequence[Found]
+    are_more: bool
+
+
+Finder = Callable[[Principal, str, int], Sequence[Found]]
+_finders: dict[str, Finder] = {}
+
+
+def finder(kind: str) -> Callable[[Finder], Finder]:
+    """Register how things of a kind, as pages call several of them, are found: at most `most` of them,
+    the nearest first, and only what the principal may see."""
+
+    def register(function: Finder) -> Finder:
+        _finders[kind] = function
+        return function
+
+    return register
+
+
+def kinds() -> list[str]:
+    return sorted(_finders)
+
+
+def search(principal: Principal, text: str, most: int = OF_A_KIND_MAX) -> list[Group]:
+    """What is found of each kind; kinds of which nothing is are left out. Nothing for no text."""
+    text = text.strip()[:TEXT_MAX]
+    if not text or "\x00" in text:
+        return []
+    groups = []
+    for kind in kinds():
+        found = _finders[kind](principal, text, most + 1)
+        if found:
+            groups.append(Group(kind, found[:most], len(found) > most))
+    return groups
+
+
+def nearest(rows: QuerySet[M], text: str, *fields: str) -> QuerySet[M]:
+    """Those that have the text in one of these; who is called just so first, then who begins with it."""
+    contains, begins, is_it = (
+        _any(fields, lookup, text) for lookup in ("icontains", "istartswith", "iexact")
+    )
+    place = Case(
+        When(is_it, then=Value(0)),
+        When(begins, then=Value(1)),
+        default=Value(2),
+        output_field=IntegerField(),
+    )
+    return rows.filter(contains).order_by(place, fields[0])
+
+
+def _any(fields: Sequence[str], lookup: str, text: str) -> Q:
+    condition = Q()
+    for name in fields:
+        condition |= Q(**{f"{name}__{lookup}": text})
+    return condition
