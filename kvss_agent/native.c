@@ -1222,6 +1222,10 @@ static void stage_one(File *file, int flags, bool locked, const Py_buffer *bounc
         return;
     if (locked && flock(file->fd, LOCK_EX | LOCK_NB) < 0)
         file->failed = errno;
+    /* Before it was locked it looked like a dead writer's: it may have been swept. */
+    struct stat status;
+    if (locked && !file->failed && fstat(file->fd, &status) == 0 && status.st_nlink == 0)
+        file->failed = ENOENT;
     while (!file->failed && file->done < file->bytes) {
         const ssize_t some = write_some(file, bounce);
         if (some >= 0)

@@ -41,6 +41,7 @@ from swdriver_shim.slots import Freed, Place, Removal, Slots, Use, prune
 
 DRAM: Final = "dram"
 TIER2: Final = "tier2"
+SWEPT_SECONDS: Final = 5.0  # after its time a column is gone, where the sweeper comes each second
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
 LOOK_AHEAD_SECONDS: Final = 3600  # what expires later is looked at before: no longer a list of seconds
 NAMESPACES_MAX: Final = 64  # of one org that are kept without columns, and looked into for a reason
@@ -109,7 +110,7 @@ class Store(Use):
 class Overstay:
     """How long bytes lay here beyond their time, never served. Until agents were told to empty them."""
 
-    columns: int = 0
+    columns: int = 0  # that the sweeper came late for
     seconds_max: float = 0.0
 
 
@@ -962,11 +963,10 @@ class Ledger:
         if expires_at > now:
             self.schedule(column)
             return
-        self.overstay.columns += 1
-        self.overstay.seconds_max = max(self.overstay.seconds_max, now - expires_at)
-        expired = column.home.account.expired
-        expired.overstayed += 1
-        expired.overstay_seconds_max = max(expired.overstay_seconds_max, now - expires_at)
+        overstay, expired = now - expires_at, column.home.account.expired
+        self.overstay.columns += overstay > SWEPT_SECONDS
+        self.overstay.seconds_max = max(self.overstay.seconds_max, overstay)
+        expired.overstay_seconds_max = max(expired.overstay_seconds_max, overstay)
         self.remove(column, Reason.EXPIRED)
 
     def _enforce_quotas(self, most: int, now: float) -> int:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from swdriver_shim.driver import Driver
+from swdriver_shim.ledger import SWEPT_SECONDS
 from swdriver_shim.paths import Carried
 from telemetry.exposition import Page
 from telemetry.histogram import Histogram
@@ -31,9 +32,12 @@ LEFT_TO_MOVE = _gauge(
 )
 SLOTS = _gauge("swdriver_slots", "Slots of a group: below the line, used, free.", "group", "which")
 OVERSTAY_COLUMNS = _counter(
-    "swdriver_overstay_columns_total", "Columns that lay in memory beyond their time, never served."
+    "swdriver_overstay_columns_total",
+    f"Columns that lay in memory for more than {SWEPT_SECONDS:g} s beyond their time, never served.",
 )
-OVERSTAY = _gauge("swdriver_overstay_seconds_max", "For how long, at most.")
+OVERSTAY = _gauge(
+    "swdriver_overstay_seconds_max", "How long a column lay in memory beyond its time, at most."
+)
 TIER2_COLUMNS = _counter(
     "swdriver_tier2_columns_total",
     "Columns on their way between memory and tier 2, by what became of them.",

@@ -115,7 +115,6 @@ class Expired:
 
     dram: int = 0
     tier2: int = 0
-    overstayed: int = 0
     overstay_seconds_max: float = 0.0
 
 

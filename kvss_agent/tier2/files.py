@@ -8,6 +8,7 @@ threads as tier 2 has, small files spend their time on waiting for it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,7 @@ def stage(
         try:
             if locked:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unless_swept(fd, path)
             _write_all(fd, parts, bounce)
         except OSError:
             discard(fd, path)
@@ -88,6 +90,12 @@ def fetch(wanted: Sequence[File], flags: int, bounce: memoryview | None) -> list
             os.close(fd)
 
     return [_answer(read, *file) for file in wanted]
+
+
+def unless_swept(fd: int, path: str) -> None:
+    """Before it was locked it looked like a dead writer's. Raises FileNotFoundError if it is gone."""
+    if os.fstat(fd).st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def discard(fd: int, unfinished: str) -> None:

@@ -43,7 +43,7 @@ from kvss_agent.tier2.backend import (
     silent,
 )
 from kvss_agent.tier2.column_file import PAGE
-from kvss_agent.tier2.files import Staged, discard
+from kvss_agent.tier2.files import Staged, discard, unless_swept
 from kvss_agent.tier2.files import files as system_files
 
 TEMPORARY: Final = ".tmp-"
@@ -52,6 +52,7 @@ BOUNCE_BYTES: Final = 2 << 20  # one huge page
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
 _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
+_SWEPT: Final = (FileNotFoundError, BlockingIOError)  # by another agent, before we had locked it
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FAULTS: Final = {
     errno.ENOSPC: Fault.NO_SPACE,
@@ -105,14 +106,13 @@ class Posix:
     def open(self) -> None:
         with _told():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = Path(self._temporary(str(self._root)))
-            fd = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            try:
-                self._direct = os.O_DIRECT if _can_be_direct(probe) else 0
-                self._locks = _lock(fd)
-            finally:
-                probe.unlink()
-                os.close(fd)
+            for attempt in range(_ATTEMPTS):
+                try:
+                    self._probe(self._temporary(str(self._root)))
+                    break
+                except _SWEPT:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
 
     def properties(self) -> Mapping[str, bool | int]:
         return {
@@ -201,6 +201,16 @@ class Posix:
 
     # Inside
 
+    def _probe(self, path: str) -> None:
+        """What can be done with a file here."""
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            self._locks = _lock(fd)
+            unless_swept(fd, path)
+            self._direct = os.O_DIRECT if _can_be_direct(path) else 0
+        finally:
+            discard(fd, path)
+
     def _bounce(self) -> memoryview | None:
         """This thread's huge page, if bytes bypass the page cache."""
         if not self._direct:
@@ -226,7 +236,7 @@ class Posix:
             made = self._calls.stage(wanted, flags, self._locks, self._bounce())
             for index, (unfinished, _), fd in zip(left, wanted, made, strict=True):
                 staged[index] = fd if isinstance(fd, OSError) else (fd, unfinished, paths[index])
-            left = [index for index in left if isinstance(staged[index], FileNotFoundError)]
+            left = [index for index in left if isinstance(staged[index], _SWEPT)]
             if not left:
                 break
             for index in left:
@@ -267,19 +277,23 @@ class Posix:
         if not entry.name.startswith(TEMPORARY):
             return False
         with contextlib.suppress(FileNotFoundError):
-            if self._is_abandoned(entry):
-                Path(entry.path).unlink()
-                self._swept += 1
+            if not self._locks:
+                if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+                    self._sweep(entry.path)
+                return True
+            fd = os.open(entry.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    _lock(fd)
+                    # With the lock held, so that a writer that comes late sees that it is gone.
+                    self._sweep(entry.path)
+            finally:
+                os.close(fd)
         return True
 
-    def _is_abandoned(self, entry: os.DirEntry[str]) -> bool:
-        if not self._locks:
-            return time.time() - entry.stat().st_mtime > ABANDONED_SECONDS
-        fd = os.open(entry.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return _lock(fd)
-        finally:
-            os.close(fd)
+    def _sweep(self, path: str) -> None:
+        os.unlink(path)  # noqa: PTH108
+        self._swept += 1
 
     def _folders_of(self, scope: Scope) -> list[str]:
         """The directories that a purge has to remove, as far as they exist."""
@@ -290,7 +304,7 @@ class Posix:
         return [folder for folder in folders if os.path.lexists(self._root / folder)]
 
 
-def _can_be_direct(path: Path) -> bool:
+def _can_be_direct(path: str) -> bool:
     """Whether a page goes to this file without the page cache: some open it so, and then refuse."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
@@ -310,11 +324,11 @@ def _can_be_direct(path: Path) -> bool:
 
 
 def _lock(fd: int) -> bool:
-    """Take the file's lock; False if somebody holds it or the mount has no locks."""
+    """Take the file's lock; False if the mount has none. Raises BlockingIOError if somebody has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, *_NO_LOCKS):
+        if error.errno in _NO_LOCKS:
             return False
         raise
     return True

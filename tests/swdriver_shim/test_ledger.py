@@ -9,7 +9,7 @@ import pytest
 
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, Ledger
+from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, SWEPT_SECONDS, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.reasons import Reason
 from swdriver_shim.slots import USE_SECONDS_MAX, Removal
@@ -154,8 +154,16 @@ def test_no_hit_after_expiry_though_nobody_has_swept(
     assert missed(made, asked, alive_until) == {Reason.EXPIRED: C}
     assert not made.sweep(alive_until + 2)
     assert missed(made, asked, alive_until + 2) == {Reason.EXPIRED: C}, "it is remembered"
-    assert (made.overstay.columns, made.overstay.seconds_max) == (1, 2)
+    assert (made.overstay.columns, made.overstay.seconds_max) == (0, 2), "no sweeper comes at once"
     assert made.account("acme").bytes == 0
+
+
+def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
+    made = ledger(acme=Policy(ttl_first_use_seconds=10, ttl_last_use_seconds=None))
+    store(made, prompt(conversation(1)), 0)
+    store(made, prompt(conversation(2)), 1)
+    made.sweep(10 + SWEPT_SECONDS + 0.5)
+    assert (made.overstay.columns, made.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
 
 
 def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:

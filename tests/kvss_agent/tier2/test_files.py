@@ -143,6 +143,19 @@ def test_a_file_that_cannot_be_finished_is_not_left_there(calls: Files, tmp_path
     assert descriptors() == before
 
 
+def test_a_file_that_was_swept_before_it_was_locked_is_not_written(calls: Files, tmp_path: Path) -> None:
+    with (tmp_path / "gone").open("wb") as file:
+        Path(file.name).unlink()
+        path = f"/proc/self/fd/{file.fileno()}"
+        for locked, expected in ((True, errno.ENOENT), (False, None)):
+            (answer,) = calls.stage([(path, [DATA[:100]])], os.O_WRONLY, locked, None)
+            if expected is None:
+                assert isinstance(answer, int), "without locks nobody sweeps what is young"
+                os.close(answer)
+            else:
+                assert number_of(answer) == expected
+
+
 def test_a_staged_file_is_locked_until_it_is_published_or_discarded(
     calls: Files, tmp_path: Path
 ) -> None:

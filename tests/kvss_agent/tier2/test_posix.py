@@ -173,6 +173,29 @@ def test_a_mount_that_opens_for_direct_io_and_then_refuses_it_has_none(
     assert store.properties()["direct_io"] is False
 
 
+async def test_what_another_agent_sweeps_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_files: str
+) -> None:
+    if system_files == "native":
+        pytest.skip("compiled code calls the kernel, not Python's os")
+    lock, swept = fcntl.flock, 0
+
+    def late(fd: int, operation: int) -> None:
+        nonlocal swept
+        for path in unfinished(tmp_path)[: swept in (0, 2)]:  # the probe's file, then a column's
+            path.unlink()
+        swept += 1
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    async with opened(tmp_path) as store:
+        assert swept == 2
+        assert store.stats().properties["locks"] is True
+        assert await put(store, address_of(1)) == "stored"
+        assert swept == 4
+        assert await get(store, address_of(1)) == "hit"
+
+
 async def test_without_locks_an_unfinished_file_goes_when_it_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
