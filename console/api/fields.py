@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
 
 from ninja import Schema
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 NO_NUL = r"^[^\x00]*$"
 
@@ -34,13 +43,6 @@ def _not_a_number(value: object) -> object:
     return value
 
 
-def _a_number(value: object) -> object:
-    """Nor is `false` 0, or `"1"` 1."""
-    if isinstance(value, bool | str):
-        raise ValueError("write it as a number")  # noqa: TRY004 - what pydantic tells on
-    return value
-
-
 def _in_utc(value: datetime) -> datetime:
     """PostgreSQL knows only offsets of less than sixteen hours; we store and compare in UTC."""
     try:
@@ -49,11 +51,26 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("no calendar reaches that far") from None
 
 
-Whole = Annotated[int, BeforeValidator(_a_number)]
 Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterValidator(_in_utc)]
 
 
 class Input(Schema):
-    """The body of a request. A name it does not know is a typo, and is told."""
+    """The body of a request. A name it does not know is a typo, and is told. `false` is not 0, nor is
+    `"1"` 1."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool | str) and _is_number(field.annotation):
+            raise ValueError("write it as a number")
+        return value
+
+
+def _is_number(annotation: object) -> bool:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _is_number(inner[0])
+    return any(map(_is_number, inner)) if origin in (Union, UnionType) else annotation in (int, float)

@@ -12,7 +12,7 @@ from pydantic import StrictBool
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
 from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import Input, Reason, Whole
+from console.api.fields import Input, Reason
 from console.api.problems import ApiError, documented
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
@@ -23,7 +23,7 @@ from console.sessions.schemas import PathName
 router = Router(tags=["sessions"])
 
 Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
-Count = Annotated[Whole, Field(ge=1, le=BOXES_MAX)]
+Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 
 
 class RulesBody(Schema):
@@ -48,12 +48,12 @@ class RulesOut(RulesBody):
 class RulesIn(Input):
     path: PathName
     refuse_spine: StrictBool
-    wait_for_rail_seconds: Annotated[Whole, Field(ge=0, le=WAIT_SECONDS_MAX)]
+    wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
     boxes_min: Count
     boxes_increment: Count
     boxes_max: Count | None = None
-    grant_percent: Annotated[Whole, Field(ge=1, le=100)] = 100
-    boxes_quota: Annotated[Whole, Field(ge=0, le=BOXES_MAX)] | None = None
+    grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
+    boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
     reason: Reason = ""
 
 

@@ -97,6 +97,14 @@ def test_an_error_points_at_the_field(admin: Client) -> None:
     assert {error["pointer"] for error in problem["errors"]} == {"/body/slug", "/body/name"}
 
 
+@pytest.mark.parametrize("uses", [True, "1", 1.5])
+def test_a_number_is_written_as_a_number(admin: Client, uses: object) -> None:
+    token = {"kind": "node", "uses": uses}
+    answer = admin.post("/api/v1/join-tokens", token, content_type="application/json")
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == ["/body/uses"]
+
+
 def test_a_taken_name_points_at_its_field(people: People, admin: Client) -> None:
     problem = make(admin, {"slug": "acme", "name": "Again"})
     assert problem.status_code == 422
