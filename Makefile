@@ -10,7 +10,7 @@ SEEDS ?= 200
 STEPS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help up down check test test-models test-engines lint fmt bench bench-models bench-engines sim docs clean lock run-environment dev-environment models-environment engines-environment
+.PHONY: help up down incident check test test-models test-engines lint fmt bench bench-models bench-engines sim docs clean lock run-environment dev-environment models-environment engines-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ up: run-environment ## start everything, for real; Ctrl-C stops it
 
 down: ## stop what `make up` started
 	@if test -f .venv/.run-installed; then $(IN) -m console.stack down; else echo "Tidegate is not running."; fi
+
+incident: run-environment ## stage an incident on the running demo: slow spine, alert, fix, recovery
+	@exec $(IN) -m console.stack incident
 
 check: dev-environment ## the everyday tests, without browser and whole stacks
 	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)

@@ -78,6 +78,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "users": "admin",
         "tokens": "none",
         "nodes": "ax-0",
+        "boxes": "cs-0",
         "drivers": "job-0",
         "join": "none",
         "sessions": "s-0",

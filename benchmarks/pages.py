@@ -22,6 +22,7 @@ import psutil
 from playwright.sync_api import Browser, Page
 
 from benchmarks.harness import Row, options, percentile, show
+from benchmarks.journeys import journey_rows
 from console.stack.embedded import embedded_servers
 from tests.browser.chromium import chromium
 from tests.browser.looking import WIDE, log_in
@@ -131,6 +132,7 @@ def browser_rows(browser: Browser, console: LiveConsole, paths: dict[str, str]) 
         network.send("Network.clearBrowserCache")
         page.goto(path, wait_until="load")
         yield from _seen(page, name)
+    yield from journey_rows(page)
     context.close()
 
 

@@ -120,7 +120,10 @@ def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]
         steps[(bucket - start) // step].append((shape, cells))
     names, found = names_of(topic), list[Figures]()
     for pieces in steps:
-        shape, cells = merged(pieces) if pieces else (Shape(()), Cells([], [], []))
+        if not pieces:
+            found.append({})
+            continue
+        shape, cells = merged(pieces)
         pairs = list(shape.pairs(cells))
         found.append({**_figures(pairs, names, step), **dict(_memory(pairs, names, step))})
     return found

@@ -13,7 +13,6 @@ from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
-from console.accounts.principal import Principal
 from console.alerts import fixing, services
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.fixes import Fix
@@ -98,7 +97,6 @@ class FixOut(Schema):
 class AlertWithHistory(AlertOut):
     flips: list[FlipOut]
     comments: list[CommentOut]
-    fixes: list[FixOut] = Field(description="What would end it.")
 
 
 class ReasonIn(Input):
@@ -149,7 +147,7 @@ def _fields(alert: Alert, active: list[Silence]) -> dict[str, Any]:
     }
 
 
-def _whole(principal: Principal, alert: Alert) -> AlertWithHistory:
+def _whole(alert: Alert) -> AlertWithHistory:
     flips = alert.flips.order_by("-number")[:100]
     comments = alert.comments.order_by("-pk")[:100]
     return AlertWithHistory(
@@ -166,7 +164,6 @@ def _whole(principal: Principal, alert: Alert) -> AlertWithHistory:
             for flip in flips
         ],
         comments=[show_comment(one) for one in comments],
-        fixes=[show_fix(fix) for fix in fixing.of(principal, alert)],
     )
 
 
@@ -223,8 +220,18 @@ def list_alerts(
     "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="One alert"
 )
 def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
+    return _whole(services.get_alert(requester(request), alert_id))
+
+
+@router.get(
+    "/alerts/{alert_id}/fixes",
+    response={200: list[FixOut], **documented(404)},
+    summary="What would end it, with plans",
+)
+def list_fixes(request: HttpRequest, alert_id: Number) -> list[FixOut]:
+    """Planned anew each time; `call` does it."""
     principal = requester(request)
-    return _whole(principal, services.get_alert(principal, alert_id))
+    return [show_fix(fix) for fix in fixing.of(principal, services.get_alert(principal, alert_id))]
 
 
 @router.post(
@@ -236,7 +243,7 @@ def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Al
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(principal, services.acknowledge(principal, alert, payload.reason))
+        return _whole(services.acknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -248,7 +255,7 @@ def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> 
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(principal, services.unacknowledge(principal, alert, payload.reason))
+        return _whole(services.unacknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -274,6 +281,6 @@ def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> Alert
         alert = services.for_change(principal, alert_id)
         try:
             alert = services.assign(principal, alert, payload.username or "", payload.reason)
-            return _whole(principal, alert)
+            return _whole(alert)
         except NoSuchUser as error:
             raise Http404(str(error)) from None

@@ -21,6 +21,8 @@ from console.orgs.services import NoSuchUser
 
 router = Router(tags=["alerts"])
 
+Days = Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)]
+
 
 class AlertsIn(Input):
     verb: Literal["acknowledge", "assign", "silence"]
@@ -87,9 +89,7 @@ def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) ->
     response={200: StatisticsOut, **documented()},
     summary="How often rules fired, and how soon somebody had it in hand",
 )
-def get_statistics(
-    request: HttpRequest, days: Annotated[int, Query(ge=1, le=statistics.DAYS_MAX)] = 30
-) -> StatisticsOut:
+def get_statistics(request: HttpRequest, days: Days = statistics.DAYS_DEFAULT) -> StatisticsOut:
     found = statistics.statistics(requester(request), days)
     return StatisticsOut(
         days=found.days,

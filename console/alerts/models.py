@@ -129,6 +129,7 @@ class Flip(models.Model):
             models.UniqueConstraint(name="flip_once", fields=["alert", "number"]),
             models.CheckConstraint(name="flip_is_a_change", condition=~Q(before=F("after"))),
         ]
+        indexes = [models.Index(fields=["at"], name="flip_by_time")]
 
     def __str__(self) -> str:
         return f"{self.before} → {self.after}"

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Final
 
+from django.db.models import Min, Q
 from django.utils import timezone
 
 from console.accounts.principal import Principal
@@ -22,8 +23,9 @@ from console.alerts.services import of_orgs
 from console.audit.models import AuditEntry
 
 DAYS: Final = (1, 7, 30, 90)
+DAYS_DEFAULT: Final = 7
 DAYS_MAX: Final = DAYS[-1]
-FLIPS_MAX: Final = 50_000  # the newest; of more it is said that they are left out
+EPISODES_MAX: Final = 50_000  # the newest; of more it is said so
 SHORT: Final = timedelta(minutes=10)  # over so soon, and in nobody's hand: noise, most likely
 
 
@@ -80,9 +82,7 @@ def statistics(principal: Principal, days: int) -> Statistics:
     """Of the alerts that they may see, since so many days."""
     now = timezone.now()
     since = now - timedelta(days=days)
-    found = Flip.objects.filter(at__gte=since, alert__in=Alert.objects.filter(of_orgs(principal)))
-    flips = list(found.select_related("alert").order_by("-at", "-number")[: FLIPS_MAX + 1])
-    episodes = _episodes(reversed(flips[:FLIPS_MAX]))
+    episodes, left_out = _episodes(principal, since)
     _acknowledge(episodes, since)
     by_rule: dict[str, list[Episode]] = defaultdict(list)
     for its in episodes.values():
@@ -94,22 +94,28 @@ def statistics(principal: Principal, days: int) -> Statistics:
         now,
         _row("", [episode for its in by_rule.values() for episode in its]),
         sorted(rules, key=lambda row: (-row.episodes, row.rule)),
-        len(flips) > FLIPS_MAX,
+        left_out,
     )
 
 
-def _episodes(flips: Iterable[Flip]) -> dict[int, list[Episode]]:
-    """By alert, in the order of time. What began to fire before all this is not counted."""
+def _episodes(principal: Principal, since: datetime) -> tuple[dict[int, list[Episode]], bool]:
+    """By alert, in the order of time; and whether some were too many. What began to fire before all
+    this is not counted."""
+    flips = Flip.objects.filter(at__gte=since, alert__in=Alert.objects.filter(of_orgs(principal)))
+    rows = (
+        flips.values_list("alert_id", "alert__rule", "episode")
+        .annotate(
+            fired_at=Min("at", filter=Q(after=State.FIRING)),
+            over_at=Min("at", filter=Q(after=State.RESOLVED)),
+        )
+        .filter(fired_at__isnull=False)
+        .order_by("-fired_at")
+    )
+    newest = list(rows[: EPISODES_MAX + 1])
     found: dict[int, list[Episode]] = defaultdict(list)
-    going_on: dict[tuple[int, int], Episode] = {}
-    for flip in flips:
-        key = (flip.alert_id, flip.episode)
-        if flip.after == State.FIRING and key not in going_on:
-            going_on[key] = Episode(flip.alert.rule, flip.at)
-            found[flip.alert_id].append(going_on[key])
-        elif flip.after == State.RESOLVED and key in going_on:
-            going_on[key].over_at = flip.at
-    return found
+    for alert_id, rule, _, fired_at, over_at in reversed(newest[:EPISODES_MAX]):
+        found[alert_id].append(Episode(rule, fired_at, over_at))
+    return found, len(newest) > EPISODES_MAX
 
 
 def _acknowledge(episodes: Mapping[int, Sequence[Episode]], since: datetime) -> None:

@@ -220,7 +220,7 @@ def _to_list(request: SignedInRequest) -> HttpResponse:
 @signed_in
 def show_history(request: SignedInRequest) -> HttpResponse:
     days = request.GET.get("days", "")
-    chosen = int(days) if days in map(str, statistics.DAYS) else statistics.DAYS[2]
+    chosen = int(days) if days in map(str, statistics.DAYS) else statistics.DAYS_DEFAULT
     context = {
         "found": statistics.statistics(request.principal, chosen),
         "spans": statistics.DAYS,

@@ -6,6 +6,9 @@
     @common_part("driver")
     def orgs() -> Mapping[str, Any]: ...                # the same for all of the kind, made once
 
+    @addition("node", "tier2")
+    def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what a part says there, if any
+
 A part that can't be made yet raises NotYet with a sentence; the target keeps what it has, and the
 sentence is shown as why it lags.
 """
@@ -28,9 +31,11 @@ Partial = Mapping[str, Any]
 Part = Callable[[str], Partial]
 CommonPart = Callable[[], Partial]
 P = TypeVar("P", Part, CommonPart)
+Place = tuple[str, str]  # a kind, and a key of its documents
 
 _parts: Final[dict[str, list[Part]]] = {kind: [] for kind in Kind.values}
 _common: Final[dict[str, list[CommonPart]]] = {kind: [] for kind in Kind.values}
+_additions: Final[dict[Place, list[CommonPart]]] = {}
 _PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
     Kind.NODE: of_agents.parse,
     Kind.DRIVER: of_drivers.parse,
@@ -47,6 +52,10 @@ def part(kind: str) -> Callable[[Part], Part]:
 
 def common_part(kind: str) -> Callable[[CommonPart], CommonPart]:
     return _registered(_common[kind])
+
+
+def addition(kind: str, key: str) -> Callable[[CommonPart], CommonPart]:
+    return _registered(_additions.setdefault((kind, key), []))
 
 
 def _registered(into: list[P]) -> Callable[[P], P]:
@@ -74,20 +83,18 @@ class Compiler:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._shared: dict[str, msgspec.Raw] | None = None
+        self._more: dict[str, Partial] = {}
 
     def compile(self, name: str, base: Partial) -> Document:
         """Raises NotYet, also for what the target would refuse."""
         if self._shared is None:
-            self._shared = {
-                key: msgspec.Raw(msgspec.json.encode(value))
-                for common in _common[self._kind]
-                for key, value in common().items()
-            }
+            self._shared = self._made_once()
         if not _parts[self._kind]:
             raise NotYet("Nobody says yet what it should be.")
         told: dict[str, Any] = {**base, **self._shared}
         for one in _parts[self._kind]:
             told |= one(name)
+        told |= {key: {**told[key], **more} for key, more in self._more.items() if key in told}
         content = msgspec.json.encode(told, order="deterministic")
         document = Document(content, hashlib.sha256(content).digest())
         try:
@@ -95,3 +102,15 @@ class Compiler:
         except Invalid as error:
             raise NotYet(f"It can't be told what to be yet: {error}") from error
         return document
+
+    def _made_once(self) -> dict[str, msgspec.Raw]:
+        self._more = {
+            key: {name: value for one in additions for name, value in one().items()}
+            for (kind, key), additions in _additions.items()
+            if kind == self._kind
+        }
+        return {
+            key: msgspec.Raw(msgspec.json.encode(value))
+            for common in _common[self._kind]
+            for key, value in common().items()
+        }

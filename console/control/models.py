@@ -29,6 +29,7 @@ class Change(models.Model):
     at = models.DateTimeField(default=timezone.now)
     why = models.CharField(max_length=200)
     targets = models.JSONField(default=list)  # [kind, name], where a name of * is all of them
+    topic = models.CharField(max_length=80, blank=True)  # whose viewers see who has heard of it
     applied_at = models.DateTimeField(null=True)  # by all of them
 
     class Meta:

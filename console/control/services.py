@@ -18,18 +18,38 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from console.control.documents import Compiler, Document, NotYet, Partial, common_part, part
+from console.control.documents import (
+    Compiler,
+    Document,
+    NotYet,
+    Partial,
+    addition,
+    common_part,
+    part,
+)
 from console.control.models import Change, Kind, Target
 from console.control.sending import Answer, Endpoint, Order, send
 from console.fleet.models import Driver, Node
 from telemetry.events import in_order_of_commits
+from telemetry.hints import hint
 
-__all__ = ["NotYet", "applied", "changed", "common_part", "part", "push", "reconcile", "secret_of"]
+__all__ = [
+    "NotYet",
+    "addition",
+    "applied",
+    "changed",
+    "common_part",
+    "part",
+    "push",
+    "reconcile",
+    "secret_of",
+]
 
 log = logging.getLogger(__name__)
 
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
+ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
 ASK_EVERY: Final = timedelta(
     seconds=30
 )  # also of who should be there already: it may have lost its state
@@ -44,14 +64,15 @@ NOTED: Final = (
 SILENT: Final = "Nothing is heard of it. It is told as soon as it is back."
 
 
-def changed(targets: Collection[Address], why: str) -> Change:
+def changed(targets: Collection[Address], why: str, *, topic: str = "") -> Change:
     """Intent has changed for these. Call it late in the transaction that changed it.
 
     After the commit they are told at once, by a task; should that be lost, by the next reconcile. The
-    change that is returned can be asked for with `applied`.
+    change that is returned can be asked for with `applied`; who watches `topic` is told when somebody
+    has heard of it.
     """
     in_order_of_commits()
-    change = Change.objects.create(why=why[:200], targets=sorted(map(list, set(targets))))
+    change = Change.objects.create(why=why[:200], targets=sorted(map(list, set(targets))), topic=topic)
     transaction.on_commit(lambda: _push_soon(sorted(set(targets))))
     return change
 
@@ -182,7 +203,10 @@ def _push(kind: str, names: Collection[str] | None, *, also_ask: bool) -> int:
     with transaction.atomic():  # in the order of names, as everybody takes these rows
         for answer in answers:
             _note(compiled[answer.key][0], answer, asked_at, was_told=answer.key in told)
-    _close_changes()
+    open_changes = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
+    _close(open_changes)
+    if told:
+        hint(sorted({change.topic for change in open_changes if change.topic}), "control.applied")
     return sum(not target.is_up_to_date for target, _ in compiled.values())
 
 
@@ -268,9 +292,8 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
     ).update(**{field: getattr(target, field) for field in NOTED})
 
 
-def _close_changes() -> None:
-    """Changes that all have heard of by now. Those that somebody misses stay open."""
-    waiting = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
+def _close(waiting: Collection[Change]) -> None:
+    """Those that all have heard of by now. Those that somebody misses stay open."""
     if not waiting:
         return
     now = timezone.now()

@@ -22,6 +22,15 @@ def directory_of(state: Path, name: str) -> Path:
     return folder(state) / name
 
 
+def data_socket(state: Path, node: str) -> Path:
+    return directory_of(state, node) / "data.sock"
+
+
+def over_spine(state: Path, node: str) -> Path:
+    """The file that says where a node is reached by what crosses the spine: see `spine`."""
+    return folder(state) / f"{node}.over-spine"
+
+
 def model(state: Path, driver: str) -> Path:
     return directory_of(state, driver) / "model.json"
 
@@ -40,5 +49,5 @@ def caller_token(state: Path, org: str) -> Path:
 
 def fits(state: Path) -> bool:
     """Whether the sockets of agents, whose paths are short by nature, can be there."""
-    paths = (directory_of(state, name) / "data.sock" for name in NODES)
+    paths = (data_socket(state, name) for name in NODES)
     return max(len(os.fsencode(path)) for path in paths) <= SOCKET_PATH_BYTES_MAX

@@ -28,7 +28,7 @@ VOCABULARY: Final = 32_000
 GRANT_PERCENT: Final = 70
 WHY_NOT_ALL: Final = "With some room left, every stream finds a node on its rail"
 TIER2_CAP: Final = "256M"  # of all nodes, in one directory
-LEAVES: Final = ("leaf-1", "leaf-2")
+LEAVES: Final = ("leaf-1", "leaf-2", "leaf-3", "leaf-4")
 BOXES: Final = ("cs-1", "cs-2")
 
 
@@ -177,25 +177,29 @@ def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterat
 
 
 def fleet(tier2: Path) -> str:
-    """As a description of `manage.py fleet import`: every box has ports on both leaves, every node a NIC
-    on one of them, and all nodes one directory as their tier 2."""
+    """As a description of `manage.py fleet import`: a node on each leaf, all with one directory as their
+    tier 2. The first box has its ports on the first two leaves, the second on the others: so each
+    has nodes that only the spine leads to."""
     kept = json.dumps({"kind": "posix", "path": str(tier2), "cap": TIER2_CAP})
     leaves = "".join(
         f"      {leaf}:\n        spine_links:\n          {leaf}-up: {{spine: spine-1, gbits: 400}}\n"
         for leaf in LEAVES
     )
     nodes = "".join(
-        f"      {node}:\n        nics: {{eth0: {{leaf: {_leaf(place, NODES)}, wio: 16, gbits: 100}}}}\n"
+        f"      {node}:\n        nics: {{eth0: {{leaf: {leaf}, wio: 16, gbits: 100}}}}\n"
         f"        memory: {MEMORY}\n        shards_max: 16\n        tier2: {kept}\n"
-        for place, node in enumerate(NODES)
+        for node, leaf in zip(NODES, LEAVES, strict=True)
     )
-    domains = "".join(
-        f"          - {{wio: {wio}, leaves: [{_leaf(place, WIO)}]}}\n" for place, wio in enumerate(WIO)
+    boxes = "".join(
+        f"      {box}:\n        domains:\n{_domains(LEAVES[2 * place : 2 * place + 2])}"
+        for place, box in enumerate(BOXES)
     )
-    boxes = "".join(f"      {box}:\n        domains:\n{domains}" for box in BOXES)
     return f"stamps:\n  demo:\n    leaves:\n{leaves}    nodes:\n{nodes}    boxes:\n{boxes}"
 
 
-def _leaf(place: int, of: Sequence[object]) -> str:
+def _domains(leaves: Sequence[str]) -> str:
     """The first half of them is at the first leaf."""
-    return LEAVES[place * len(LEAVES) // len(of)]
+    return "".join(
+        f"          - {{wio: {wio}, leaves: [{leaves[place * 2 // len(WIO)]}]}}\n"
+        for place, wio in enumerate(WIO)
+    )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
-from urllib.parse import urlencode
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection
@@ -141,9 +140,7 @@ def find_nodes(principal: Principal, text: str, most: int) -> list[Found]:
 @finder("boxes")
 def find_boxes(principal: Principal, text: str, most: int) -> list[Found]:
     found = nearest(visible_boxes(principal), text, "name")[:most] if _sees(principal) else ()
-    return [
-        Found(one.name, one.stamp.name, "fleet-boxes", query=urlencode({"q": one.name})) for one in found
-    ]
+    return [Found(one.name, one.stamp.name, "fleet-box", one.name) for one in found]
 
 
 @finder("drivers")

@@ -145,6 +145,10 @@ class Overview:
     entries: list[AuditEntry]
 
     @property
+    def has_numbers(self) -> bool:
+        return any(one.value is not None or any(one.past) for one in self.figures)
+
+    @property
     def alert_count(self) -> int:
         return sum(self.alert_counts.values())
 

@@ -35,11 +35,14 @@ def changes(
 ) -> Iterator[tuple[str, str]]:
     """Against an hour ago, where the values begin, and against yesterday: which way, and how much."""
     now = values[-1] if values else None
+    if now is None or (values[0] is None and yesterday is None):
+        yield "", "no past to hold it against" if now is not None else "nothing in the last minutes"
+        return
     for before, when, span in (
-        (values[0] if values else None, "an hour ago", "in an hour"),
+        (values[0], "an hour ago", "in an hour"),
         (yesterday, "yesterday", "in a day"),
     ):
-        if now is None or before is None:
+        if before is None:
             yield "", f"nothing to hold against {when}"
             continue
         apart = now - before if is_share else _factor(now, before)

@@ -178,6 +178,7 @@ class PurgeReceipt(models.Model):
     reason = models.CharField(max_length=REASON_MAX)
     asked_at = models.DateTimeField()
     at = models.DateTimeField(default=timezone.now)
+    data_key_destroyed_at = models.DateTimeField(null=True)  # that files of before were encrypted with
     columns = models.BigIntegerField()
     bytes = models.BigIntegerField()
     files = models.BigIntegerField()
@@ -193,6 +194,7 @@ class PurgeReceipt(models.Model):
 
     def statement(self) -> dict[str, Any]:
         """In plain values, as it is signed."""
+        destroyed = self.data_key_destroyed_at
         return {
             "org": self.org_slug,
             "model": self.model or None,
@@ -200,6 +202,7 @@ class PurgeReceipt(models.Model):
             "asked_by": self.asked_by,
             "asked_at": self.asked_at.isoformat(),
             "done_at": self.at.isoformat(),
+            "data_key_destroyed_at": destroyed.isoformat() if destroyed else None,
             "reason": self.reason,
             "columns": self.columns,
             "bytes": self.bytes,

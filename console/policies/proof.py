@@ -15,6 +15,7 @@ from console.control.services import applied
 from console.orgs.models import Org
 from console.policies import documents, services, words
 from console.policies.models import PolicyVersion, PurgeReceipt
+from console.policies.purges import receipts_of
 from console.policies.services import InForce
 from swdriver_shim.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
@@ -91,11 +92,18 @@ def report(org: Org, days: int) -> Report:
         expired={tier: _count(org, start, end, step, tier) for tier in TIERS},
         overstay_seconds_max=_most(org, ORG_OVERSTAY, start, end, step),
         bytes_now=_most(org, ORG_BYTES, end - timedelta(minutes=1), end, 10, Fold.TOTAL),
-        versions=list(services.versions_of(org).filter(made_at__gte=start)[:ROWS_MAX]),
-        receipts=list(PurgeReceipt.objects.filter(org_slug=org.slug, at__gte=start)[:ROWS_MAX]),
+        versions=_versions(org, start),
+        receipts=list(receipts_of(org).filter(at__gte=start)[:ROWS_MAX]),
         drivers=len(reach.standings),
         drivers_up_to_date=reach.has_it,
     )
+
+
+def _versions(org: Org, start: datetime) -> list[PolicyVersion]:
+    """Those that were in force: made in this time, or the last one before it."""
+    versions = services.versions_of(org)
+    made = list(versions.filter(made_at__gte=start)[:ROWS_MAX])
+    return [*made, *versions.filter(made_at__lt=start)[:1]]
 
 
 def _count(org: Org, start: datetime, end: datetime, step: int, tier: str) -> int | None:

@@ -29,7 +29,7 @@ Days = Annotated[Literal["1", "7", "30", "90"], Query(description="How far back.
 
 class PurgeIn(Input):
     model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
-        "", description="On the drivers of this model only. Files in tier 2 go for all models."
+        "", description="What is kept of this model only."
     )
     reason: Why
 
@@ -42,6 +42,9 @@ class ReceiptOut(Schema):
     asked_by: str
     asked_at: datetime
     done_at: datetime
+    data_key_destroyed_at: datetime | None = Field(
+        description="From here on nobody can read files that were encrypted before; null: of one model."
+    )
     reason: str
     columns: int
     bytes: int
@@ -113,8 +116,7 @@ def list_purges(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
     org = get_org(requester(request), slug, Role.ON_CALL)
-    receipts = PurgeReceipt.objects.filter(org_slug=org.slug)
-    return paginate(receipts, "-pk", cursor, limit, show_receipt)
+    return paginate(purges.receipts_of(org), "-pk", cursor, limit, show_receipt)
 
 
 def show_receipt(receipt: PurgeReceipt) -> ReceiptOut:

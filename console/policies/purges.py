@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import httpx
+import msgspec
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import record
 from console.control.sending import AT_ONCE_MAX, trusted
+from console.control.services import ALL_DRIVERS, changed
 from console.fleet.models import Driver, Node
 from console.operations import services as operations
 from console.operations.core import Done, Outcome, Waiting
@@ -24,8 +27,9 @@ from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.policies.drivers import keys_of
-from console.policies.models import PurgeReceipt
+from console.policies.models import PurgeReceipt, new_data_key
 from console.policies.services import check_reason
+from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
 from telemetry.topics import of_org
 
@@ -84,6 +88,24 @@ class _Place:
     body: Mapping[str, Any]
 
 
+def receipts_of(org: Org) -> QuerySet[PurgeReceipt]:
+    """The newest first; not those of an org that had its slug before."""
+    return PurgeReceipt.objects.filter(org_slug=org.slug, asked_at__gte=org.created_at)
+
+
+def _data_key(operation: Operation) -> Outcome:
+    """Whoever can't be reached, and whatever was copied elsewhere: what is encrypted is noise now."""
+    org = Org.objects.filter(slug=operation.plan["org"]).first()
+    if operation.plan["model"] or org is None:
+        return Done("Only a purge of all models destroys the data key that they share.")
+    keys = keys_of([org])[org.pk]
+    keys.data_key = new_data_key()
+    keys.save(update_fields=["data_key"])
+    changed([ALL_DRIVERS], f"data key of {org.slug}: {operation.plan['reason']}")
+    operation.notes["data_key_destroyed_at"] = timezone.now().isoformat()
+    return Done("Files that were encrypted can't be read any more.")
+
+
 def _drivers(operation: Operation) -> Outcome:
     joined = Driver.objects.filter(joined_at__isnull=False).order_by("name")
     body = {"org": operation.plan["org"], "seconds": SECONDS}
@@ -95,19 +117,37 @@ def _drivers(operation: Operation) -> Outcome:
 
 
 def _agents(operation: Operation) -> Outcome:
-    """Files that no driver of now knows: of models that nobody runs any more."""
-    if operation.plan["model"]:
-        return Done("Files of all its drivers' shards are gone with them.")
+    """Files that no driver of now knows: where its shards were once, or of models that nobody runs."""
     org = Org.objects.filter(slug=operation.plan["org"]).first()
     if org is None:
         return Done("The org is gone, and with it the key that names its files.")
     tag = isolation_tag(org.slug, bytes(keys_of([org])[org.pk].secret)).hex()
+    bodies = [{"tag": tag}]
+    if operation.plan["model"]:
+        bodies = [{"tag": tag, "namespace": one} for one in _namespaces(operation.plan["model"])]
     joined = Node.objects.filter(joined_at__isnull=False).order_by("name")
     places = [
-        _Place(one.name, f"{one.control_url.rstrip('/')}/v1/purge", str(one.control_token), {"tag": tag})
+        _Place(
+            " ".join([one.name, *([body["namespace"]] if len(bodies) > 1 else [])]),
+            f"{one.control_url.rstrip('/')}/v1/purge",
+            str(one.control_token),
+            body,
+        )
         for one in joined
+        for body in bodies
     ]
     return _asked(operation, "nodes", places)
+
+
+def _namespaces(model: str) -> list[str]:
+    """In which files of a model lie: of each of its revisions and types that a driver serves."""
+    found = set()
+    for driver in _of_model(Driver.objects.all(), model):
+        try:
+            found.add(msgspec.convert(driver.model, ModelSpec).namespace().digest().hex())
+        except msgspec.ValidationError:
+            continue  # who tells nonsense of its model has never had a shard
+    return sorted(found)
 
 
 def _asked(operation: Operation, kind: str, places: Sequence[_Place]) -> Outcome:
@@ -158,12 +198,14 @@ def _receipt(operation: Operation) -> Outcome:
         name: sum(one.get(name, 0) for told in places.values() for one in told.values())
         for name in _COUNTS
     }
+    destroyed = operation.notes.get("data_key_destroyed_at")
     PurgeReceipt.objects.create(
         org_slug=operation.plan["org"],
         model=operation.plan["model"],
         operation_id=operation.pk,
         asked_by=operation.actor_name,
         asked_at=operation.created_at,
+        data_key_destroyed_at=datetime.fromisoformat(destroyed) if destroyed else None,
         reason=operation.plan["reason"],
         at=timezone.now(),
         columns=sums["columns"],
@@ -180,6 +222,7 @@ class Purge(Machine):
     """What is gone can't come back, so there is no way back: who can't be reached is waited for."""
 
     steps = (
+        Step("data_key", "Destroy the data key", _data_key, final=True),
         Step("drivers", "Purge memory and tier 2, by driver", _drivers, patience=PATIENCE, final=True),
         Step("nodes", "Purge files that no driver knows", _agents, patience=PATIENCE, final=True),
         Step("receipt", "Write the receipt", _receipt, final=True),

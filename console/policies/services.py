@@ -19,12 +19,13 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
-from console.control.services import ALL_DRIVERS, changed
+from console.control.services import ALL_DRIVERS, ALL_NODES, changed
 from console.orgs import services as orgs
 from console.orgs.models import Org
 from console.policies import documents
 from console.policies.documents import ClusterPolicies
 from console.policies.models import PolicyInForce, PolicyVersion
+from console.policies.terms import terms
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.topics import of_org
 
@@ -188,7 +189,12 @@ def _put(
         undoes=undoes,
         topics=[of_org(org.slug)],
     )
+    wanted = before.cluster.policies.limits.held_all(
+        after or OrgPolicies(policy=before.cluster.policies.default)
+    )
     _store(principal, org, document, reason, same_as, f"policy of {org.slug}")
+    if terms(wanted) != terms(before.policies):
+        changed([ALL_NODES], f"tier 2 of {org.slug}: {reason}")
     return in_force(org)
 
 
@@ -236,6 +242,7 @@ def set_cluster(
         topics=["fleet"],
     )
     _store(principal, None, document, reason, None, "default and limits of policies")
+    changed([ALL_NODES], f"tier 2 by default and limits: {reason}")
     return cluster()
 
 
@@ -263,7 +270,7 @@ def _store(
         author_name=principal.name,
         reason=reason,
         same_as=same_as,
-        change=changed([ALL_DRIVERS], f"{what}: {reason}"),
+        change=changed([ALL_DRIVERS], f"{what}: {reason}", topic=of_org(org.slug) if org else "fleet"),
     )
     PolicyInForce.objects.update_or_create(org=org, defaults={"version": version})
 

@@ -28,13 +28,11 @@ class Found:
     name: str
     detail: str
     route: str  # the name of its page
-    argument: Any = None
-    query: str = ""
+    argument: Any  # that its address has
 
     @property
     def address(self) -> str:
-        path = reverse(self.route, args=[] if self.argument is None else [self.argument])
-        return f"{path}?{self.query}" if self.query else path
+        return reverse(self.route, args=[self.argument])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from console.control.documents import NotYet, part
 from console.control.services import secret_of
 from console.fleet.models import Node, SpineLink
 from console.placement.topology import Tier
+from console.sessions import reaching
 from console.sessions.models import Job, Phase, Shard
 from console.sessions.rules import in_force
 from console.sessions.world import model_of
@@ -44,7 +45,7 @@ def _home(job: Job, shard: Shard, worst: Tier) -> dict[str, Any]:
     return {
         "group": shard.group,
         "index": shard.index,
-        "address": node.data_address,
+        "address": reaching.address(node, path),
         "shard": shard.name,
         "control": {"url": node.control_url, "token": str(node.control_token)},
         "path": {

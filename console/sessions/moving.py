@@ -20,6 +20,7 @@ from console.fleet.services import hold
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
 from console.placement.topology import State, Tier
+from console.sessions import reaching
 from console.sessions.asking import Facts
 from console.sessions.models import Phase, Shard
 from telemetry.events import note
@@ -193,7 +194,8 @@ def _arrive(shard: Shard, node: Node, facts: Facts, told: _Told) -> str:
         seen = facts.shard_of(driver.name, shard.group, shard.index)
         if seen is None:
             return f"Driver {driver.name} does not answer."
-        if seen["address"] != node.data_address or seen["state"] == "moving":
+        there = reaching.address(node, Tier(shard.next_tier or 0))
+        if seen["address"] != there or seen["state"] == "moving":
             left = f", {seen['left_to_move']} columns to go" if seen["left_to_move"] else ""
             return f"{shard.name} moves to {node.name}{left}."
     _finish(shard, node, told)

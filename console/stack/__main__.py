@@ -23,6 +23,7 @@ def main() -> int:
     verbs.add_parser("up", help="start everything and stay; Ctrl-C stops it")
     verbs.add_parser("down", help="stop what `up` started, from anywhere")
     verbs.add_parser("status", help="what runs, since when, where")
+    verbs.add_parser("incident", help="stage an incident on the demo, and end it")
     logs = verbs.add_parser("logs", help="what a service said")
     logs.add_argument("service", nargs="?", help="one service; without it, which there are")
     logs.add_argument("-n", "--lines", type=int, default=40, help="how many lines (default: 40)")
@@ -37,6 +38,8 @@ def main() -> int:
                 return commands.down()
             case "status":
                 return commands.status()
+            case "incident":
+                return commands.incident()
             case _:
                 return commands.logs(options.service, options.lines, follow=options.follow)
     except ConfigurationError as error:

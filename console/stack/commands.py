@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from console.environment import env_file
+from console.environment import PROJECT, env_file
 from console.stack import lock, snapshot
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
@@ -100,6 +101,22 @@ def _duration(seconds: float) -> str:
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
+
+
+def incident() -> int:
+    """Stage one on the running demo; its exit code."""
+    folders = Folders.given(os.environ)
+    holder = lock.holder(folders.state)
+    address = holder.get("address") if holder else None
+    if address is None:
+        print("Tidegate is not running. Start it in another terminal with `make up`, then try again.")
+        return NOT_RUNNING
+    if "demo" not in {row.name for row in snapshot.read(folders.status)}:
+        print("It runs without its demo, which this is about: start it without TIDEGATE_DEMO=0.")
+        return NOT_RUNNING
+    sys.stdout.flush()
+    command = [sys.executable, str(PROJECT / "manage.py"), "incident", str(address)]
+    return os.execv(sys.executable, command)  # noqa: S606 - it is ours, and gets our signals so
 
 
 def logs(service: str | None, lines: int, *, follow: bool) -> int:

@@ -21,10 +21,14 @@ def log_in(page: Page, console: LiveConsole) -> None:
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
-def faults(page: Page) -> list[str]:
-    """What a screen reader stumbles over, as far as it is serious, and scrolling sideways."""
-    page.evaluate(AXE)
-    violations = page.evaluate("axe.run().then((result) => result.violations)")
+def faults(page: Page, rules: list[str] | None = None) -> list[str]:
+    """What a screen reader stumbles over, as far as it is serious, and scrolling sideways. With `rules`
+    only these of axe's."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    violations = page.evaluate(
+        "(rules) => axe.run(rules ? {runOnly: rules} : {}).then((result) => result.violations)", rules
+    )
     found = [
         f"{violation['id']}: {node['html'][:200]}"
         for violation in violations

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from playwright.sync_api import Page
+
 from console.environment import PROJECT
 from tests.browser.chromium import chromium
 
@@ -30,14 +32,19 @@ def main(address: str, password: str) -> None:
                 viewport={"width": width, "height": height},
             )
             page = context.new_page()
-            page.goto("/log-in/")
-            page.get_by_label("User name").fill("admin")
-            page.get_by_label("Password").fill(password)
-            page.get_by_role("button", name="Log in").click()
+            enter(page, password)
             page.goto(path)
             page.wait_for_load_state("networkidle")
             page.screenshot(path=IMAGES / f"{name}.png")
             context.close()
+
+
+def enter(page: Page, password: str) -> None:
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill("admin")
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import pytest
 from console.demo import places
 from console.environment import PROJECT
 from console.stack import endpoint
+from console.stack.commands import NOT_RUNNING
 from console.stack.embedded import embedded_servers
 from console.stack.privileges import Identity, launcher
 from tests.stack.sessions import is_running
@@ -292,6 +293,9 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own
             assert moved(topic=f"session:{session}", label="tier:unknown") == 0, (
                 "the console tells paths"
             )
+        stop_an_incident_half_way(own)
+        streams = browser.get("/api/v1/sessions/assistants/streams").json()["items"]
+        assert [one["path"] for one in streams] == ["rail"] * 4
         before = own.pid("ax-1")
         os.kill(before, signal.SIGKILL)
         until(lambda: own.is_back("ax-1", before))
@@ -300,6 +304,36 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own
     assert own.end() == os.EX_OK
     own.assert_nothing_is_left(pids)
     assert "bytes that came back" not in own.said, "some were wrong"
+
+
+def stop_an_incident_half_way(stack: Whole) -> None:
+    """`make incident`, and Ctrl-C as soon as a stream is on its way across the spine."""
+    with subprocess.Popen(
+        [*stack.launch, *COMMAND, "incident"],
+        cwd=PROJECT,
+        env=stack.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("2/6"):
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.read()
+    assert process.returncode == os.EX_OK
+    assert "The fleet is as it was." in said
+
+
+def test_an_incident_needs_a_demo_that_runs(whole: Whole, own: Whole) -> None:
+    for stack, sentence in (
+        (own, "Start it in another terminal with `make up`"),
+        (whole, "TIDEGATE_DEMO=0"),
+    ):
+        said = stack.run("incident")
+        assert sentence in said.stdout
+        assert said.returncode == NOT_RUNNING
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.control import services as control
@@ -66,7 +67,9 @@ def test_a_saved_policy_is_in_force_on_every_driver_and_its_columns_are_gone(
     reach = control.applied(change)
     assert (reach.has_it, len(reach.standings), reach.seconds) == (0, 2, None)
     assert {one.why_not for one in reach.lagging} == {"It is being told."}
-    assert control.push([control.ALL_DRIVERS]) == 0
+    with CaptureQueriesContext(connection) as asked:
+        assert control.push([control.ALL_DRIVERS]) == 0
+    assert any("pg_notify" in one["sql"] and "org:acme" in one["sql"] for one in asked), "pages see it"
     reach = control.applied(Change.objects.get(pk=change.pk))
     assert (reach.has_it, len(reach.standings)) == (2, 2)
     assert reach.seconds is not None

@@ -82,7 +82,9 @@ def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_kn
         ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "as yesterday"]),
         ([0.0, 3.0], None, False, ["up from nothing in an hour", "nothing to hold against yesterday"]),
         ([None, 0.0], 0.0, False, ["nothing to hold against an hour ago", "as yesterday"]),
-        ([], 1.0, False, ["nothing to hold against an hour ago", "nothing to hold against yesterday"]),
+        ([None, 1.0], None, False, ["no past to hold it against"]),
+        ([1.0, None], 1.0, False, ["nothing in the last minutes"]),
+        ([], 1.0, False, ["nothing in the last minutes"]),
     ],
 )
 def test_a_trend_is_said_in_words(
@@ -102,7 +104,7 @@ def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> No
     figures = {one.name: one for one in found.figures}
     hits = figures["hit.rate"]
     assert (hits.past[0], hits.value, hits.past[-1], hits.yesterday) == (0.8, 0.5, 0.5, 0.2)
-    assert set(hits.past[1:-1]) == {None}
+    assert set(hits.past[1:-1]) == set(figures["refill.rate"].past[1:-1]) == {None}
     assert figures["hit.dram"].label == "Hits in DRAM"
     assert figures["spine.share"].value == 0.25
     assert figures["memory"].past[0] == pytest.approx((1 << 30) * 20 / 300)
@@ -177,6 +179,7 @@ def test_a_console_without_nodes_says_what_to_do(
 ) -> None:
     page = browser_of(people.platform_admin).get("/").content.decode()
     assert re.search(r"Begin here.*Describe the fleet.*join token", page, re.DOTALL)
+    assert "The fleet now" not in page
     make_world()
     assert "Begin here" not in browser_of(people.platform_admin).get("/").content.decode()
 

@@ -6,20 +6,29 @@ import csv
 import io
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jwt
+import msgspec
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
+from django.utils import timezone
 
 from console.audit.models import AuditEntry
 from console.control import services as control
+from console.fleet.models import Driver, Node, Stamp
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers, history, proof, services
+from console.policies.drivers import keys_of
 from console.policies.models import PolicyVersion, PurgeReceipt
+from swdriver_shim.desired import ModelSpec
+from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.folding import Row, bucket_of
 from telemetry.metrics import Kind
@@ -28,6 +37,8 @@ from telemetry.shapes import Series, Shape
 from telemetry.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers
+from tests.kvss_agent.process import agent, document
+from tests.kvss_agent.test_process import tier2
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import C, kv
 
@@ -78,6 +89,38 @@ def test_a_report_says_what_expired_how_late_and_what_is_not_told(
     ]
 
 
+def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people: People) -> None:
+    for number, days in ((1, 30), (2, 20), (3, 1)):
+        PolicyVersion.objects.create(
+            org=people.acme,
+            number=number,
+            document="null",
+            author_name="olga",
+            reason="asked for",
+            made_at=timezone.now() - timedelta(days=days),
+        )
+    assert [version.number for version in proof.report(people.acme, 7).versions] == [3, 2]
+
+
+def test_receipts_of_an_org_that_had_the_slug_before_are_nobody_elses(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    before = people.acme.created_at - timedelta(days=1)
+    PurgeReceipt.objects.create(
+        org_slug="acme",
+        operation_id=uuid4(),
+        asked_by="somebody of theirs",
+        reason="a secret of theirs",
+        asked_at=before,
+        columns=1,
+        bytes=1,
+        files=0,
+        file_bytes=0,
+    )
+    assert proof.report(people.acme, 7).receipts == []
+    assert api_of(people.org_admin).get("/api/v1/orgs/acme/purges").json()["items"] == []
+
+
 def test_a_report_is_signed_with_a_key_that_anyone_can_ask_for(
     people: People, api_of: Callable[..., Client]
 ) -> None:
@@ -114,6 +157,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     olga = api_of(people.org_admin)
     headers = {"Idempotency-Key": "purge"}
     body = {"reason": "the contract has ended"}
+    key_before = bytes(keys_of([people.acme])[people.acme.pk].data_key)
     begun = olga.post("/api/v1/orgs/acme/purge", body, content_type="application/json", headers=headers)
     assert begun.status_code == 202, begun.content
     again = olga.post(
@@ -131,6 +175,8 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     [receipt] = olga.get("/api/v1/orgs/acme/purges").json()["items"]
     assert (receipt["columns"], receipt["reason"]) == (4, "the contract has ended")
     assert sorted(receipt["places"]["drivers"]) == ["one", "two"]
+    assert receipt["data_key_destroyed_at"]
+    assert bytes(keys_of([people.acme])[people.acme.pk].data_key) != key_before
     keys = jwt.PyJWKSet.from_dict(olga.get("/api/v1/signing-keys").json())
     key = keys[jwt.get_unverified_header(receipt["jws"])["kid"]]
     assert jwt.decode(receipt["jws"], key, algorithms=["EdDSA"])["columns"] == 4
@@ -146,12 +192,51 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         operation = purges.purge(people.principal("org_admin"), org, reason="ended")
-    operations.advance(operation.pk)
-    operation.refresh_from_db()
+
+    def waits_for_it() -> bool:
+        operations.advance(operation.pk)
+        operation.refresh_from_db()
+        return operation.message.startswith("two: ")
+
+    wait_until("it is waited for", waits_for_it)
     assert not operation.done
-    assert operation.message.startswith("two: ")
     drivers.start("two")
     assert finished(operation).state == "succeeded"
+
+
+@pytest.mark.slow
+def test_a_purge_of_one_model_leaves_files_of_the_others(tmp_path: Path, people: People) -> None:
+    """Also where no driver knows them: the files of this model go from every agent, and no others."""
+    from console.policies import purges
+
+    admin, acme = people.principal("org_admin"), people.acme
+    tag = isolation_tag("acme", bytes(keys_of([acme])[acme.pk].secret)).hex()
+    folders = {}
+    for name in ("llama", "other"):
+        model = {"name": name, "groups": [{"name": "full", "bytes_per_token": [1024]}]}
+        Driver.objects.create(name=f"of-{name}", model=model)
+        namespace = msgspec.convert(model, ModelSpec).namespace().digest().hex()
+        folders[name] = tmp_path / "files" / namespace / tag / "00"
+        folders[name].mkdir(parents=True)
+        (folders[name] / f"{'00' * 16}.full.0").write_bytes(bytes(4096))
+    with agent(tmp_path / "agent") as there:
+        there.tell(document(1, tier2=tier2(tmp_path / "files")))
+        Node.objects.create(
+            name="ax-1",
+            stamp=Stamp.objects.create(name="a"),
+            state="ready",
+            held_state="",
+            joined_at=timezone.now(),
+            control_url=str(there.http.base_url),
+            control_token=(there.directory / "token").read_text().strip(),
+            heartbeat_sha256=b"x" * 32,
+        )
+        with transaction.atomic():
+            org = orgs.for_change(admin, "acme")
+            operation = purges.purge(admin, org, model="llama", reason="an experiment is over")
+        assert finished(operation).state == "succeeded", operation.error
+    assert [name for name, folder in folders.items() if folder.exists()] == ["other"]
+    assert PurgeReceipt.objects.get().data_key_destroyed_at is None
 
 
 def test_only_models_that_somebody_serves_are_purged(
@@ -171,10 +256,6 @@ def test_only_models_that_somebody_serves_are_purged(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("statement", ["UPDATE %s SET columns = 0", "DELETE FROM %s"])
 def test_the_database_refuses_to_change_a_receipt(statement: str, db: None) -> None:
-    from uuid import uuid4
-
-    from django.utils import timezone
-
     PurgeReceipt.objects.create(
         org_slug="acme",
         operation_id=uuid4(),

@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
 from console.demo import engine, places, seeding, story
+from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
@@ -44,13 +45,14 @@ class Command(BaseCommand):
             threading.Thread(target=Serving(served, stopped).run, name=served.driver)
             for served in story.SERVED
         ]
-        for thread in threads:
-            thread.start()
-        notify("READY=1")
-        while not stopped.wait(ALIVE_SECONDS):
-            if all(thread.is_alive() for thread in threads):
-                notify("WATCHDOG=1")
-        notify("STOPPING=1")
+        with Spine(settings.STATE_DIR):
+            for thread in threads:
+                thread.start()
+            notify("READY=1")
+            while not stopped.wait(ALIVE_SECONDS):
+                if all(thread.is_alive() for thread in threads):
+                    notify("WATCHDOG=1")
+            notify("STOPPING=1")
         for thread in threads:
             thread.join()
 

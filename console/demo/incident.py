@@ -1,0 +1,194 @@
+"""`make incident`: a stream of the running demo is placed across the spine, evicts get slow, an alert
+fires, and the move that it suggests ends it.
+
+Each step is done as people and the fleet do it, and takes the time that it takes. Whatever stops it on
+the way, the stream goes back to where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from django.db import transaction
+
+from console.accounts.principal import SYSTEM
+from console.alerts import fixing
+from console.alerts.models import Alert
+from console.demo import story
+from console.fleet.models import Node
+from console.operations.models import Operation
+from console.operations.services import running_on
+from console.placement.topology import Tier
+from console.sessions import moves, services
+from console.sessions.models import Shard
+from console.sessions.planning import CannotPlan
+from console.sessions.world import World
+from telemetry.figures import figures_now
+from telemetry.topics import of_org, of_session
+
+T = TypeVar("T")
+
+REASON: Final = "make incident"
+SESSION: Final = story.ASSISTANT.session
+TOPIC: Final = of_org(story.ORGS[0].slug)
+STEPS: Final = 6
+SLOW_SECONDS: Final = 0.1  # fifty times what a store takes on a rail
+LOOK_EVERY_SECONDS: Final = 0.5
+PATIENCE_SECONDS: Final = 300.0
+
+
+class CannotStage(Exception):
+    """Why not, and what to do about it."""
+
+
+class Incident:
+    """`address` is the console's. Where nobody is at a terminal it goes on by itself."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_alone = not sys.stdin.isatty()
+        self._step = 0
+
+    def run(self) -> None:
+        """Raises CannotStage."""
+        self._wait(f"session {SESSION} has a job, and nothing moves", _is_settled)
+        self._wait(f"{TOPIC} has traffic", evict_p99)
+        if across := [one.name for one in _streams() if one.tier == Tier.SPINE]:
+            page = f"{self._address}/sessions/{SESSION}/bring-back/"
+            raise CannotStage(f"{', '.join(across)} crosses the spine already. Bring it back: {page}")
+        self._tell(
+            f"All is well: of the evicts of {TOPIC} 99 % take less than {_shown(evict_p99())}.",
+            f"/latency/?topic={TOPIC}&range=15m",
+        )
+        self._pause()
+        shard, node, operation = _begin_across_spine()
+        try:
+            self._tell(
+                f"{shard.name} moves from {shard.node.name} to {node.name}. Its box has no port on a "
+                f"leaf of {node.name}: between them is the spine.",
+                f"/operations/{operation.pk}/",
+            )
+            _finish(operation)
+            self._watch_and_mend(shard)
+        finally:
+            self._put_back(shard)
+
+    def _watch_and_mend(self, shard: Shard) -> None:
+        self._wait("evicts are slow", lambda: (evict_p99() or 0) > SLOW_SECONDS)
+        self._tell(
+            f"Evicts have become slow: p99 is {_shown(evict_p99())}. Each waits for its slowest stream.",
+            f"/latency/?topic={TOPIC}&range=15m",
+        )
+        self._pause()
+        alert = self._wait("an alert fires", lambda: _alert(shard))
+        page = f"/alerts/{alert.pk}/"
+        self._tell(f"An alert fires: {alert.sentence}.", page)
+        self._pause("Press “Move it now” on that page, or Enter here.")
+        if _crosses(shard) and not _is_busy():  # if nobody has pressed it
+            fixing.do(SYSTEM, alert, "move")
+        self._tell(
+            f"{shard.name} moves back on a rail, as the alert suggests. Its job goes on.",
+            f"/operations/?target={of_session(SESSION)}",
+        )
+        self._wait("the stream is on a rail", lambda: not _crosses(shard) and not _is_busy())
+        self._wait("evicts are fast again", lambda: (evict_p99() or 0) < SLOW_SECONDS)
+        self._wait("the alert is over", lambda: _alert(shard) is None)
+        self._tell(f"Over: p99 is {_shown(evict_p99())}, and the alert is resolved.", page)
+
+    def _put_back(self, shard: Shard) -> None:
+        """To the node that it was on, whatever has happened to it since."""
+        home = shard.node
+        self._wait("the operation that runs has ended", lambda: not _is_busy())
+        now = Shard.objects.select_related("node").get(pk=shard.pk)
+        if now.node_id != home.pk:
+            print(f"     {shard.name} goes back to {home.name} …", flush=True)
+            _finish(_move(now, home))
+        print("     The fleet is as it was.", flush=True)
+
+    def _tell(self, what: str, page: str) -> None:
+        self._step += 1
+        print(f"{self._step}/{STEPS}  {what}\n     {self._address}{page}", flush=True)
+
+    def _pause(self, what: str = "Enter goes on, Ctrl-C takes all of it back.") -> None:
+        if not self._is_alone:
+            input(f"     {what} ")
+
+    def _wait(self, what: str, look: Callable[[], T | None]) -> T:
+        """What it finds, as soon as that is something."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (found := look()):
+            if time.monotonic() > deadline:
+                raise CannotStage(
+                    f"Not within {PATIENCE_SECONDS:.0f} s: {what}. "
+                    "`python -m console.stack status` says whether everything runs."
+                )
+            time.sleep(LOOK_EVERY_SECONDS)
+        return found
+
+
+def evict_p99() -> float | None:
+    """As pages show it; None without traffic."""
+    now = figures_now([TOPIC], time.time()).get(TOPIC)
+    return now.figures.get("evict.p99") if now else None
+
+
+def _shown(seconds: float | None) -> str:
+    if seconds is None:
+        return "nothing yet"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _streams() -> list[Shard]:
+    session = services.get_session(SYSTEM, SESSION)
+    return list(services.shards_of(session))
+
+
+def _is_busy() -> bool:
+    return running_on(of_session(SESSION)) is not None
+
+
+def _is_settled() -> bool:
+    return bool(_streams()) and not _is_busy()
+
+
+def _begin_across_spine() -> tuple[Shard, Node, Operation]:
+    """Of the streams that a node has room for to which only the spine leads, the largest."""
+    fleet = World.now().fleet
+    for shard in sorted(_streams(), key=lambda one: -one.memory_bytes):
+        for node in Node.objects.filter(name__in=fleet.node).order_by("name"):
+            if fleet.tier(shard.box.name, shard.domain, fleet.node[node.name]) is Tier.SPINE:
+                with suppress(CannotPlan):
+                    return shard, node, _move(shard, node)
+    raise CannotStage(
+        f"No stream of {SESSION} can be placed across the spine: no other leaf has a node with room "
+        "for one, or the rules refuse it. Make room, or begin anew with `make clean DATA=1`."
+    )
+
+
+@transaction.atomic
+def _move(shard: Shard, node: Node) -> Operation:
+    session = services.for_change(SYSTEM, SESSION)
+    return moves.move(SYSTEM, session, services.get_shard(session, shard.name), node, reason=REASON)
+
+
+def _alert(shard: Shard) -> Alert | None:
+    """That this stream crosses the spine."""
+    group_and_index = shard.name.partition(".")[2]
+    firing = Alert.objects.filter(rule="spine-placement", state="firing", topic=of_session(SESSION))
+    return firing.filter(labels__stream=group_and_index).first()
+
+
+def _crosses(shard: Shard) -> bool:
+    return Shard.objects.filter(pk=shard.pk, tier=Tier.SPINE).exists()
+
+
+def _finish(operation: Operation) -> None:
+    while not operation.done:
+        time.sleep(LOOK_EVERY_SECONDS)
+        operation.refresh_from_db()
+    if operation.state != "succeeded":
+        raise CannotStage(f"“{operation.sentence}” has {operation.state}: {operation.message}")

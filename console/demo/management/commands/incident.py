@@ -1,0 +1,27 @@
+"""`manage.py incident ADDRESS`: stage an incident on the running demo, for `make incident`."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from console.demo.incident import CannotStage, Incident
+from console.operations.services import Busy
+
+
+class Command(BaseCommand):
+    help = "Stage an incident on the running demo: from a slow spine to its end."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("address", help="of the console, as the panel of `make up` says it")
+
+    def handle(self, *_args: Any, address: str, **_options: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops it takes it back
+        try:
+            Incident(address.rstrip("/")).run()
+        except (CannotStage, Busy) as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            self.stdout.write("Stopped.")

@@ -1,0 +1,27 @@
+"""Where drivers reach a node. By its one address, unless somebody knows a way for paths of some kind:
+
+@way
+def over_spine(node: Node, tier: Tier) -> str | None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from console.fleet.models import Node
+from console.placement.topology import Tier
+
+Way = Callable[[Node, Tier], str | None]
+
+_ways: Final[list[Way]] = []
+
+
+def way(function: Way) -> Way:
+    _ways.append(function)
+    return function
+
+
+def address(node: Node, tier: Tier) -> str:
+    known = (found for one in _ways if (found := one(node, tier)) is not None)
+    return next(known, node.data_address)

@@ -1,0 +1,68 @@
+"""The spine of the demo: what is placed across it goes through it, and nothing else does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from django.test import override_settings
+
+from console.demo import places, spine, ways
+from console.fleet.models import Node
+from console.placement.topology import Tier
+from kvss_agent.client.line import Address
+
+SAID = bytes(range(256)) * 400  # more than a piece
+
+
+def through(state: Path, node: str) -> socket.socket:
+    where = Address.parse(places.over_spine(state, node).read_text())
+    connection = socket.create_connection((where.host, where.port), timeout=30)
+    connection.settimeout(30)
+    return connection
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count and (piece := connection.recv(count - len(found))):
+        found += piece
+    return found
+
+
+def test_it_carries_all_bytes_both_ways_and_ends_with_either_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spine, "BYTES_A_SECOND", 1e9)
+    places.directory_of(tmp_path, "ax-1").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as agent, spine.Spine(tmp_path):
+        agent.bind(str(places.data_socket(tmp_path, "ax-1")))
+        agent.listen()
+        with through(tmp_path, "ax-1") as driver:
+            its, _ = agent.accept()
+            with its:
+                its.settimeout(30)
+                sending = threading.Thread(target=driver.sendall, args=(SAID,))
+                sending.start()
+                assert received(its, len(SAID)) == SAID
+                sending.join()
+                its.sendall(SAID)
+                assert received(driver, len(SAID)) == SAID
+            assert driver.recv(1) == b"", "the agent has gone, and so has the way to it"
+        with through(tmp_path, "ax-2") as driver:
+            assert driver.recv(1) == b"", "there is no such agent"
+
+
+def test_only_what_crosses_the_spine_to_a_node_of_the_demo_takes_it(tmp_path: Path) -> None:
+    places.folder(tmp_path).mkdir()
+    places.over_spine(tmp_path, "ax-1").write_text("tcp:127.0.0.1:9")
+    with override_settings(STATE_DIR=tmp_path):
+        found = {
+            (node, tier): ways.over_spine(Node(name=node), tier)
+            for node in ("ax-1", "ax-2", "theirs")
+            for tier in Tier
+        }
+    assert {at: where for at, where in found.items() if where} == {
+        ("ax-1", Tier.SPINE): "tcp:127.0.0.1:9"
+    }
