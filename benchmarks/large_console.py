@@ -77,6 +77,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "scheduled": 1,
         "users": "admin",
         "tokens": "none",
+        "views": 1,
         "nodes": "ax-0",
         "boxes": "cs-0",
         "drivers": "job-0",
