@@ -77,7 +77,6 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "scheduled": 1,
         "users": "admin",
         "tokens": "none",
-        "views": 1,
         "nodes": "ax-0",
         "boxes": "cs-0",
         "drivers": "job-0",
@@ -90,6 +89,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "rules": "refill-slow",
         "channels": Channel.objects.latest("pk").pk,
         "audit": AuditEntry.objects.latest("pk").pk,
+        "views": 1,
     }
 
 

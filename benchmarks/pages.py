@@ -31,6 +31,7 @@ from tests.live import LiveConsole, live_console
 
 P95_MS: Final = 150.0
 FIRST_CHART_S: Final = 1.5
+CHART: Final = "data-chart="
 CHART_SCRIPT: Final = "plotly.min"
 # What those of the list want to know, and besides: the widest ranges, and what a list is searched for.
 MORE: Final = {
@@ -161,6 +162,8 @@ def main() -> None:
         )
         paths = {name: path for name, path in paths.items() if _is_page(client, path)}
         rows = list(server_rows(console, client, paths, 5 if chosen.quick else 40))
+        if chosen.quick:  # only those with charts
+            paths = {name: path for name, path in paths.items() if CHART in client.get(path).text}
         rows += browser_rows(browser, console, paths)
     show("Pages", rows, chosen.json)
 

@@ -43,7 +43,7 @@ THINGS = {
 MORE = {
     "latency of an org": "/latency/?topic=org:acme",
     "slowest of an org": "/latency/slowest/?topic=org:acme",
-    "a view to save": "/views/?of=/latency/",
+    "views of a page": "/views/?of=/latency/",
     "latency, nonsense": "/latency/?range=nonsense",
     "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
     "policies-bulk": "/policies/bulk/?org=acme",
