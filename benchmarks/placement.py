@@ -297,8 +297,9 @@ def main() -> None:
     rows += bring_back_rows(worlds[".tight"], 3)
     rows += gap_rows(worlds, plans, stamps, seconds)
     rows += effective_rows()
-    rows += session_rows(quick=chosen.quick)
-    show("Placement", rows, chosen.json)
+    of_sessions, drawn = session_rows(quick=chosen.quick)
+    show("Placement", rows + of_sessions, chosen.json)
+    print(f"\nHit rate over the story of a resize\n\n{drawn}")
 
 
 if __name__ == "__main__":

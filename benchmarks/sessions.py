@@ -1,16 +1,14 @@
 """Sessions as automation meets them: how fast a fleet's sessions are listed and planned, and what jobs
-notice of a resize. For `benchmarks.placement`.
+notice of a resize (`benchmarks.resizing`). For `benchmarks.placement`.
 
 The console's part is asked in process, over a PostgreSQL of its own: 1,000 nodes, 512 boxes, 500
-sessions of a box with a job each, 2,000 streams; what is planned is one more session of 4 boxes. The
-resize is one of real agents and a real driver, from 2 boxes to 4 and back, while requests never stop:
-`resize.hit_dip` is the hit rate meanwhile to that before, `resize.failed` counts requests that failed or
-gave wrong bytes.
+sessions of a box with a job each, 2,000 streams; what is planned is one more session of 4 boxes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -19,9 +17,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.harness import Row, percentile
+from benchmarks.resizing import resize_rows
 from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
 from kvss_agent.arena import slot_bytes_for
@@ -33,7 +32,6 @@ BOXES: Final = 512
 SESSIONS: Final = 500
 GRANT_PERCENT: Final = 60  # of the fair share: a job of one group has few and large streams
 LIST_MS, PLAN_MS = 100.0, 300.0  # what p95 should stay below
-DIP: Final = 0.9
 EACH: Final = 40 << 10  # bytes per token of a domain
 MODEL: Final = {
     "name": "llama",
@@ -42,7 +40,8 @@ MODEL: Final = {
 SLOT_BYTES: Final = slot_bytes_for(EACH * COLUMN_TOKENS)
 
 
-def session_rows(*, quick: bool) -> list[Row]:
+def session_rows(*, quick: bool) -> tuple[list[Row], str]:
+    """The rows, and the hit rate over the story of a resize, drawn."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
         servers = stack.enter_context(embedded_servers(directory))
@@ -58,9 +57,9 @@ def session_rows(*, quick: bool) -> list[Row]:
         import django
 
         django.setup()
-        rows = _resize_rows(directory, requests=100 if quick else 1_000)
+        rows, drawn = resize_rows(directory / "plane", requests=100 if quick else 1_000)
         _forget()
-        return rows + _api_rows(20 if quick else 100)
+        return rows + _api_rows(20 if quick else 100), drawn
 
 
 def _api_rows(times: int) -> list[Row]:
@@ -102,6 +101,8 @@ def _timed(
     name: str, call: Callable[[], None], times: int, goal_ms: float, more: dict[str, float]
 ) -> Row:
     call()  # imports, connections, caches
+    gc.collect()
+    gc.freeze()  # as a web process does when it begins
     took, cpu = [], []
     for _ in range(times):
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -162,68 +163,6 @@ def _fill() -> None:
         )
         for one in found.placed
     )
-
-
-def _resize_rows(directory: Path, requests: int) -> list[Row]:
-    from console.accounts.principal import SYSTEM
-    from console.orgs import services as orgs
-    from console.policies import callers
-    from console.sessions import jobs, services, sizing
-    from tests.console.sessions.loads import Load
-    from tests.console.sessions.planes import plane, run
-
-    org = orgs.create_org(SYSTEM, slug="acme", name="Acme")
-    _, token = callers.add_caller(SYSTEM, org, name="engine")
-
-    def resized(boxes: int) -> None:
-        ended = run(_atomic(lambda: sizing.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes)))
-        assert ended.state == "succeeded", ended.message
-
-    (directory / "plane").mkdir()
-    with plane(directory / "plane", nodes=3, boxes=8) as fleet:
-        run(
-            _atomic(
-                lambda: sizing.create(SYSTEM, sizing.new_session("chat", org, 2, bytes_per_token=512))
-            )
-        )
-        driver = fleet.add_driver("job7")
-        run(
-            _atomic(lambda: jobs.start_job(SYSTEM, services.for_change(SYSTEM, "chat"), "serve", driver))
-        )
-        with Load(fleet.drivers["job7"], token) as load:
-            _until(lambda: load.requests >= requests)
-            begun = time.monotonic()
-            before = load.hit_rate(since=load.served[requests // 2].at)
-            resized(4)
-            resized(2)
-            ended = time.monotonic()
-            at_least = load.requests + 20
-            _until(lambda: load.requests >= at_least)
-        during = load.hit_rate(since=begun, until=ended + 1)
-    assert before
-    assert during is not None
-    wrong = len(load.failed) + len(load.wrong)
-    more = {"requests": float(load.requests), "seconds": ended - begun}
-    dip = during / before
-    return [
-        Row("resize.hit_dip", dip, "of before", "before", dip, DIP, more=more),
-        Row("resize.failed", wrong, "requests", "none", 1.0 if wrong == 0 else 0.0, 1.0, more=more),
-    ]
-
-
-def _atomic(begin: Callable[[], Any]) -> Any:
-    from django.db import transaction
-
-    with transaction.atomic():
-        return begin()
-
-
-def _until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"The load did not come so far in {seconds:g} s.")
-        time.sleep(0.01)
 
 
 def _forget() -> None:

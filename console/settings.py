@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "console.live",
     "console.charts",
     "console.explain",
+    "console.saved",
     "console.overview",
     "console.search",
     "console.handover",

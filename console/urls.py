@@ -24,6 +24,7 @@ from console.policies import history_views as policy_history
 from console.policies import platform_views as platform
 from console.policies import proof_views as proof
 from console.policies import views as policies
+from console.saved import views as saved
 from console.search import views as search
 from console.sessions import moving_views, rules_views
 from console.sessions import views as sessions
@@ -139,6 +140,8 @@ urlpatterns = [
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),
     path("operations/<uuid:operation_id>/retry/", operations.retry, name="operation-retry"),
     path("latency/", charts.latency, name="latency"),
+    path("views/", saved.list_views, name="views"),
+    path("views/<int:number>/delete/", saved.delete_view, name="view-delete"),
     path("latency/events/", charts.latency_events, name="latency-events"),
     path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
     path("hand-over/", handover.hand_over, name="hand-over"),

@@ -22,7 +22,7 @@ from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_of
+from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
@@ -132,16 +132,28 @@ class Answer:
 
 def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
     """Raises Unanswerable. More series than a chart can show are for who looks at each of them."""
-    _check(question)
-    level, step = _resolution(question, now)
-    start = int(question.start) // step * step
-    points = math.ceil((question.end - start) / step)
+    [answer] = ask_each([question], now, groups_max)
+    return answer
+
+
+def ask_each(questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX) -> list[Answer]:
+    """Questions about one topic and time, of the same step: rows are read once for all of them."""
+    for question in questions:
+        _check(question)
+    first = questions[0]
+    level, step = _resolution(first, now)
+    start = int(first.start) // step * step
+    points = math.ceil((first.end - start) / step)
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
-    grid = _Grid(question, start, step, points, groups_max)
-    for topic, shape, bucket, cells in rows_of(question.topic, level, start, start + points * step):
-        grid.add(topic, shape, bucket, cells)
-    return Answer(question, start, step, level, grid.lines(now))
+    grids = [_Grid(question, start, step, points, groups_max) for question in questions]
+    for topic, shape, bucket, encoded in _encoded(first.topic, level, start, start + points * step):
+        for grid in grids:
+            grid.add(topic, shape, bucket, encoded)
+    return [
+        Answer(question, start, step, level, grid.lines(now))
+        for question, grid in zip(questions, grids, strict=True)
+    ]
 
 
 def hit_rate(question: Question, requested: Metric) -> Question:
@@ -203,6 +215,11 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, Cells]]:
     """What is stored of these topics between two moments, in buckets of a level; of what is newer, in
     finer ones. Raises Unanswerable for more than can be added up."""
+    for topic, shape, bucket, encoded in _encoded(pattern, level, start, end):
+        yield topic, shape, bucket, cells_of(encoded)
+
+
+def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, bytes]]:
     topics = _topics(pattern)
     if not topics:
         return
@@ -213,8 +230,8 @@ def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[st
     if len(rows) > ROWS_MAX:
         raise Unanswerable("step", "That is too much to add up. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})
-    for topic, shape, bucket, cells in rows:
-        yield topics[topic], shapes[shape], bucket, cells_of(cells)
+    for topic, shape, bucket, encoded in rows:
+        yield topics[topic], shapes[shape], bucket, encoded
 
 
 def _topics(pattern: str) -> dict[int, str]:
@@ -271,13 +288,13 @@ class _Grid:
         of_both = (*question.over.labels, TOPIC) if question.over else ()
         self._over_by = tuple(name for name in question.by if name in of_both)
 
-    def add(self, topic: str, shape: Shape, bucket: int, cells: Cells) -> None:
+    def add(self, topic: str, shape: Shape, bucket: int, encoded: bytes) -> None:
         plan = self._plans.get((topic, shape.digest))
         if plan is None:
             plan = self._plans[topic, shape.digest] = self._plan(topic, shape)
         if plan:
             point = (bucket - self._start) // self._step
-            its = cells.of(self._question.metric.kind)
+            its = cells_of_kind(encoded, self._question.metric.kind)
             for place, sums in plan:
                 sums.add(point, its[place])
 

@@ -41,6 +41,7 @@ from console.policies.caller_api import router as callers
 from console.policies.platform_api import router as policies_of_all
 from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
+from console.saved.api import router as saved
 from console.search.api import router as search
 from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
@@ -98,6 +99,7 @@ api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", charts)
 api.add_router("", explain)
+api.add_router("", saved)
 api.add_router("", policies)
 api.add_router("", callers)
 api.add_router("", policies_of_all)

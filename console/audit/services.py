@@ -32,10 +32,12 @@ def record(
     reason: str = "",
     undoes: AuditEntry | None = None,
     topics: Sequence[str] = (),
+    sentence: str = "",
 ) -> AuditEntry:
     """Add one entry. Call it inside the transaction of the change, so that both are kept or none.
 
-    With `topics` it is an event of theirs as well, without before and after: events are seen by more.
+    With `topics` it is an event of theirs as well, without before and after: events are seen by more. It
+    is told as `sentence`, or by its action and name.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action} must be recorded in the transaction that makes the change")
@@ -57,7 +59,8 @@ def record(
         undoes=undoes,
     )
     if topics:
-        note(action, topics, f"{action}: {object_name}", {"audit_entry": entry.pk}, entry.at)
+        told = sentence or f"{action}: {object_name}"
+        note(action, topics, told, {"audit_entry": entry.pk}, entry.at)
     return entry
 
 

@@ -16,6 +16,9 @@ SPANS: Final[Mapping[str, int]] = {
     "30d": 30 * 86_400,
 }
 DEFAULT: Final = "1h"
+# What a range can be held against, and how many seconds before it that is: multiples of every step.
+EARLIER: Final[Mapping[str, int]] = {"day": 86_400, "week": 7 * 86_400}
+NAMES: Final = ("range", "from", "until", "compare")  # in an address
 SECONDS_MIN: Final = 60
 SECONDS_MAX: Final = 3 * 366 * 86_400
 FAR_AWAY: Final = 1 << 33  # in 2242
@@ -34,6 +37,24 @@ class Range:
     @property
     def is_live(self) -> bool:
         return bool(self.name)
+
+    @property
+    def earlier_half(self) -> Range:
+        """As long, and begun by half of it earlier."""
+        by = (self.end - self.start) / 2
+        return Range(self.start - by, self.end - by)
+
+    @property
+    def later_half(self) -> Range | None:
+        """None for a range that ends now."""
+        by = (self.end - self.start) / 2
+        return None if self.is_live else Range(self.start + by, self.end + by)
+
+    @property
+    def wider(self) -> Range:
+        """Twice as long around the same middle, as far as may be."""
+        more = min(self.end - self.start, SECONDS_MAX - (self.end - self.start)) / 2
+        return Range(self.start - more, self.end + more)
 
     @property
     def query(self) -> str:

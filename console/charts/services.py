@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.charts.ranges import Range
+from console.charts.ranges import EARLIER, Range
 from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
@@ -24,11 +24,12 @@ from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Topic
-from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask
+from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, of_org
 
 TOPICS_MAX: Final = 500  # of a picker
 MARKERS_MAX: Final = 50
+AHEAD: Final = 0.25  # of a range that ends now: for so long what was before goes on with it
 ROWS_MAX: Final = 60  # of the table; all of them are in the CSV
 UNIT_OF_FOLD: Final = {Fold.RATE: "/s", Fold.RATIO: "share", Fold.SUM: ""}
 
@@ -84,6 +85,8 @@ class Chart:
     markers: Sequence[Mapping[str, Any]]
     queries: Sequence[str]  # of the API, one for each fold
     problem: str = ""  # why there is nothing
+    earlier: Sequence[Series] = ()  # the same a day or a week before, and on for a while
+    earlier_queries: Sequence[str] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -104,6 +107,7 @@ class Chart:
             "series": [
                 {"name": one.name, "figure": one.figure, "values": one.values} for one in self.series
             ],
+            "earlier": [{"name": one.name, "values": one.values} for one in self.earlier],
             "markers": list(self.markers),
             "queries": list(self.queries),
             "slowest": self.slowest,
@@ -124,7 +128,7 @@ class Chart:
 
     @property
     def _names(self) -> list[str]:
-        return [one.name for one in self.series]
+        return [one.name for one in (*self.series, *self.earlier)]
 
     @property
     def rows(self) -> list[Row]:
@@ -136,7 +140,7 @@ class Chart:
         return Range(self.times[place], self.times[place] + self.times.step)
 
     def _row(self, place: int) -> list[Value]:
-        values = [one.values[place] for one in self.series]
+        values = [one.values[place] for one in (*self.series, *self.earlier)]
         return _of_buckets(values[0] if values else None) if self.plan.is_heat_map else values
 
     @property
@@ -149,30 +153,62 @@ class Chart:
     @property
     def csv(self) -> list[tuple[str, str]]:
         """Fold and address of each."""
-        made = [query.replace("/metrics/query?", "/metrics/query.csv?") for query in self.queries]
-        return list(zip(self.plan.folds, made, strict=True))
+        names = [*self.plan.folds, *(f"{fold} before" for fold in self.plan.folds)]
+        made = [
+            query.replace("/metrics/query?", "/metrics/query.csv?")
+            for query in (*self.queries, *self.earlier_queries)
+        ]
+        return list(zip(names, made, strict=False))
 
 
-def draw(principal: Principal, plan: Plan, over: Range) -> Chart:
-    """Raises Http404 for a topic that is not theirs to see. What can't be answered is said instead."""
+def draw(principal: Principal, plan: Plan, over: Range, compare: str = "") -> Chart:
+    """With `compare`, one of EARLIER, the same before that is beside it. Raises Http404 for a topic that
+    is not theirs to see. What can't be answered is said instead."""
     check_topic(principal, plan.topic)
     queries = [_query(plan, fold, over) for fold in plan.folds]
     now = time.time()
     try:
-        answers = [ask(_question(plan, fold, over), now) for fold in plan.folds]
+        before = _earlier(plan, over, compare, now) if compare and not plan.is_heat_map else []
+        step = before[0].step if before else None  # what is older may be kept in longer ones
+        answers = ask_each([_question(plan, fold, over, step) for fold in plan.folds], now)
     except Unanswerable as error:
         return Chart(plan, over, range(0), (), (), queries, str(error))
     times = _meaningful(answers[0].times, now)
+    series = _series(plan, answers, len(times))
+    chart = Chart(plan, over, times, series, _markers(plan.topic, over), queries)
+    return _held_against(chart, compare, before) if before else chart
+
+
+def _earlier(plan: Plan, over: Range, compare: str, now: float) -> list[Answer]:
+    """Where time goes on, it is there for a while ahead."""
+    ahead = (over.end - over.start) * AHEAD if over.is_live else 0
+    by = EARLIER[compare]
+    before = Range(over.start - by, over.end - by + ahead)
+    return ask_each([_question(plan, fold, before) for fold in plan.folds], now)
+
+
+def _held_against(chart: Chart, compare: str, before: Sequence[Answer]) -> Chart:
+    plan, by = chart.plan, EARLIER[compare]
     series = [
+        Series(f"{one.name}, a {compare} before", "", one.values)
+        for one in _series(plan, before, len(before[0].times))
+    ]
+    range_before = Range(chart.reach.start - by, chart.reach.end - by)
+    queries = [_query(plan, fold, range_before) for fold in plan.folds]
+    return replace(chart, earlier=series, earlier_queries=queries)
+
+
+def _series(plan: Plan, answers: Sequence[Answer], count: int) -> list[Series]:
+    """Of so many steps."""
+    return [
         Series(
             _name(plan, answer, line.labels),
             _figure(plan, answer, line.labels),
-            line.values[: len(times)],
+            line.values[:count],
         )
         for answer in answers
         for line in answer.lines
     ]
-    return Chart(plan, over, times, series, _markers(plan.topic, over), queries)
 
 
 def _meaningful(times: range, now: float) -> range:
@@ -180,13 +216,14 @@ def _meaningful(times: range, now: float) -> range:
     return times[:-1] if times and now - times[-1] < STEP_SECONDS_MIN else times
 
 
-def _question(plan: Plan, fold: Fold, over: Range) -> Question:
+def _question(plan: Plan, fold: Fold, over: Range, step: int | None = None) -> Question:
     return Question(
         topic=plan.topic,
         metric=plan.metric,
         fold=fold,
         start=over.start,
         end=over.end,
+        step=step,
         where=plan.where,
         by=plan.by,
         over=plan.over,

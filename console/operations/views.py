@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console.accounts.browser import SignedInRequest, signed_in
@@ -16,6 +17,7 @@ from console.operations.machines import machine_of
 from console.operations.models import Operation
 
 PER_PAGE = 50
+PAGES = {"session": "session", "node": "fleet-node", "org": "org"}
 
 
 @require_safe
@@ -39,6 +41,7 @@ def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse
     operation = services.get_operation(request.principal, operation_id)
     context = {
         "operation": operation,
+        "target_page": _target_page(operation),
         "steps": _steps(operation),
         "may_change": services.may_change(request.principal, operation),
         "is_stuck": operation.state == State.STUCK,
@@ -70,6 +73,12 @@ def retry(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     else:
         messages.success(request, "It is tried again.")
     return redirect("operation", operation_id)
+
+
+def _target_page(operation: Operation) -> str:
+    """Where what it works on is shown; empty where it has no page."""
+    kind, _, name = operation.target.partition(":")
+    return reverse(PAGES[kind], args=[name]) if kind in PAGES else ""
 
 
 def _steps(operation: Operation) -> list[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from console.policies.documents import ClusterPolicies, Malformed
 from console.policies.forms import BulkForm, ClusterForm, ClusterReasonForm, PolicyForm
 
 PER_PAGE = 50
-FORETOLD_MAX = 20  # orgs whose hit rates are shown before a bulk edit: each asks every driver
+FORETOLD_MAX = 8  # orgs whose hit rates are shown before a bulk edit: each asks drivers
 
 
 @require_safe

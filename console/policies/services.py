@@ -140,7 +140,7 @@ def set_policy(
     None is to follow the cluster's default from now on. The same again changes nothing. Raises
     ValidationError, by field, for what the limits refuse and where there is no reason.
     """
-    check(policies, cluster().policies.limits)
+    check(policies, _settled_cluster().policies.limits)
     return _put(principal, org, documents.write(policies), reason=reason, undoes=undoes)
 
 
@@ -157,7 +157,7 @@ def restore(
     0 is what there was before the first. Raises ValidationError where limits forbid it by now.
     """
     document = document_of(org, number)
-    check(documents.read_org(document), cluster().policies.limits)
+    check(documents.read_org(document), _settled_cluster().policies.limits)
     return _put(principal, org, document, reason=reason, undoes=undoes, same_as=number or None)
 
 
@@ -285,6 +285,13 @@ def locked_cluster() -> Cluster:
     """Nobody else changes it until the end of the transaction. There may be no row yet to hold."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('policies of the cluster'))")
+    return cluster()
+
+
+def _settled_cluster() -> Cluster:
+    """As `locked_cluster`, beside others who save what these limits allow."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(hashtext('policies of the cluster'))")
     return cluster()
 
 

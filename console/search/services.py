@@ -43,6 +43,10 @@ class Group:
     found: Sequence[Found]
     are_more: bool
 
+    def has(self, name: str) -> bool:
+        """Something of just this name."""
+        return any(one.name.casefold() == name.casefold() for one in self.found)
+
 
 Finder = Callable[[Principal, str, int], Sequence[Found]]
 _finders: dict[str, Finder] = {}
@@ -64,7 +68,8 @@ def kinds() -> list[str]:
 
 
 def search(principal: Principal, text: str, most: int = OF_A_KIND_MAX) -> list[Group]:
-    """What is found of each kind; kinds of which nothing is are left out. Nothing for no text."""
+    """What is found of each kind, first where something is called just so; kinds of which nothing is
+    are left out. Nothing for no text."""
     text = text.strip()[:TEXT_MAX]
     if not text or "\x00" in text:
         return []
@@ -73,7 +78,7 @@ def search(principal: Principal, text: str, most: int = OF_A_KIND_MAX) -> list[G
         found = _finders[kind](principal, text, most + 1)
         if found:
             groups.append(Group(kind, found[:most], len(found) > most))
-    return groups
+    return sorted(groups, key=lambda group: not group.has(text))
 
 
 def nearest(rows: QuerySet[M], text: str, *fields: str) -> QuerySet[M]:

@@ -72,27 +72,20 @@ def start(
     )
 
 
-def changed(
-    principal: Principal, action: str, session: Session, before: dict[str, Any], reason: str
-) -> None:
-    session.version += 1
-    session.save()
-    record(principal, action, session, before=before, after=session.snapshot(), reason=reason)
-
-
 def record(
     principal: Principal,
-    action: str,
+    operation: Operation,
     session: Session,
     *,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
     reason: str,
 ) -> None:
+    """That somebody has asked for an operation on a session: an entry, and an event in its words."""
     org = session.org
     audit.record(
         principal,
-        action,
+        operation.kind,
         object_type="session",
         object_id=session.name,
         object_name=session.name,
@@ -101,4 +94,5 @@ def record(
         after=after,
         reason=reason,
         topics=[of_session(session.name), *([of_org(org.slug)] if org else [])],
+        sentence=f"{operation.sentence}.",
     )

@@ -64,7 +64,7 @@ def start_job(
     session.version += 1
     session.save()
     told = {"job": name, "driver": driver.name, "boxes": list(boxes)}
-    record(principal, "session.start-job", session, after=told, reason=reason)
+    record(principal, operation, session, after=told, reason=reason)
     if proposal is not None:
         machines.take_job(operation, session, driver, proposal)
     return operation
@@ -85,7 +85,7 @@ def end_job(principal: Principal, session: Session, name: str, *, reason: str = 
     session.version += 1
     session.save()
     told = {"job": name, "driver": job.driver.name}
-    record(principal, "session.end-job", session, before=told, reason=reason)
+    record(principal, operation, session, before=told, reason=reason)
     return operation
 
 

@@ -87,6 +87,7 @@ def _begin(
         after=plan,
         reason=reason,
         topics=[topic],
+        sentence=f"{sentence}.",
     )
     return operation
 

@@ -107,7 +107,7 @@ def _begin_moves(
     was = {shard.name: shard.node.name for shard, _ in moves}
     session.version += 1
     session.save()
-    record(principal, kind, session, before=was, after=told, reason=reason)
+    record(principal, operation, session, before=was, after=told, reason=reason)
     return operation
 
 

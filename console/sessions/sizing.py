@@ -13,7 +13,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.sessions import machines, reserving
 from console.sessions import rules as ruling
-from console.sessions.changing import changed, now_or_later, record, start, wait_or_not
+from console.sessions.changing import now_or_later, record, start, wait_or_not
 from console.sessions.models import Session
 from console.sessions.planning import Proposal
 from console.sessions.services import check_may_create
@@ -65,7 +65,6 @@ def create(
         raise ValidationError({"name": f"There is a session {session.name} already."})
     wait_or_not(session, proposal)
     session.save()
-    record(principal, "session.create", session, after=session.snapshot(), reason=reason)
     operation = start(
         principal,
         "session.create",
@@ -74,6 +73,7 @@ def create(
         plan={"boxes": session.boxes_desired, "wait_seconds": wait_seconds},
         before={"boxes": 0},
     )
+    record(principal, operation, session, after=session.snapshot(), reason=reason)
     if proposal is not None:
         machines.take(operation, session, proposal)
     return operation
@@ -110,7 +110,9 @@ def resize(
     session.boxes_desired = boxes
     ruling.limit_to(session, ruling.in_force(session.org, session.path))
     wait_or_not(session, proposal)
-    changed(principal, "session.resize", session, before, reason)
+    session.version += 1
+    session.save()
+    record(principal, operation, session, before=before, after=session.snapshot(), reason=reason)
     if proposal is not None:
         machines.take(operation, session, proposal)
     return operation
@@ -141,7 +143,7 @@ def delete(
     session.deleting = True
     session.version += 1
     session.save()
-    record(principal, "session.delete", session, before=before, reason=reason)
+    record(principal, operation, session, before=before, reason=reason)
     return operation
 
 

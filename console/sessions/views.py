@@ -73,6 +73,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "entries": visible_entries(request.principal).filter(object_type="session", object_id=name)[
             :RECENT
         ],
+        "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "may_change": role is not None and role >= Role.ORG_ADMIN,
         "may_move": role is not None and role >= Role.ON_CALL,
         "move_form": MoveForm(shards=[shard.name for shard in shards]),

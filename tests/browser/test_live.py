@@ -241,3 +241,33 @@ def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) 
             deque(wire, maxlen=0)  # to the end
     assert closing.value.rcvd
     assert closing.value.rcvd.code == 1009
+
+
+def test_a_chart_is_drawn_over_to_zoom_and_a_cell_leads_to_what_is_behind_it(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{PATH}&compare=day")
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    lines, heat = (page.locator("[data-chart] .nsewdrag").nth(place) for place in (0, 1))
+    expect(heat).to_be_attached(timeout=MS)
+    lines.hover()
+    cursors = page.locator(".plot__cursor").filter(visible=True)
+    expect(cursors).to_have_count(1, timeout=MS)
+    expect(page.locator("figure").filter(has=cursors)).to_contain_text("Refill, all of it")
+
+    box = lines.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 42, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**from=*until=*", timeout=MS)
+    assert "range=" not in page.url, "it is fixed now"
+    assert "compare=day" in page.url
+
+    page.goto(PATH)
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    every = page.locator("figure").filter(has_text="Refill, all of it")
+    every.get_by_text("As a table").click()
+    every.locator("table a").first.click()
+    expect(page.get_by_text("The slowest batches of columns")).to_be_visible(timeout=MS)

@@ -37,10 +37,13 @@ THINGS = {
     "silences": 1,
     "tokens": "none",
     "users": "admin",
+    "views": 1,
 }
 # Pages as they are with something in their addresses.
 MORE = {
     "latency of an org": "/latency/?topic=org:acme",
+    "slowest of an org": "/latency/slowest/?topic=org:acme",
+    "views of a page": "/views/?of=/latency/",
     "latency, nonsense": "/latency/?range=nonsense",
     "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
     "policies-bulk": "/policies/bulk/?org=acme",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.looking import NARROW, log_in
+from tests.browser.looking import NARROW, faults, log_in
 from tests.console.control.live import Scene, scene
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import C, kv
@@ -79,7 +79,16 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     page.goto("/orgs/acme/policy/")
     expect(page.locator("#reach")).to_contain_text("on 2 of 2 drivers", timeout=SECONDS)
     driver.store(caller, TOKENS, kv(len(TOKENS)))
-    assert driver.load(caller, TOKENS)[0] == len(TOKENS)
+
+    # What became of a request is found by the engine's name of it.
+    asked = [*TOKENS, *[7] * C]
+    assert driver.ask(caller, "load", tokens=asked, request="r-7").is_success
+    page.goto("/orgs/acme/explain/")
+    page.get_by_label("Request, tokens or keys").fill("r-7")
+    page.get_by_role("button", name="Explain").click()
+    expect(page.get_by_text("128 of its 192 tokens were there")).to_be_visible()
+    expect(page.get_by_text("missed: never stored").first).to_be_visible()
+    assert faults(page) == []
     context.close()
     assert complaints == []
 

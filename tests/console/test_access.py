@@ -127,6 +127,8 @@ PAGES = {
     "operation-retry": Case("POST", "/operations/{operation}/retry/", (LOGIN, 404, 403, 302, 302, 302)),
     "latency": Case("GET", "/latency/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "explain": Case("GET", "/orgs/acme/explain/", (LOGIN, 404, 200, 200, 200, 200)),
+    "views": Case("GET", "/views/", known(200)),
+    "view-delete": Case("POST", "/views/7000000/delete/", known(404)),
     "latency-slowest": Case("GET", "/latency/slowest/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "latency-events": Case("GET", "/latency/events/?topic=org:acme", (LOGIN, 404, 200, 200, 200, 200)),
     "fleet": Case("GET", "/fleet/", FLEET),
@@ -247,6 +249,14 @@ API = {
     ("POST", "orgs/<slug>/explain"): Case(
         "POST", "/api/v1/orgs/acme/explain", (401, 404, 200, 200, 200, 200), {"request": "r-7"}
     ),
+    ("GET", "views"): Case("GET", "/api/v1/views", api_known(200)),
+    ("POST", "views"): Case(
+        "POST",
+        "/api/v1/views",
+        (401, 404, 201, 201, 201, 201),
+        {"name": "Refills", "address": "/latency/", "share": "org:acme"},
+    ),
+    ("DELETE", "views/<number>"): Case("DELETE", "/api/v1/views/7000000", api_known(404)),
     ("GET", "slowest"): Case("GET", "/api/v1/slowest?topic=org:acme", (401, 404, 200, 200, 200, 200)),
     ("GET", "metrics/query.csv"): Case(
         "GET", f"/api/v1/metrics/query.csv?topic=fleet&{QUESTION}", (401, 404, 404, 404, 404, 200)

@@ -61,6 +61,7 @@ PATHS = [
     "/latency/?topic=fleet&range={0}",
     "/latency/events/?topic={0}",
     "/orgs/{}/explain/",
+    "/views/?of={}",
     "/orgs/acme/explain/?request={0}&session={0}",
     "/latency/slowest/?topic={0}&direction={0}&most={0}",
     "/latency/slowest/?topic=fleet&from={0}&until={0}",

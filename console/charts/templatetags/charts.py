@@ -15,20 +15,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django import template
 from django.http import HttpRequest
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import slugify
 
 from console.accounts.browser import requester
 from console.charts.finder import styles_it_would_write
-from console.charts.ranges import SPANS, BadRange, Range, of_query
+from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
 from console.charts.services import Plan, draw, plan_of
+from console.saved.services import views_of
 from telemetry.queries import Value
 
 register = template.Library()
+SAVED_MAX: Final = 8  # beside the range; all of them have a page
 _RANGE: Final = "_range_of_charts"
 _TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
 _SIZES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -43,18 +46,30 @@ def chart_scripts() -> dict[str, Any]:
 def range_picker(context: template.Context) -> dict[str, Any]:
     request: HttpRequest = context["request"]
     chosen, problem = _range(request)
-    kept = [
-        (name, value) for name, value in request.GET.items() if name not in ("range", "from", "until")
-    ]
+    kept = [(name, value) for name, value in request.GET.items() if name not in NAMES]
+    compare = _compare(request)
+    compared = [("compare", compare)] if compare else []
     return {
         "spans": list(SPANS),
+        "earlier": [("", "nothing"), *((name, f"a {name} before") for name in EARLIER)],
+        "compare": compare,
+        "others": urlencode([*kept, *compared]),  # but the range
+        "without_compare": urlencode([*kept, *chosen.fields]),
+        "hidden": [*kept, *compared],
+        "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
         "chosen": chosen,
         "problem": problem,
-        "kept": kept,
         "from": request.GET.get("from", ""),
         "until": request.GET.get("until", ""),
         "request": request,
     }
+
+
+@register.simple_tag(takes_context=True)
+def range_fields(context: template.Context) -> SafeString:
+    """For a form that leads to the same page: the range stays as it is."""
+    kept = [(name, value) for name, value in context["request"].GET.items() if name in NAMES]
+    return format_html_join("", '<input type="hidden" name="{}" value="{}">', kept)
 
 
 @register.inclusion_tag("charts/chart.html", takes_context=True)
@@ -66,7 +81,7 @@ def chart(
     request: HttpRequest = context["request"]
     plan = plan_of(topic, title, name, folds, **more)
     chosen, _ = _range(request)
-    drawn = draw(requester(request), plan, chosen)
+    drawn = draw(requester(request), plan, chosen, _compare(request))
     return {
         "chart": drawn,
         "id": _id(plan),
@@ -104,6 +119,12 @@ def _range(request: HttpRequest) -> tuple[Range, str]:
             known = of_query({}, now), str(error)
         setattr(request, _RANGE, known)
     return known
+
+
+def _compare(request: HttpRequest) -> str:
+    """What charts are held against; what there is not is nothing."""
+    asked = request.GET.get("compare", "")
+    return asked if asked in EARLIER else ""
 
 
 def _id(plan: Plan) -> str:

@@ -60,7 +60,7 @@ def outcome_words(outcome: str) -> SafeString | str:
     """Why; nothing of a hit, which says it all."""
     if outcome not in REASONS:
         return ""
-    return format_html('<span class="quiet">{}</span>', f": {REASONS[outcome]}")
+    return format_html('<span class="quiet">{}</span>', REASONS[outcome])
 
 
 @register.simple_tag

@@ -7,7 +7,8 @@ const POINTS_MAX = 600;
 const REDRAW_MS = 1_000;
 const ASK_MS_MIN = 10_000;
 const MARKERS_MAX = 50;
-const OPTIONS = { displayModeBar: false, responsive: true };
+const ZOOM_MS_MIN = 60_000; // as long as a range is at least
+const OPTIONS = { displayModeBar: false, responsive: true, doubleClick: false };
 
 class Chart {
   constructor(element, data) {
@@ -19,7 +20,7 @@ class Chart {
   }
 
   get isToDraw() {
-    return this.isDirty && !document.hidden && this.data.series.length > 0;
+    return this.isDirty && !this.isHeld && !document.hidden && this.data.series.length > 0;
   }
 
   draw() {
@@ -29,12 +30,40 @@ class Chart {
     figure.querySelector("[data-chart-image]").hidden = false;
     this.element.classList.remove("plot--empty");
     Plotly.react(this.element, tracesOf(this.data, this.times), layoutOf(this.data, this.times, this.element), OPTIONS);
-    if (this.data.slowest && !this.leadsOn) this.leadOn();
+    if (!this.isHeard) this.hear();
+  }
+
+  // What people do with it: Plotly tells when there is a first drawing.
+  hear() {
+    this.isHeard = true;
+    this.element.addEventListener("pointerdown", () => (this.isHeld = true)); // a drawing would end what is drawn over
+    document.addEventListener("pointerup", () => (this.isHeld = false));
+    this.element.on("plotly_relayout", (changed) => zoomTo(changed["xaxis.range[0]"], changed["xaxis.range[1]"]));
+    this.element.addEventListener("pointermove", ({ clientX }) => this.sayCursor(clientX));
+    this.element.addEventListener("pointerleave", () => this.sayCursor(null));
+    if (this.data.slowest) this.leadOn();
+  }
+
+  // To the other charts, also where nothing was told.
+  sayCursor(clientX) {
+    const { xaxis } = this.element._fullLayout;
+    const place = clientX - this.element.getBoundingClientRect().left - xaxis._offset;
+    const detail = clientX === null || place < 0 || place > xaxis._length ? null : xaxis.p2d(place);
+    this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail }));
+  }
+
+  // Where the cursor is in another chart of the page; null: nowhere.
+  point(at) {
+    if (!this.isHeard) return;
+    const { xaxis } = this.element._fullLayout;
+    const place = at === null ? -1 : xaxis.d2p(at);
+    this.cursor ??= this.element.appendChild(Object.assign(document.createElement("div"), { className: "plot__cursor" }));
+    this.cursor.hidden = place < 0 || place > xaxis._length;
+    this.cursor.style.left = `${xaxis._offset + place}px`;
   }
 
   // A cell of a heat map leads to the slowest transfers behind it. By keyboard that is in the table.
   leadOn() {
-    this.leadsOn = true;
     this.element.classList.add("plot--leads-on");
     this.element.on("plotly_click", ({ points: [{ x, y, data: { type } }] }) => {
       if (type !== "heatmap") return;
@@ -131,6 +160,18 @@ class Chart {
   }
 }
 
+// What is drawn over with the mouse is the range from then on, for the whole page, and stands in the address.
+function zoomTo(from, until) {
+  if (from === undefined || until === undefined) return;
+  const [first, last] = [new Date(from).getTime(), new Date(until).getTime()];
+  const more = Math.max(0, ZOOM_MS_MIN - (last - first)) / 2;
+  const address = new URL(location.href);
+  address.searchParams.delete("range");
+  address.searchParams.set("from", new Date(first - more).toISOString());
+  address.searchParams.set("until", new Date(last + more).toISOString());
+  location.assign(address);
+}
+
 function start() {
   const charts = [];
   for (const element of document.querySelectorAll("[data-chart]")) {
@@ -163,6 +204,9 @@ function start() {
   redraw();
   setInterval(redraw, REDRAW_MS);
   document.addEventListener("visibilitychange", redraw);
+  document.addEventListener("tidegate:cursor", ({ target, detail }) => {
+    for (const chart of charts) chart.point(chart.element === target ? null : detail);
+  });
   document.addEventListener("tidegate:live", ({ detail }) => {
     for (const chart of charts) {
       if (chart.data.span !== null && chart.data.topic === detail.topic) chart.takeLive(detail);

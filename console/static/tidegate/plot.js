@@ -17,8 +17,16 @@ function colour(token) {
 }
 
 export function tracesOf(data, times) {
-  const traces = data.isHeatMap ? [heatMap(data, times)] : data.series.map((series, place) => line(data, times, series, place));
-  return [...traces, markers(data, times)];
+  if (data.isHeatMap) return [heatMap(data, times), markers(data, times)];
+  const lines = data.series.map((series, place) => line(data, times, series, place));
+  return [...lines, ...data.earlier.map((series, place) => before(data, series, place)), markers(data, times)];
+}
+
+// A day or a week before, moved to where it is held against. It goes on ahead of what is told by now.
+function before(data, series, place) {
+  const times = series.values.map((_, step) => data.start + step * data.step);
+  const trace = line(data, times, series, place);
+  return { ...trace, mode: "lines", opacity: 0.55, line: { ...trace.line, width: 1.2, dash: "4px,4px" } };
 }
 
 function line(data, times, series, place) {
@@ -90,9 +98,11 @@ export function layoutOf(data, times, element) {
     font: { family: getComputedStyle(element).fontFamily, color: text, size: 12 },
     hovermode: data.isHeatMap ? "closest" : "x unified",
     hoverlabel: { bgcolor: panel, bordercolor: grid, font: { color: text } },
-    showlegend: !data.isHeatMap && data.series.length > 1,
+    showlegend: !data.isHeatMap && data.series.length + data.earlier.length > 1,
     legend: { orientation: "h", x: 0, y: -0.18, font: { size: 11, color: quiet } },
-    xaxis: { ...axis, type: "date", range },
+    // By mouse only: a finger that is drawn over a chart scrolls the page.
+    dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+    xaxis: { ...axis, type: "date", range, fixedrange: false },
     yaxis: yAxis(data, axis),
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes: data.markers.map((marker) => ({
@@ -105,7 +115,7 @@ export function layoutOf(data, times, element) {
 // Labels in our own words: Plotly would write 5m for five milliseconds.
 function yAxis(data, axis) {
   if (data.isHeatMap) return { ...axis, type: "log", ...ticks(POWERS, data.unit) };
-  const values = data.series.flatMap((series) => series.values).filter((value) => value !== null);
+  const values = [...data.series, ...data.earlier].flatMap((series) => series.values).filter((value) => value !== null);
   const most = data.unit === "share" ? 1 : Math.max(...values, 0) || 1;
   const step = roundStep(most / 4);
   const count = Math.ceil(most / step);

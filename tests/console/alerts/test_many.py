@@ -95,7 +95,7 @@ def test_statistics_tell_how_soon_somebody_had_it_in_hand_and_what_was_noise(
     told = api_of(people.viewer).get("/api/v1/alert-statistics?days=1").json()
     [row] = told["rules"]
     assert (row["rule"], row["episodes"], row["acknowledged"], row["noise"]) == ("evict-slow", 3, 1, 1)
-    assert row["seconds_to_acknowledge"] == pytest.approx(300, abs=30)
+    assert 300 <= row["seconds_to_acknowledge"] < 600
     assert row["seconds_open"] == (5 * 60 + 60 * 60) / 2
     everything = api_of(people.platform_viewer).get("/api/v1/alert-statistics").json()
     assert [one["rule"] for one in everything["rules"]] == ["evict-slow", other.rule]

@@ -24,7 +24,7 @@ from telemetry.folding import Row, bucket_of
 from telemetry.metrics import Kind
 from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.storage import FRESH, Names, copy_in, day_of, make_days
 from tests.conftest import People
 
 HITS = [
@@ -125,6 +125,51 @@ def test_the_range_stands_in_the_address_and_stays_there(page_of: Callable[..., 
     fixed = page_of("/latency/?topic=org:acme&from=2026-11-21T03:00&until=2026-11-21T04:00")
     assert drawn(fixed)[0]["span"] is None
     assert "is no moment" in page_of("/latency/?topic=org:acme&from=nonsense")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("compare", "days"), [("day", 1), ("week", 7)])
+def test_a_chart_is_held_against_what_was_before(
+    page_of: Callable[..., str], compare: str, days: int
+) -> None:
+    now = time.time()
+    bucket = tell("org:acme", now)
+    make_days("10s", [day_of(now - days * 86_400)])
+    tell("org:acme", now - days * 86_400)
+    page = page_of(f"/latency/?topic=org:acme&range=15m&compare={compare}")
+    refill, _, heat, *_ = drawn(page)
+    name = f"p99, a {compare} before"
+    assert [one["name"] for one in refill["earlier"]] == [f"p50, a {compare} before", name]
+    earlier = refill["earlier"][1]["values"]
+    place = (bucket - refill["start"]) // refill["step"]
+    assert [at for at, value in enumerate(earlier) if value is not None] == [place]
+    assert len(earlier) > len(refill["series"][0]["values"]), "it is there when time goes on"
+    assert refill["step"] == (10 if days == 1 else 60), "as it is kept for so long"
+    assert heat["earlier"] == []
+    [table] = re.findall(r"<table>.*?</table>", page, re.DOTALL)[:1]
+    assert f'<th scope="col" class="number">{name}</th>' in table
+    assert table.count("3.76 ms") == 2
+    assert page.count(">p99 before</a>") == 1
+    assert f'compare={compare}" aria-current="true"' in page
+    assert f"compare={compare}&amp;range=24h" in page, "it stays when the range is another one"
+
+
+@pytest.mark.django_db
+def test_a_range_is_moved_without_scripts_and_another_topic_keeps_it(
+    page_of: Callable[..., str],
+) -> None:
+    fixed = "from=2026-11-21T03:00&until=2026-11-21T04:00"
+    page = page_of(f"/latency/?topic=org:acme&{fixed}&compare=nonsense")
+    for said, start, end in (
+        ("Earlier", "02:30", "03:30"),
+        ("Later", "03:30", "04:30"),
+        ("Wider", "02:30", "04:30"),
+    ):
+        address = f"from=2026-11-21T{start}:00Z&amp;until=2026-11-21T{end}:00Z"
+        assert re.search(rf'<a class="button" href="[^"]*{address}" title="[^"]*">{said}</a>', page)
+    assert 'type="hidden" name="from" value="2026-11-21T03:00"' in page
+    assert ">Later</a>" not in page_of("/latency/?topic=org:acme"), "than now there is nothing"
+    assert drawn(page)[0]["earlier"] == []
 
 
 @pytest.mark.django_db

@@ -41,7 +41,7 @@ def test_a_member_sees_what_is_of_the_org_and_who_has_the_platform_sees_all_of_i
     page = member.get("/latency/slowest/?topic=org:acme").content.decode()
     assert page.index("250 ms") < page.index("3.7 ms"), "the slowest first"
     assert "refill of 2 columns, 3 MiB" in page
-    assert "<td>4\u20139</td>" in page
+    assert ">4\u20139</td>" in page
     assert "r-1" in page
     assert "globex" not in page
     assert "/fleet/" not in page, "whose it is not to see"

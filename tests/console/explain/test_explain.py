@@ -76,7 +76,7 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     assert sent["Location"] == "/orgs/acme/explain/?request=r-7"
     page = browser.get(sent["Location"]).content.decode()
     assert "128 of its 197 tokens were there, 65.0 %" in page
-    assert re.search(r"missed: never stored</span> 1 column<span", page)
+    assert re.search(r"missed: never stored</span> 1 column <span", page)
     assert "1 other driver knows nothing of it" in page
     pasted = browser.post("/orgs/acme/explain/", {"asked": str(TOKENS)}).content.decode()
     assert pasted.count("<h3>Now</h3>") == 2

@@ -200,6 +200,21 @@ def test_what_runs_on_a_node_is_shown_with_its_path(
     assert "<dt>Of it granted</dt><dd>2 GiB</dd>" in page
 
 
+def test_a_node_says_what_it_keeps_beside_memory(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    viewer = browser_of(people.platform_viewer)
+    assert "<dt>Tier 2</dt><dd>none" in said(viewer.get("/fleet/nodes/ax-1/"))
+    for kept, shown in (
+        ({"kind": "posix", "path": "/mnt/kv", "cap": "2T", "shared": False}, "posix, at most 2T</span>"),
+        ({"kind": "s3", "bucket": "kv", "cap": "9T"}, "s3, at most 9T, shared with others</span>"),
+    ):
+        Node.objects.filter(name="ax-1").update(declared={"tier2": kept})
+        page = said(viewer.get("/fleet/nodes/ax-1/"))
+        assert f"<code>{kept.get('path', 'kv')}</code>" in page
+        assert shown in page
+
+
 def test_a_box_says_whose_it_is_and_where_its_streams_go(
     world: World, shards: list[Shard], people: People, browser_of: Browser
 ) -> None:

@@ -40,7 +40,10 @@ SHAPE = Shape([REFILL, HIT, ASKED, HELD, RAIL, SPINE])
 
 
 def tell(topic: str, ages: Sequence[float], hits: float = 50) -> None:
-    """A hundred tokens asked for, so many seconds ago; and a gibibyte held for ten seconds."""
+    """A hundred tokens asked for, so many seconds ago; and a gibibyte held for ten seconds.
+
+    What is to be seen as of now is told of now and of ten seconds ago: a step may end meanwhile.
+    """
     now = time.time()
     cells = SHAPE.cells(
         {
@@ -96,7 +99,7 @@ def test_a_trend_is_said_in_words(
 
 @pytest.mark.django_db
 def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> None:
-    tell("fleet", [10, 100])
+    tell("fleet", [0, 10, 100])
     tell("fleet", [3700, 3720], hits=80)
     tell("fleet", [86_400 + 120], hits=20)
     alert = make_alert("refill-slow", "org:acme", people.acme)
@@ -117,8 +120,8 @@ def test_members_see_their_org_and_nothing_of_others(
 ) -> None:
     make_world()
     heard()
-    tell("org:acme", [10], hits=40)
-    tell("fleet", [10], hits=90)
+    tell("org:acme", [0, 10], hits=40)
+    tell("fleet", [0, 10], hits=90)
     make_alert("refill-slow", "org:globex", people.globex)
     make_alert("agent-silent", "node:ax-1")
     with transaction.atomic():
@@ -159,7 +162,7 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
 
 @pytest.mark.django_db
 def test_the_api_says_what_the_page_shows(people: People, api_of: Callable[..., Client]) -> None:
-    tell("org:acme", [10, 100])
+    tell("org:acme", [0, 10, 100])
     alert = make_alert("refill-slow", "org:acme", people.acme)
     told = api_of(people.on_call).get("/api/v1/overview?org=acme").json()
     assert (told["topic"], told["fleet"], told["alert_count"]) == ("org:acme", None, 1)
@@ -197,11 +200,11 @@ def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
             services.overview(people.principal("platform_admin"))
         return len(captured)
 
-    tell("fleet", [10, 100])
+    tell("fleet", [0, 10, 100])
     make_alert("refill-slow", "org:acme", people.acme)
     queries()  # shapes are learned once by a process
     few = queries()
-    tell("fleet", [10, 100, 3700])
+    tell("fleet", [0, 10, 100, 3700])
     for number in range(8):
         make_alert("agent-silent", f"node:ax-{number}")
     assert queries() == few

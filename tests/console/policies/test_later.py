@@ -20,6 +20,7 @@ from console.policies.documents import ClusterPolicies, Limits
 from console.policies.models import PolicyVersion, ScheduledPolicy
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People
+from tests.live import wait_until
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
@@ -137,6 +138,36 @@ def test_however_many_clocks_there_are_it_begins_once(people: People) -> None:
     assert failed == []
     assert PolicyVersion.objects.count() == 1
     assert AuditEntry.objects.filter(action="policy.set").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_saves_while_limits_are_being_lowered_is_held_to_the_new_ones(people: People) -> None:
+    told: list[object] = []
+
+    def run() -> None:
+        try:
+            save(people, ttl_last_use_seconds=600)
+        except ValidationError as error:
+            told.append(error.message_dict)
+        finally:
+            connection.close()
+
+    def waits() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    saving = threading.Thread(target=run)
+    with transaction.atomic():
+        policies = ClusterPolicies(
+            default=Policy(ttl_last_use_seconds=60), limits=Limits(ttl_last_use_seconds_max=60)
+        )
+        services.set_cluster(people.principal("platform_admin"), policies, reason="GDPR")
+        saving.start()
+        wait_until("somebody waits, or was not held up", lambda: waits() or not saving.is_alive())
+    saving.join(60)
+    assert [list(fields) for fields in told] == [["policy/ttl_last_use_seconds"]]
+    assert services.in_force(people.acme).number == 0
 
 
 def test_it_is_planned_listed_and_taken_back_over_rest(

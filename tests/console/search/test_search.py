@@ -65,6 +65,9 @@ def test_who_is_called_just_so_comes_first_and_not_more_than_asked_for(people: P
     [group] = search(people.principal("platform_admin"), "chat", 4)
     assert [one.name for one in group.found] == ["chat", "chatter", "a-chat", "zz-chat-0"]
     assert group.are_more
+    make_world()
+    make_alert("agent-silent", "node:ax-1")
+    assert list(found(people, "platform_admin", "AX-1")) == ["nodes", "alerts"], "it is what was meant"
 
 
 def test_a_request_is_found_by_its_id_by_who_may_see_what_it_changed(
@@ -98,8 +101,8 @@ def test_page_fragment_and_api_find_the_same(
         assert f'href="{address}"' in typed
     assert "<html" not in typed
     told = api_of(people.viewer).get("/api/v1/search?q=acme").json()
-    assert [group["kind"] for group in told] == ["alerts", "operations", "orgs", "sessions"]
-    assert told[2]["found"] == [{"name": "Acme", "detail": "acme", "address": "/orgs/acme/"}]
+    assert [group["kind"] for group in told] == ["orgs", "alerts", "operations", "sessions"]
+    assert told[0]["found"] == [{"name": "Acme", "detail": "acme", "address": "/orgs/acme/"}]
     assert "called like “nobody”" in browser.get("/search/?q=nobody").content.decode()
     assert set(kinds()) == {
         *("alerts", "boxes", "drivers", "nodes", "operations", "orgs", "requests", "sessions")

@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from console.audit.models import AuditEntry
 from console.fleet.models import Box, Node
 from console.operations import services as operations
 from console.operations.core import State
@@ -18,6 +19,7 @@ from console.sessions import rules, services, sizing
 from console.sessions.changing import StalePlan
 from console.sessions.models import RuleSet, Session
 from console.sessions.planning import CannotPlan
+from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.test_operations import run
 from tests.console.sessions.fleets import make_box, make_fleet, make_node
@@ -204,6 +206,14 @@ def test_one_operation_at_a_time_works_on_a_session(people: People) -> None:
     with pytest.raises(operations.Busy) as busy:
         resize(people, 1, "second")
     assert busy.value.operation.pk == waiting.pk
+
+
+def test_what_was_asked_for_is_told_in_words(people: People) -> None:
+    run(create(people, boxes=1))
+    run(resize(people, 2))
+    told = Event.objects.filter(kind="session.resize").get()
+    assert told.sentence == "Resize session chat from 1 to 2 boxes."
+    assert AuditEntry.objects.get(action="session.resize").after["boxes"] == 2  # type: ignore[index]
 
 
 def test_deleting_gives_the_boxes_back(people: People) -> None:

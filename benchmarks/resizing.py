@@ -1,0 +1,125 @@
+"""What jobs notice when their session changes under them: a session of real agents and a real driver is
+grown, shrunk and moved off a node, and another node's agent is killed, while requests never stop.
+
+`resize.hit_dip` is the hit rate from the beginning of the growing to the end of the shrinking, to that
+before; `resize.failed` counts the requests of the whole story that failed or gave wrong bytes. It is
+drawn as the hit rate over all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.harness import Row
+
+if TYPE_CHECKING:
+    from tests.console.sessions.loads import Load
+
+DIP: Final = 0.9
+STEP_SECONDS: Final = 0.5
+BAR: Final = 40  # characters of a hit rate of 100 %
+WAIT_SECONDS: Final = 120.0
+
+
+@dataclass
+class Story:
+    """What was done when, under which load."""
+
+    load: Load
+    more: int  # requests after each stage, so that one sees what came of it
+    stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin, end
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.stages.append((name, began, time.monotonic()))
+        wanted = self.load.requests + self.more
+        _until(lambda: self.load.requests >= wanted)
+
+    def drawn(self) -> Iterator[str]:
+        """The hit rate step by step, and what was begun in each."""
+        first, last = self.load.served[0].at, self.load.served[-1].at
+        at = first
+        while at < last:
+            rate = self.load.hit_rate(at, at + STEP_SECONDS)
+            begun = ", ".join(name for name, began, _ in self.stages if at <= began < at + STEP_SECONDS)
+            drawn = "no traffic" if rate is None else f"{'█' * round(BAR * rate):{BAR}} {rate:4.0%}"
+            yield f"{at - first:5.1f} s  {drawn}  {begun}".rstrip()
+            at += STEP_SECONDS
+
+
+def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
+    """The rows, and the drawing."""
+    from console.accounts.principal import SYSTEM
+    from console.fleet.models import Node
+    from console.orgs import services as orgs
+    from console.policies import callers
+    from console.sessions import jobs, leaving, services, sizing
+    from console.sessions.models import Shard
+    from tests.console.sessions.loads import Load
+    from tests.console.sessions.planes import plane, run
+
+    org = orgs.create_org(SYSTEM, slug="acme", name="Acme")
+    _, token = callers.add_caller(SYSTEM, org, name="engine")
+
+    def do(begin: Callable[[], Any]) -> None:
+        ended = run(_atomic(begin))
+        assert ended.state == "succeeded", ended.message
+
+    def resize(boxes: int) -> None:
+        do(lambda: sizing.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes))
+
+    directory.mkdir()
+    with plane(directory, nodes=3, boxes=8) as fleet:
+        do(lambda: sizing.create(SYSTEM, sizing.new_session("chat", org, 2, bytes_per_token=512)))
+        driver = fleet.add_driver("job7")
+        do(lambda: jobs.start_job(SYSTEM, services.for_change(SYSTEM, "chat"), "serve", driver))
+        with Load(fleet.drivers["job7"], token) as load:
+            story = Story(load, more=max(40, requests // 5))
+            _until(lambda: load.requests >= requests)
+            before = load.hit_rate(since=load.served[requests // 2].at)
+            with story.stage("grow to 4 boxes"):
+                resize(4)
+            with story.stage("shrink to 2"):
+                resize(2)
+            moved = next(name for name in ("ax2", "ax3") if fleet.slots(name))
+            with story.stage(f"drain {moved}"):
+                do(lambda: leaving.drain(SYSTEM, moved))
+            dead = Shard.objects.values_list("node__name", flat=True)[0]
+            with story.stage(f"kill -9 {dead}"):
+                fleet.agents[dead].kill()
+                Node.objects.filter(name=dead).update(state="lost", held_state="ready")
+            with story.stage(f"drain {dead}, which is lost"):
+                do(lambda: leaving.drain(SYSTEM, dead))
+    (_, began, _), (_, _, ended), *_ = story.stages
+    during = load.hit_rate(since=began, until=ended)
+    assert before
+    assert during is not None
+    wrong = len(load.failed) + len(load.wrong)
+    more = {"requests": float(load.requests), "seconds": ended - began}
+    rows = [
+        Row("resize.hit_dip", during / before, "of before", "before", during / before, DIP, more=more),
+        Row("resize.failed", wrong, "requests", "none", 1.0 if wrong == 0 else 0.0, 1.0, more=more),
+    ]
+    return rows, "\n".join(story.drawn())
+
+
+def _atomic(begin: Callable[[], Any]) -> Any:
+    from django.db import transaction
+
+    with transaction.atomic():
+        return begin()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The load did not come so far in {WAIT_SECONDS:g} s.")
+        time.sleep(0.01)
