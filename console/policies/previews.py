@@ -18,13 +18,13 @@ from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from swdriver_shim.policy import OrgPolicies
-from swdriver_shim.reuse.preview import Preview, Traffic, preview
+from swdriver_shim.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.reuse.sample import Sample
 
 DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
 TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow
 FRESH: Final = timedelta(seconds=30)
-KEPT_MAX: Final = 8  # orgs' traffic in memory, some megabytes for each driver
+KEPT_MAX: Final = 8  # orgs' traffic in memory, some ten megabytes each
 _DECODER: Final = msgspec.json.Decoder(Sample)
 
 
@@ -77,19 +77,13 @@ def known_of(org: Org) -> Known:
     return known
 
 
-def forget() -> None:
-    """For tests: what is known is asked for anew."""
-    with _lock:
-        _kept.clear()
-
-
 def _asked(org: Org) -> Known:
     there = list(reachable_drivers().order_by("name"))
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
     answers = list(zip(asked, asyncio.run(_ask(asked, org.slug)), strict=True))
-    traffics = tuple(
-        (_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)
-    )
+    told = [(_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)]
+    # No more of each than a preview of all of them uses: the rest would lie about in memory.
+    traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
     silent = tuple(driver.name for driver, answer in answers if isinstance(answer, str))
     return Known(timezone.now(), traffics, len(asked), len(there), silent)
 

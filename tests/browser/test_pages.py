@@ -36,7 +36,6 @@ THINGS = {
     "sessions": "none",
     "silences": 1,
     "tokens": "none",
-    "views": 1,
     "users": "admin",
     "views": 1,
 }

@@ -142,7 +142,7 @@ def test_however_many_clocks_there_are_it_begins_once(people: People) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_who_saves_while_limits_are_being_lowered_is_held_to_the_new_ones(people: People) -> None:
-    told: list[object] = []
+    told: list[dict[str, list[str]]] = []
 
     def run() -> None:
         try:
