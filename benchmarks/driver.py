@@ -30,16 +30,16 @@ from benchmarks.dataplane import Memory
 from benchmarks.harness import Row, percentile, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
-from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.deciding import CLEARS_AT_ONCE
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt, encode
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay
-from swdriver_shim.traces import Request, conversations
+from swdriver_shim.replaying import fleet
+from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay
+from swdriver_shim.replaying.traces import Request, conversations
 
 MILLION, PURGED = 1_000_000, 100_000
 PROMPT_COLUMNS = 512  # 32k tokens

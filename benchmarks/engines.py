@@ -27,10 +27,10 @@ from benchmarks.peers.environment import Environment, Unavailable, prepare
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.servers import lmcache_server, mooncake_master
 from kvss_agent import native
+from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh
-from swdriver_shim.claims import mint
-from swdriver_shim.fleet import Agent
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from swdriver_shim.replaying.fleet import Agent
 
 LENGTHS: Final = {"1k": 1024, "4k": 4096, "8k": 8192}
 ROUNDS, QUICK_ROUNDS = 5, 2

@@ -25,8 +25,8 @@ from typing import TypeAlias
 from benchmarks import simulators
 from benchmarks.harness import Row, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
-from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction
-from swdriver_shim.traces import Malformed, Request, read
+from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction
+from swdriver_shim.replaying.traces import Malformed, Request, read
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from benchmarks.harness import Row, options, show
-from swdriver_shim import fleet
 from swdriver_shim.adapters.transformers import Prefilled, PrefixCache, model_spec
+from swdriver_shim.daemon.octets import run_heads
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.octets import run_heads
 from swdriver_shim.prefixes import Here
+from swdriver_shim.replaying import fleet
 
 PROMPTS: Final = (1024, 4096)
 QUICK_PROMPTS: Final = (1024,)

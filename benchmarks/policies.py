@@ -22,13 +22,20 @@ import msgspec
 from benchmarks.harness import Row, percentile, show, traces_folder
 from benchmarks.push import push_rows
 from swdriver_shim.adapters.wafer import Emulator, InNumbers, Wafer, wafer_layout
-from swdriver_shim.ledger import Ledger
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.reasons import Tally
+from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
+from swdriver_shim.cache.reuse.sample import Recorder, Sample
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.reasons import Tally
-from swdriver_shim.replay import Orgs, TraceClock, keep_house, output_tokens, prompt_tokens, replay
-from swdriver_shim.reuse.preview import Preview, Traffic, preview
-from swdriver_shim.reuse.sample import Recorder, Sample
-from swdriver_shim.traces import Malformed, Request, read
+from swdriver_shim.replaying.replay import (
+    Orgs,
+    TraceClock,
+    keep_house,
+    output_tokens,
+    prompt_tokens,
+    replay,
+)
+from swdriver_shim.replaying.traces import Malformed, Request, read
 
 BYTES_PER_TOKEN = 1024
 SLOTS = 4_000_000  # room for all

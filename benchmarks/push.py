@@ -27,10 +27,10 @@ from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
 from kvss_agent import daemon
 from kvss_agent.arena import slot_bytes_for
-from swdriver_shim.fleet import Agent
+from swdriver_shim.daemon.service import Service
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.service import Service
-from swdriver_shim.shim import Shim
+from swdriver_shim.replaying.fleet import Agent
 
 DRIVERS: Final = 100
 ORGS: Final = 100

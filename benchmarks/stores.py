@@ -25,13 +25,13 @@ import torch
 
 from benchmarks.harness import Row, options, show
 from kvss_agent import daemon, native
-from swdriver_shim import fleet
 from swdriver_shim.adapters.lm_frames import SHAPE_BYTES
 from swdriver_shim.adapters.lm_front import Front
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys
 from swdriver_shim.objects import Here, object_model
 from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.replaying import fleet
 
 KIB: Final = (256, 1024, 4096, 16384)
 ROUND_BYTES: Final = 64 << 20

@@ -19,12 +19,12 @@ from itertools import count
 from typing import NamedTuple, Self
 
 from benchmarks.harness import Row, percentile
-from swdriver_shim import fleet
 from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.cache.ledger import DRAM, TIER2
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, encode
-from swdriver_shim.ledger import DRAM, TIER2
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from swdriver_shim.replaying import fleet
 
 ORG = "acme"
 CONVERSATION_COLUMNS = 8

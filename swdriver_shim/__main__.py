@@ -16,14 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
-from swdriver_shim import fleet, serve
 from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.daemon import serve
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Tiers
-from swdriver_shim.replay import Orgs, TraceClock, keep_house, replay, report
-from swdriver_shim.traces import Malformed, Request, read
+from swdriver_shim.replaying import fleet
+from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay, report
+from swdriver_shim.replaying.traces import Malformed, Request, read
 
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096

@@ -27,21 +27,21 @@ from typing import Final, NamedTuple, TypeVar
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from kvss_agent.wire import DATA_KEY_BYTES
-from swdriver_shim import resuming
-from swdriver_shim.carrier import Carrier, Seeking
+from swdriver_shim.cache import resuming
+from swdriver_shim.cache.ledger import ColumnState, Ledger, Match, Store
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.remembered import Remembered
+from swdriver_shim.cache.resuming import LedgerNote
+from swdriver_shim.cache.room import Expired
+from swdriver_shim.cache.second_tier import Trail
+from swdriver_shim.cache.slots import Place, Removal
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import ColumnState, Ledger, Match, Store
-from swdriver_shim.moving import Keeper
-from swdriver_shim.pace import Pace
+from swdriver_shim.moving.carrier import Carrier, Seeking
+from swdriver_shim.moving.pace import Pace
+from swdriver_shim.moving.shard import Keeper
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
-from swdriver_shim.prefix_map import Column
-from swdriver_shim.reasons import Reason
-from swdriver_shim.remembered import Remembered
-from swdriver_shim.resuming import LedgerNote
-from swdriver_shim.room import Expired
-from swdriver_shim.second_tier import Trail
-from swdriver_shim.slots import Place, Removal
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from kvss_agent.wire import DATA_KEY_BYTES
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
-from swdriver_shim.paths import PathSpec
+from swdriver_shim.moving.paths import PathSpec
 from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000

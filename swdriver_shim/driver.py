@@ -18,17 +18,17 @@ from typing import Final, Protocol
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.carrier import Seeking
+from swdriver_shim.cache.ledger import Match
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import Place
 from swdriver_shim.deciding import Asked, Decider, Notes, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import Match
-from swdriver_shim.moving import In, Out, Shard
+from swdriver_shim.moving.carrier import Seeking
+from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.object_store import ObjectStore
 from swdriver_shim.policy import AS_USUAL, Rules
-from swdriver_shim.prefix_map import Column
-from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import Place
 
 RETRIES: Final = 3  # of a load whose columns were refused
 WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come

@@ -15,13 +15,13 @@ from typing import Final, Protocol, TypeVar
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.carrier import Carrier
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.object_ledger import Found, ObjectLedger
+from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS, Named
-from swdriver_shim.ledger import Ledger
-from swdriver_shim.moving import In, Out, Shard
-from swdriver_shim.object_ledger import Found, ObjectLedger
+from swdriver_shim.moving.carrier import Carrier
+from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.policy import AS_USUAL, Rules
-from swdriver_shim.reasons import Reason
 
 WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
 NOTHING: Final = 1  # tokens, by which a seal tells that the value has ended before this part

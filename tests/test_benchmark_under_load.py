@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.under_load import Answer, conversation, window_rows
-from swdriver_shim.fleet import Move
 from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.replaying.fleet import Move
 
 
 def answer(due: float, ended: float, hit: int, seconds: float = 0.001) -> Answer:

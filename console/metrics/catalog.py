@@ -8,7 +8,7 @@ from typing import Final
 from console.live import counts as live
 from console.metrics import own
 from kvss_agent import metrics as agent
-from swdriver_shim import metrics as driver
+from swdriver_shim.daemon import metrics as driver
 from telemetry import emitter, ingest, rollup
 from telemetry.metrics import Metric
 

@@ -22,8 +22,8 @@ from console.policies.models import PolicyVersion
 from console.policies.previews import Foretold
 from console.policies.services import InForce
 from console.policies.shapes import PolicyField
+from swdriver_shim.cache.reuse.preview import Effect, Point
 from swdriver_shim.policy import OrgPolicies
-from swdriver_shim.reuse.preview import Effect, Point
 
 router = Router(tags=["policies"])
 

@@ -8,7 +8,7 @@ from math import log2
 from typing import Final
 
 from console.policies import quantities, words
-from swdriver_shim.reuse.preview import Point
+from swdriver_shim.cache.reuse.preview import Point
 
 WIDTH: Final = 420
 HEIGHT: Final = 184

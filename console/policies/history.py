@@ -13,7 +13,7 @@ from console.orgs.models import Org
 from console.policies import documents, services, words
 from console.policies.models import PolicyVersion
 from console.policies.words import Difference
-from swdriver_shim.metrics import HIT, REQUESTED
+from swdriver_shim.daemon.metrics import HIT, REQUESTED
 from swdriver_shim.policy import OrgPolicies
 from telemetry.queries import Fold, Question, ask
 from telemetry.topics import of_org

@@ -17,9 +17,9 @@ from console.control.sending import trusted
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
+from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
+from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.policy import OrgPolicies
-from swdriver_shim.reuse.preview import COLUMNS, Preview, Traffic, preview
-from swdriver_shim.reuse.sample import Sample
 
 DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
 TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow

@@ -17,7 +17,7 @@ from console.policies import documents, services, words
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.purges import receipts_of
 from console.policies.services import InForce
-from swdriver_shim.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
+from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
 from telemetry.queries import Fold, Question, ask
 from telemetry.topics import of_org

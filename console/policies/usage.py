@@ -12,7 +12,7 @@ from django.utils import timezone
 from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.policies.services import InForce
-from swdriver_shim.metrics import HIT, ORG_BYTES, REQUESTED
+from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
 from telemetry.metrics import Metric
 from telemetry.queries import TOPIC, Fold, Question, ask

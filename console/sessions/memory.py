@@ -12,7 +12,7 @@ from console.accounts.principal import Principal
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.sessions.models import Session
-from swdriver_shim.metrics import ORG_BYTES
+from swdriver_shim.daemon.metrics import ORG_BYTES
 from telemetry.queries import Answer, Fold, Line, Question, ask
 from telemetry.topics import of_source
 

@@ -27,8 +27,8 @@ from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
+from swdriver_shim.adapters.opening import opened
 from swdriver_shim.objects import in_a_row
-from swdriver_shim.opening import opened
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from sglang.srt.mem_cache.pool_host import HostKVCache
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
+from swdriver_shim.adapters.opening import Misconfigured, opened
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import in_a_row
-from swdriver_shim.opening import Misconfigured, opened
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 import torch
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
+from swdriver_shim.adapters.opening import Misconfigured, opened
 from swdriver_shim.objects import in_a_row
-from swdriver_shim.opening import Misconfigured, opened
 
 FORMAT: Final = "ucm.1"  # of names, and of what is under them
 THREADS: Final = 4

@@ -35,9 +35,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from swdriver_shim.claims import Claim, Judge, carried_by
+from swdriver_shim.adapters.claims import Claim, Judge, carried_by
+from swdriver_shim.adapters.opening import Misconfigured, opened
 from swdriver_shim.objects import Objects
-from swdriver_shim.opening import Misconfigured, opened
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)

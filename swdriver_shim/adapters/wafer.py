@@ -19,10 +19,10 @@ from typing import Final, NamedTuple, Protocol
 
 from xxhash import xxh3_128_digest
 
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Buffer, Keys, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import AS_USUAL, Rules
 
 DOMAINS: Final = 4

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.typing import Subprotocol
 
 from console.live.messages import MESSAGE_BYTES_MAX
-from swdriver_shim import metrics
+from swdriver_shim.daemon import metrics
 from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink

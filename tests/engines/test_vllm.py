@@ -20,8 +20,8 @@ import pytest
 from msgspec.structs import replace
 
 from console.environment import PROJECT
+from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, NameSpec, Setting, fresh
-from swdriver_shim.claims import mint
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh
-from swdriver_shim.claims import mint
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.engines.test_vllm import prompt
 from tests.engines.vllm_process import QUIET, build

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from swdriver_shim.claims import mint
-from swdriver_shim.opening import Misconfigured
+from swdriver_shim.adapters.claims import mint
+from swdriver_shim.adapters.opening import Misconfigured
 from swdriver_shim.policy import Rules
 from tests.engines import importing
 from tests.engines.store import Store, store

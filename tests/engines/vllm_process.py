@@ -132,7 +132,7 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         from kvss_agent.client import Miss
-        from swdriver_shim.moving import Sight
+        from swdriver_shim.moving.shard import Sight
 
         engine = self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kvss_agent import seal
+from swdriver_shim.cache.ledger import Ledger, Match, Store
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import Removal
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import Ledger, Match, Store
 from swdriver_shim.policy import AS_USUAL, NEVER, OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.prefix_map import Column
-from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import Removal
 
 C = COLUMN_TOKENS
 _HEAD: Final = struct.Struct("<II")  # of a payload: the number of the store, and the same disguised

@@ -54,14 +54,17 @@ from kvss_agent.tier2.backend import (
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tiering import LoopTiering
-from swdriver_shim import carrier, deciding, driver, moving, second_tier
-from swdriver_shim.agents import Pulled
+from swdriver_shim import deciding, driver
+from swdriver_shim.cache import second_tier
+from swdriver_shim.cache.prefix_map import State
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import Shard
+from swdriver_shim.moving import carrier
+from swdriver_shim.moving import shard as moving
+from swdriver_shim.moving.agents import Pulled
+from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.prefix_map import State
 from tests.one_thread import Loop, Process, Task, Turns, installed
 from tests.swdriver_shim.judge import Judge, Sight, Watched, WatchedDriver
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys

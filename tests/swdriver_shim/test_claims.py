@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swdriver_shim.claims import SECONDS_MAX, Claim, Judge, Refusal, mint
+from swdriver_shim.adapters.claims import SECONDS_MAX, Claim, Judge, Refusal, mint
 from swdriver_shim.policy import Rules
 
 KEY = b"a key that gateway and engine share"

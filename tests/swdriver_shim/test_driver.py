@@ -15,14 +15,14 @@ from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Miss, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
-from swdriver_shim import moving
-from swdriver_shim.agents import Pulled
+from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import Back, In, Out, Pull, Shard
+from swdriver_shim.moving import shard as moving
+from swdriver_shim.moving.agents import Pulled
+from swdriver_shim.moving.shard import Back, In, Out, Pull, Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
-from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import prompt

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from console.environment import PROJECT
-from swdriver_shim.remote import RemoteObjects
+from swdriver_shim.adapters.remote import RemoteObjects
 from tests.kvss_agent.process import agent
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import Daemon

@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swdriver_shim.eviction import DEFAULT, POLICIES, Eviction, move
-from swdriver_shim.eviction.cost import Cost
-from swdriver_shim.eviction.leaves import Leaves
-from swdriver_shim.eviction.lru import Lru
-from swdriver_shim.eviction.returns import SAMPLE_MAX, Returns, age_of
+from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction, move
+from swdriver_shim.cache.eviction.cost import Cost
+from swdriver_shim.cache.eviction.leaves import Leaves
+from swdriver_shim.cache.eviction.lru import Lru
+from swdriver_shim.cache.eviction.returns import SAMPLE_MAX, Returns, age_of
 
 NAMES = sorted(POLICIES)
 

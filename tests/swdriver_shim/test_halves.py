@@ -15,15 +15,15 @@ import pytest
 
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Miss
-from swdriver_shim import halves as halving
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.deciding import Decider
-from swdriver_shim.halves import FarShard, Line, MovingHalf
-from swdriver_shim.homes import Home, Pulling
 from swdriver_shim.keys import Prompt
-from swdriver_shim.moving import Look, Out
+from swdriver_shim.moving import halves as halving
+from swdriver_shim.moving.halves import FarShard, Line, MovingHalf
+from swdriver_shim.moving.homes import Home, Pulling
+from swdriver_shim.moving.shard import Look, Out
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.prefix_map import Column
-from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import prompt

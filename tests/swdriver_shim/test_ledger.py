@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from swdriver_shim.cache.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, SWEPT_SECONDS, Ledger
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import USE_SECONDS_MAX, Removal
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, SWEPT_SECONDS, Ledger
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import USE_SECONDS_MAX, Removal
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
 C = COLUMN_TOKENS

@@ -23,15 +23,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from swdriver_shim import second_tier
+from swdriver_shim.cache import second_tier
+from swdriver_shim.cache.ledger import Ledger, Match, Store
+from swdriver_shim.cache.prefix_map import Column, State
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.second_tier import Dates, Forget, Recall, Spill
+from swdriver_shim.cache.slots import USE_SECONDS_MAX, Clear, Removal, Use
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.ledger import Ledger, Match, Store
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.prefix_map import Column, State
-from swdriver_shim.reasons import Reason
-from swdriver_shim.second_tier import Dates, Forget, Recall, Spill
-from swdriver_shim.slots import USE_SECONDS_MAX, Clear, Removal, Use
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, prompt
 
 Slot = tuple[int, int]  # group and number

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Here, in_a_row, object_model
 from swdriver_shim.policy import Policy, Rules, Tiers
-from swdriver_shim.reasons import Reason
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.keeping import BYTES_MAX, FIRST, LAYOUT, keeper, keeping, names, value

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swdriver_shim.cache.ledger import Ledger, Store
+from swdriver_shim.cache.object_ledger import Found, ObjectLedger
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS, Named
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import Ledger, Store
-from swdriver_shim.object_ledger import Found, ObjectLedger
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
-from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.swdriver_shim.prompts import keys
 
 SLOTS, TTL, QUOTA = 6, 50, 4

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from swdriver_shim.paths import PATHS_MAX, Carried, PathSpec, Tally, between
+from swdriver_shim.moving.paths import PATHS_MAX, Carried, PathSpec, Tally, between
 from telemetry import topics
 from telemetry.metrics import Kind
 from telemetry.shapes import Series

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from swdriver_shim.cache.ledger import Ledger, Match
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.remembered import Remembered, Requests
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
-from swdriver_shim.ledger import Ledger, Match
 from swdriver_shim.policy import Policy
-from swdriver_shim.reasons import Reason
-from swdriver_shim.remembered import Remembered, Requests
 from tests.swdriver_shim.prompts import NAMESPACE, SECRET
 from tests.swdriver_shim.test_ledger import ledger, store
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from swdriver_shim.adapters.remote import Refused, Remote
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
-from swdriver_shim.remote import Refused, Remote
 from tests.kvss_agent.process import agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told

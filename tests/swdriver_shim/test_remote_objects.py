@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from kvss_agent.http_api import Invalid
+from swdriver_shim.adapters.opening import Misconfigured, Opened, opened
+from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.desired import parse
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects, object_model
-from swdriver_shim.opening import Misconfigured, Opened, opened
 from swdriver_shim.policy import Rules
-from swdriver_shim.remote import RemoteObjects
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value

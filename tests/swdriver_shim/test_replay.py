@@ -12,14 +12,14 @@ import pytest
 
 from benchmarks.harness import traces_folder
 from kvss_agent.client import Credentials
-from swdriver_shim import fleet
 from swdriver_shim.__main__ import main
 from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.cache.reasons import Reason, Tally
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.reasons import Reason, Tally
-from swdriver_shim.replay import Totals, TraceClock, output_tokens, prompt_tokens, report
-from swdriver_shim.traces import Request, conversations, tenant
+from swdriver_shim.replaying import fleet
+from swdriver_shim.replaying.replay import Totals, TraceClock, output_tokens, prompt_tokens, report
+from swdriver_shim.replaying.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
 

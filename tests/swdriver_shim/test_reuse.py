@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.reuse import sample as sampling
+from swdriver_shim.cache.reuse.histograms import BUCKETS, Histograms, histograms, reuses
+from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
+from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.ledger import Ledger
 from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.replay import keep_house
-from swdriver_shim.reuse import sample as sampling
-from swdriver_shim.reuse.histograms import BUCKETS, Histograms, histograms, reuses
-from swdriver_shim.reuse.preview import Preview, Traffic, preview
-from swdriver_shim.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
+from swdriver_shim.replaying.replay import keep_house
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
 C = COLUMN_TOKENS

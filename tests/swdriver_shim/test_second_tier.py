@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from swdriver_shim import second_tier
-from swdriver_shim.carrier import _dates, _note
+from swdriver_shim.cache import second_tier
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.prefix_map import State
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.second_tier import Dates
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.ledger import Ledger
+from swdriver_shim.moving.carrier import _dates, _note
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.prefix_map import State
-from swdriver_shim.reasons import Reason
-from swdriver_shim.second_tier import Dates
-from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
 from tests.swdriver_shim.test_ledger import conversation, finish, ledger, store
 

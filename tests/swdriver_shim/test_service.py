@@ -19,12 +19,12 @@ import msgspec
 import pytest
 
 from console.environment import PROJECT
+from swdriver_shim.cache.reuse.preview import Traffic, preview
+from swdriver_shim.cache.reuse.sample import Sample
+from swdriver_shim.daemon.metrics import METRICS
 from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
-from swdriver_shim.metrics import METRICS
 from swdriver_shim.policy import Policy
-from swdriver_shim.reuse.preview import Traffic, preview
-from swdriver_shim.reuse.sample import Sample
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.shim import Shim
 from tests.kvss_agent.plane import DRIVER
 from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
 from tests.swdriver_shim.prompts import NAMESPACE, SECRET

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from swdriver_shim.moving import Out
-from swdriver_shim.slowest import KEPT, ORGS_MAX, Slowest
+from swdriver_shim.moving.shard import Out
+from swdriver_shim.moving.slowest import KEPT, ORGS_MAX, Slowest
 from telemetry import transfers
 from telemetry.transfers import TRANSFERS_MAX, Transfer
 from tests.swdriver_shim.test_paths import RAIL, SPINE

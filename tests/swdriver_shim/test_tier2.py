@@ -16,12 +16,12 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
 from kvss_agent.tiering import LoopTiering
+from swdriver_shim.cache.ledger import TIER2
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.ledger import TIER2
 from swdriver_shim.policy import Policy, Rules, Tiers
-from swdriver_shim.reasons import Reason
-from swdriver_shim.shim import Shim
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import keys, prompt

@@ -30,7 +30,7 @@ from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.moving import Shard
+from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import Rules
 from swdriver_shim.prefixes import Here
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import httpx
 
-from swdriver_shim import service
+from swdriver_shim.daemon import service
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
-from swdriver_shim.shim import Shim
 
 
 class Slow:

@@ -25,14 +25,14 @@ from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Report, Saved, Step
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.working import Save, Worker
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.deciding import Decider
-from swdriver_shim.halves import FarShard, Line, MovingHalf
-from swdriver_shim.homes import Home
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
+from swdriver_shim.moving.halves import FarShard, Line, MovingHalf
+from swdriver_shim.moving.homes import Home
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
-from swdriver_shim.reasons import Reason
-from swdriver_shim.slots import USE_SECONDS_MAX
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import NAMESPACE

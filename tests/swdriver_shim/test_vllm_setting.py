@@ -13,14 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from kvss_agent.http_api import Invalid
+from swdriver_shim.adapters.claims import Claim, Judge, mint
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, file_of, fresh, read
 from swdriver_shim.adapters.vllm.working import Worker
-from swdriver_shim.claims import Claim, Judge, mint
-from swdriver_shim.granting import NotGranted
-from swdriver_shim.halves import MovingHalf, Place
+from swdriver_shim.moving.granting import NotGranted
+from swdriver_shim.moving.halves import MovingHalf, Place
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import agent, document, spec
 

@@ -20,10 +20,10 @@ from swdriver_shim.adapters.wafer import (
     Wafer,
     wafer_layout,
 )
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
-from swdriver_shim.ledger import Ledger
-from swdriver_shim.moving import Shard
+from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.swdriver_shim.prompts import SECRET as ORG_SECRET

@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from swdriver_shim.adapters.remote import Remote
 from swdriver_shim.adapters.transformers import PrefixCache, model_spec
 from swdriver_shim.desired import ModelSpec
-from swdriver_shim.remote import Remote
 
 torch.set_num_threads(1)  # sums are split up by threads, and processes beside each other share cores
 

@@ -12,8 +12,8 @@ import msgspec
 
 from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
+from swdriver_shim.adapters.claims import SECONDS, SECONDS_MAX, mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, fresh, read
-from swdriver_shim.claims import SECONDS, SECONDS_MAX, mint
 from swdriver_shim.policy import Rules
 
 UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -47,7 +47,7 @@ from swdriver_shim.adapters.vllm.orders import Report, Step
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.setting import file_of, read
 from swdriver_shim.adapters.vllm.working import Result, Worker
-from swdriver_shim.halves import MovingHalf
+from swdriver_shim.moving.halves import MovingHalf
 
 log = logging.getLogger(__name__)
 

@@ -17,22 +17,22 @@ import msgspec
 from kvss_agent import daemon
 from kvss_agent.client import Address
 from kvss_agent.http_api import Invalid
+from swdriver_shim.adapters.claims import Claim, Judge, carried_by
 from swdriver_shim.adapters.vllm.blocks import Unfit
 from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
-from swdriver_shim.agents import Control
-from swdriver_shim.claims import Claim, Judge, carried_by
+from swdriver_shim.daemon.service import Service
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
-from swdriver_shim.granting import grant, part_name, shard_name
-from swdriver_shim.halves import FarShard, Line, Place
-from swdriver_shim.homes import Home
 from swdriver_shim.keys import isolation_tag
-from swdriver_shim.paths import PathSpec
-from swdriver_shim.service import Service
-from swdriver_shim.shim import Shim
+from swdriver_shim.moving.agents import Control
+from swdriver_shim.moving.granting import grant, part_name, shard_name
+from swdriver_shim.moving.halves import FarShard, Line, Place
+from swdriver_shim.moving.homes import Home
+from swdriver_shim.moving.paths import PathSpec
 
 log = logging.getLogger(__name__)
 

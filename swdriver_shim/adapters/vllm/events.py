@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from swdriver_shim.prefix_map import Column
+from swdriver_shim.cache.prefix_map import Column
 
 UNITS_MAX: Final = 1 << 20  # that have names; the oldest are forgotten, and no more told of
 NEWS_MAX: Final = 1 << 16  # that nobody has taken yet; then the oldest are dropped, and counted

@@ -27,8 +27,8 @@ from kvss_agent.client import Address
 from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
+from swdriver_shim.adapters.claims import KEY_BYTES_MIN
 from swdriver_shim.adapters.vllm.blocks import Unfit
-from swdriver_shim.claims import KEY_BYTES_MIN
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
 from swdriver_shim.layout import SHARDS_MAX
 

@@ -27,10 +27,10 @@ from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Bank, Mark
 from swdriver_shim.adapters.vllm.orders import Loaded, Order, Refused, Report, Saved, Step
-from swdriver_shim.halves import MovingHalf
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.moving import Look, Out, Shard
-from swdriver_shim.slots import USE_SECONDS_MAX
+from swdriver_shim.moving.halves import MovingHalf
+from swdriver_shim.moving.shard import Look, Out, Shard
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from console.explain.services import Column, Question, runs
 from console.explain.templatetags.explain import REASONS, TIERS, expiry
 from console.orgs import services as orgs
 from console.policies import callers
-from swdriver_shim.reasons import Reason
+from swdriver_shim.cache.reasons import Reason
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers
 from tests.live import wait_until

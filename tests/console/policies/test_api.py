@@ -18,7 +18,7 @@ from console.control.models import Change
 from console.orgs.models import Org
 from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
-from swdriver_shim.reuse.sample import Sample
+from swdriver_shim.cache.reuse.sample import Sample
 from tests.conftest import People
 from tests.console.control.drivers import join
 

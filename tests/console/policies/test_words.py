@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from console.policies import curves, quantities, words
 from console.policies.documents import FIELDS
 from console.policies.templates import TEMPLATES
+from swdriver_shim.cache.reuse.preview import Point
 from swdriver_shim.policy import Policy, Tiers
-from swdriver_shim.reuse.preview import Point
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import redis
 from django.conf import settings
 
 from console.fleet.models import Driver, Node, SpineLink
-from swdriver_shim.metrics import PATH_BYTES
+from swdriver_shim.daemon.metrics import PATH_BYTES
 from telemetry.ingest import Ingest
 from telemetry.queries import Fold, Question, ask
 from telemetry.rollup import RollUp

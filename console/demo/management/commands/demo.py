@@ -18,8 +18,8 @@ from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
+from swdriver_shim.adapters.remote import Refused, Remote
 from swdriver_shim.adapters.wafer import Wafer
-from swdriver_shim.remote import Refused, Remote
 from telemetry.notify import notify
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,199 @@
+"""The columns of one org, in one namespace and cache group: a forest, found by key.
+
+A column is a node for as long as it has bytes somewhere or columns behind it. So one that expired in the
+middle of a conversation stays as an empty place until what is behind it has gone, too, and takes its
+bytes back in when they are computed anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from swdriver_shim.keys import COLUMN_TOKENS, Namespace
+
+if TYPE_CHECKING:
+    from swdriver_shim.cache.room import Account
+    from swdriver_shim.cache.slots import Removal
+
+NO_SLOT: Final = -1
+
+
+class State(IntEnum):
+    EMPTY = 0  # no bytes
+    WRITING = 1  # they are on their way into the slot
+    READY = 2
+    COMING = 3  # on their way into the slot, from tier 2
+
+
+_EMPTY: Final = State.EMPTY
+
+
+class Column:
+    """One column. There may be a million: nothing is here that is not needed for each."""
+
+    __slots__ = (
+        "depth",
+        "due",
+        "holds",
+        "home",
+        "kept_at",
+        "key",
+        "mark",
+        "parent",
+        "priority",
+        "slot",
+        "state",
+        "stored_at",
+        "tokens",
+        "ttl",
+        "used_at",
+        "uses",
+    )
+
+    def __init__(
+        self, home: PrefixMap, key: bytes, parent: Column | None, depth: int, tokens: int
+    ) -> None:
+        self.home = home
+        self.key = key
+        self.parent = parent
+        self.depth = depth  # how many columns are before it
+        self.tokens = tokens
+        self.slot = NO_SLOT
+        self.state: State = _EMPTY
+        self.stored_at = self.used_at = 0.0
+        self.uses = 0
+        self.priority = 0
+        self.ttl: int | None = None  # seconds, of its own
+        self.due = 0  # the second in which the sweeper looks at it next
+        self.holds = 0  # columns behind it, and matches that end with it
+        self.kept_at: float | None = None  # tier 2 has it, and has noted this as its last use
+        self.mark: Any = None  # the eviction policy's
+
+    def __repr__(self) -> str:
+        return f"<column {self.depth} of {self.home.account.org}, {self.state.name}, slot {self.slot}>"
+
+    @property
+    def bytes(self) -> int:
+        return self.home.column_bytes
+
+    @property
+    def needs(self) -> int:
+        """Columns before it that it is worth nothing without: all, or none in a group with a window."""
+        return self.depth if self.home.linked else 0
+
+    @property
+    def tail(self) -> bool:
+        return self.tokens < COLUMN_TOKENS
+
+
+class Tail(Column):
+    """A column of fewer tokens than a whole one: only a prompt that begins with just these uses it."""
+
+    __slots__ = ("before",)
+    before: bytes  # the key of the column before it; empty for none
+
+
+class PrefixMap:
+    def __init__(
+        self,
+        account: Account,
+        namespace: Namespace,
+        group: int,
+        column_bytes: int,
+        linked: bool,  # noqa: FBT001
+    ) -> None:
+        """`linked`: a column is worth nothing without the one before it, as in a full group."""
+        self.account = account
+        self.namespace = namespace
+        self.group = group
+        self.column_bytes = column_bytes
+        self.linked = linked
+        self.purged_by: Removal | None = None  # then it is not found any more, and is taken apart
+        self.columns: dict[bytes, Column] = {}
+        # Of tails, by the key of the column before: how many of each length. There may be any number
+        # behind one column, and a prompt has one key for each length.
+        self._tails: dict[bytes, Counter[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def find(self, keys: Sequence[bytes]) -> list[Column | None]:
+        return list(map(self.columns.get, keys))
+
+    def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
+        """A new, empty place for a whole column."""
+        parent = parent if self.linked else None
+        column = self.columns[key] = Column(self, key, parent, depth, COLUMN_TOKENS)
+        if parent:
+            parent.holds += 1
+        return column
+
+    def add_tail(
+        self, key: bytes, parent: Column | None, depth: int, tokens: int, before: bytes
+    ) -> Tail:
+        """The same for a tail. `before` is the key of the column before it, empty for none."""
+        parent = parent if self.linked else None
+        tail = self.columns[key] = Tail(self, key, parent, depth, tokens)
+        if parent:
+            parent.holds += 1
+        tail.before = before
+        self._tails.setdefault(before, Counter())[tokens] += 1
+        return tail
+
+    def tail_lengths(self, before: bytes) -> list[int]:
+        """How many tokens the tails right behind the column of this key have, the longest first."""
+        return sorted(self._tails.get(before, ()), reverse=True)
+
+    def prune(self, column: Column) -> Column | None:
+        """Take this column out if it is empty and holds nothing, and then those before it likewise.
+
+        The column that is held by nothing now and stays, if there is one: it is a leaf.
+        """
+        while column.state is State.EMPTY and not column.holds:
+            self._take_out(column)
+            parent, column.parent = column.parent, None
+            if parent is None:
+                return None
+            parent.holds -= 1
+            column = parent
+        return None if column.holds else column
+
+    def _take_out(self, column: Column) -> None:
+        if self.columns.get(column.key) is not column:
+            return
+        del self.columns[column.key]
+        if isinstance(column, Tail):
+            lengths = self._tails[column.before]
+            lengths[column.tokens] -= 1
+            if not lengths[column.tokens]:
+                del lengths[column.tokens]
+            if not lengths:
+                del self._tails[column.before]
+
+    def check_integrity(self, pins: Counter[Column]) -> None:
+        """Raise RuntimeError if the forest contradicts itself."""
+        behind: Counter[Column] = Counter()
+        tails: Counter[tuple[bytes, int]] = Counter()
+        for key, column in self.columns.items():
+            _must(column.key == key and column.home is self, "columns are found by their keys")
+            _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
+            if column.parent:
+                behind[column.parent] += 1
+                _must(self.columns.get(column.parent.key) is column.parent, "a parent is here")
+                _must(column.parent.depth == column.depth - 1, "a parent is one column before")
+            _must(not self.linked or not column.depth or column.parent is not None, "no gaps")
+            if isinstance(column, Tail):
+                tails[column.before, column.tokens] += 1
+        for column in self.columns.values():
+            _must(column.holds == behind[column] + pins[column], "holds are children and pins")
+            _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
+        noted = {(before, one): many for before, of in self._tails.items() for one, many in of.items()}
+        _must(noted == tails, "tails are found by what is before them")
+
+
+def _must(holds: bool, what: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise RuntimeError(f"the prefix map contradicts itself: {what}")

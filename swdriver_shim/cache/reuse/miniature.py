@@ -1,0 +1,254 @@
+"""A small cache that treats columns of a sample as the driver would treat all (miniature simulation).
+
+The driver's own eviction policies decide, leaf-first, in as much less room as the sample is smaller than
+the whole. So what comes out holds for whatever policy is in force, not only for LRU.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction
+from swdriver_shim.cache.eviction.cost import Cost
+from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
+from swdriver_shim.policy import Policy
+
+FOLDS: Final = 16
+SHARE: Final = 4
+
+
+class Moment:
+    """When columns were stored. Prompts that share them share it, too: who stores them anew does so for
+    all others."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+
+class Run(NamedTuple):
+    """Columns that were stored together: up to this depth, at this moment. Most are not in the sample,
+    and a prompt is hit no further than up to the first that is over by its first use."""
+
+    end: int
+    stored: Moment
+
+
+class Column:
+    """A column, as eviction policies see it. Empty ones stay while there are some behind them."""
+
+    __slots__ = ("behind", "bytes", "holds", "key", "mark", "needs", "parent", "present", "runs",
+                 "stored_at", "tail", "used_at", "uses")  # fmt: skip
+
+    def __init__(self, reference: Reference, parent: Column | None) -> None:
+        self.key, self.needs, self.tail = reference
+        self.parent = parent
+        self.bytes = 1
+        self.holds = 0
+        self.mark: object = None
+        self.present = False
+        self.stored_at = self.used_at = 0.0
+        self.uses = 0
+        self.runs: list[Run] = []  # from the column of the sample before it, to its own end
+        self.behind: list[Run] = []  # as far as prompts went on that had no other behind it
+
+
+@dataclass(slots=True)
+class Outcome:
+    """In columns of the sample, from the moment on from which it was counted."""
+
+    asked: int = 0
+    missed: list[int] = field(default_factory=lambda: [0] * FOLDS)  # by a part of the keys
+    held_max: int = 0
+    stored_at: Sequence[float] = ()  # of those that are here in the end,
+    used_at: Sequence[float] = ()
+
+
+class Miniature:
+    """Room for so many columns, or for all; and a policy."""
+
+    def __init__(self, policy: Policy, room: float | None) -> None:
+        name = DEFAULT if policy.eviction == "default" else policy.eviction
+        self._queue: Eviction[Column] | None = None  # where there is room for all, nobody waits
+        if room is not None:
+            self._queue = Cost(share=SHARE) if name == Cost.name else POLICIES[name]()
+        self._room = room
+        self._first = policy.ttl_first_use_seconds
+        self._last = policy.ttl_last_use_seconds
+        self._columns: dict[bytes, Column] = {}
+        self._used: deque[tuple[float, Column]] = deque()  # in order; looked at when they may be over
+        self._stored: deque[tuple[float, Column]] = deque()
+        self._held = 0
+
+    def run(self, events: Sequence[Event], count_from: float) -> Outcome:
+        outcome = Outcome()
+        missed = outcome.missed
+        matched: Sequence[Reference] = ()
+        found = 0
+        for event in events:
+            now = event.at
+            self._expire(now)
+            if event.kind is Kind.MATCH:
+                matched, found = event.path, event.found
+                hit = self._match(matched, now)
+                if now >= count_from:
+                    outcome.asked += len(matched)
+                    for one in matched[hit:]:
+                        missed[one.key[-1] % FOLDS] += 1
+            else:
+                if event.kind is Kind.MORE:
+                    tip = self._store([*matched, *event.path], found, now)
+                else:
+                    found = 0
+                    tip = self._store(event.path, found, now)
+                if tip and self._first is not None:
+                    self._went_on(tip, found, event.length, now)
+                outcome.held_max = max(outcome.held_max, self._held)
+        here = [column for column in self._columns.values() if column.present]
+        outcome.stored_at = array("d", [column.stored_at for column in here])
+        outcome.used_at = array("d", [column.used_at for column in here])
+        return outcome
+
+    def _match(self, path: Sequence[Reference], now: float) -> int:
+        """How many are hit. Those that are over have gone."""
+        found, first = [], self._first
+        for key, _, _ in path:
+            column = self._columns.get(key)
+            if column is None or not column.present:
+                break
+            if first is not None and any(run.stored.at <= now - first for run in column.runs):
+                break
+            found.append(column)
+        if not found:
+            return 0
+        if self._queue is not None:
+            self._queue.used(found, now)
+        for column in found:
+            column.used_at = now
+            column.uses += 1
+        if self._last is not None:
+            self._used.extend([(now, column) for column in found])
+        if self._queue is not None and not found[-1].holds:
+            self._queue.leaf(found[-1])
+        return len(found)
+
+    def _store(self, path: Sequence[Reference], found: int, now: float) -> Column | None:
+        """What is not here, as far as there is room beside those before it. The last that is here, if
+        there is room for all. `found`: how many columns of the prompt had really been stored before."""
+        tip: Column | None = None
+        columns = self._columns
+        for reference in path:
+            column = columns.get(reference.key)
+            if column is None:
+                column = columns[reference.key] = Column(reference, tip)
+                if tip:
+                    tip.holds += 1  # so nobody takes it while room is made for those behind it
+            if not column.present:
+                column.holds += 1  # nor this one for a leaf
+                has_room = self._make_room(now)
+                if has_room:
+                    self._put(column, now)
+                column.holds -= 1
+                if not has_room:
+                    self._prune(column)
+                    return None
+            if self._first is not None:
+                self._date(column, tip, found, now)
+            tip = column
+        if tip and not tip.holds and self._queue is not None:
+            self._queue.leaf(tip)
+        return tip
+
+    def _date(self, column: Column, before: Column | None, found: int, now: float) -> None:
+        """What leads to a column is stored with it, where it is not here."""
+        own = Run(column.needs + 1, Moment(column.stored_at))
+        if column.runs:
+            self._renew(column.runs[:-1], now)
+            column.runs[-1] = own
+            return
+        lead = _up_to(before.behind if before else (), min(found, column.needs))
+        self._renew(lead, now)
+        column.runs = [*lead, own]
+
+    def _went_on(self, tip: Column, found: int, length: int, now: float) -> None:
+        """Behind its last column of the sample a prompt has others, up to this length."""
+        self._renew(tip.behind, now)
+        if found < length:
+            tip.behind = [*_up_to(tip.behind, found), Run(length, Moment(now))]
+
+    def _renew(self, runs: Sequence[Run], now: float) -> None:
+        """What is over is stored again."""
+        over = now - (self._first or 0)
+        for run in runs:
+            if run.stored.at <= over:
+                run.stored.at = now
+
+    def _put(self, column: Column, now: float) -> None:
+        column.present = True
+        column.stored_at = column.used_at = now
+        column.uses = 0
+        self._held += 1
+        if self._last is not None:
+            self._used.append((now, column))
+        if self._first is not None:
+            self._stored.append((now, column))
+        if self._queue is not None:
+            self._queue.stored(column, now)
+
+    def _make_room(self, now: float) -> bool:
+        if self._room is None or self._queue is None:
+            return True
+        while self._held + 1 > self._room:
+            victim = self._queue.victim(now)
+            if victim is None:
+                return False
+            self._remove(victim)
+        return True
+
+    def _expire(self, now: float) -> None:
+        if self._last is not None:
+            over, used = now - self._last, self._used
+            while used and used[0][0] <= over:
+                at, column = used.popleft()
+                if column.present and column.used_at == at:
+                    self._remove(column)
+        if self._first is not None:
+            over, stored = now - self._first, self._stored
+            while stored and stored[0][0] <= over:
+                at, column = stored.popleft()
+                if column.present and column.stored_at == at:
+                    self._remove(column)
+
+    def _remove(self, column: Column) -> None:
+        column.present = False
+        self._held -= 1
+        if self._queue is not None:
+            self._queue.removed(column)
+        column.mark = None
+        self._prune(column)
+
+    def _prune(self, column: Column) -> None:
+        while not column.present and not column.holds:
+            del self._columns[column.key]
+            parent = column.parent
+            if parent is None:
+                return
+            parent.holds -= 1
+            column = parent
+        if not column.holds and self._queue is not None:
+            self._queue.leaf(column)
+
+
+def _up_to(runs: Sequence[Run], depth: int) -> list[Run]:
+    """What of them lies before this depth."""
+    cut = []
+    for run in runs:
+        cut.append(run if run.end <= depth else Run(depth, run.stored))
+        if run.end >= depth:
+            break
+    return cut

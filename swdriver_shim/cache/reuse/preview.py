@@ -1,0 +1,356 @@
+"""What a policy would do to an org: hit rate and memory, before it is saved.
+
+    traffics = [Traffic.of(sample) for sample in samples]      # one from each driver
+    told = preview(traffics, now=policy, proposed=policy)
+
+Functions of what drivers wrote down (`sample`): each policy is tried on it in a small cache
+(`miniature`). Misses are counted, not hits: who is in everybody's prompt makes most of the hits, may be
+in the sample or not, and is hardly ever missed. What was tried is remembered with the traffic, so the
+next preview of it, with a bit of the policy changed, is told sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, sqrt
+from statistics import variance
+from typing import Final, TypeAlias
+
+from msgspec import Struct, structs
+
+from swdriver_shim.cache.reuse.miniature import FOLDS, Miniature, Outcome
+from swdriver_shim.cache.reuse.sample import Event, Kind, Sample, Share, fewer
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.policy import Policy, Tiers, TtlMode
+
+FAR_APART: Final = 1.2  # misses as foretold for now, and as they were
+WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
+COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
+CURVE_COLUMNS: Final = 600  # and each point of a curve,
+CURVE_USES: Final = 3  # of which so many uses each, on average
+TTLS_S: Final = (60, 300, 900, 3600, 6 * 3600, 24 * 3600)
+ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
+REFERENCES_MIN: Final = 500  # below, say so
+RUNS_MAX: Final = 64  # of one traffic that are remembered
+INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
+
+
+class Effect(Struct, frozen=True, kw_only=True):
+    """What a policy makes of the traffic that is known. Hit rates are None without any."""
+
+    hit_rate: float | None
+    tier2_hit_rate: float  # of it, from tier 2
+    bytes: int  # of memory that it fills, at most
+    error: float  # two standard errors of the hit rate that are due to sampling
+
+
+class Point(Struct, frozen=True):
+    """Of a curve: at so many seconds, or bytes."""
+
+    at: int
+    hit_rate: float
+
+
+class Confidence(Struct, frozen=True, kw_only=True):
+    """What all of it stands on."""
+
+    requests: int
+    references: int  # to columns of the samples
+    share: float  # of all columns; of the driver that knows least
+    reaches_back_seconds: float  # as far as the driver that knows least
+    idle_seconds: float  # since the last request
+    warnings: tuple[str, ...] = ()
+
+
+class Preview(Struct, frozen=True, kw_only=True):
+    """`measured_hit_rate` is what it really was, in the time that `now` is worked out for: the two
+    differ by what the model does not know."""
+
+    now: Effect
+    proposed: Effect
+    measured_hit_rate: float | None
+    freed_bytes: int  # of memory; negative where more is needed
+    expiring_columns: int  # at once, as soon as it holds
+    expiring_bytes: int
+    by_ttl: tuple[Point, ...]
+    by_bytes: tuple[Point, ...]
+    confidence: Confidence | None  # None: there was no traffic yet
+
+
+# What of a policy makes a difference: its two times to live, the room, and what goes first.
+_Key: TypeAlias = tuple[int | None, int | None, float | None, str]
+
+
+@dataclass
+class Traffic:
+    """A sample, read: its events, and what it counts."""
+
+    sample: Sample
+    share: Share
+    events: list[Event]
+    count_from: float
+    requested: int
+    columns: int
+    hit: int
+    factor: float = 1.0
+    missed_now: Sequence[int] | None = None  # if calibrated, see there
+    runs: dict[_Key, Outcome] = field(default_factory=dict)
+    parts: dict[float, Traffic] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Traffic:
+        """Raises ValueError for what is no sample."""
+        events = sample.events()
+        count_from, before = -inf, (0, 0, 0)
+        if events and not sample.complete:
+            count_from = events[0].at + WARM_UP * (events[-1].at - events[0].at)
+            for event in events:
+                if event.kind is Kind.MATCH:
+                    before = event.requested, event.columns, event.hit
+                if event.at >= count_from:
+                    break
+        requested, columns, hit = (
+            there - then
+            for there, then in zip((sample.requested, sample.columns, sample.hit), before, strict=True)
+        )
+        return cls(sample, sample.share, events, count_from, requested, columns, hit)
+
+    @cached_property
+    def references(self) -> int:
+        return sum(len(event.path) for event in self.events)
+
+    @property
+    def reaches_back_s(self) -> float:
+        return self.sample.now - self.events[0].at if self.events else 0.0
+
+    @cached_property
+    def distinct(self) -> int:
+        return len({reference.key for event in self.events for reference in event.path})
+
+    def smaller(self, columns: int, uses: float = inf) -> Traffic:
+        """So much less of it that about so many columns are left, and so many uses of each."""
+        references = max(1, self.references)
+        part = min(columns / max(1, self.distinct), uses * columns / references)
+        if part >= 1.0:
+            return self
+        if part not in self.parts:
+            share = self.share._replace(threshold=max(1, int(self.share.threshold * part)))
+            left = fewer(self.events, share)
+            self.parts[part] = replace(
+                self, share=share, events=left, factor=1.0, missed_now=None, runs={}, parts={}
+            )
+        return self.parts[part]
+
+    def run(self, policy: Policy, room_bytes: float) -> Outcome:
+        """Where there is room for all, nobody has to decide what goes."""
+        times = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+        room = room_bytes / self.sample.column_bytes * self.share.of_all
+        found = self._remembered((*times, None, ""), policy, None)
+        if found.held_max > room:
+            found = self._remembered((*times, room, policy.eviction), policy, room)
+        return found
+
+    def _remembered(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
+        found = self.runs.get(key)
+        if found is None:
+            if len(self.runs) >= RUNS_MAX:
+                self.runs.clear()
+            found = self.runs[key] = Miniature(policy, room).run(self.events, self.count_from)
+        return found
+
+    def room_bytes(self, policy: Policy) -> float:
+        most = self.sample.room_bytes
+        return most if policy.dram_bytes_max is None else min(most, policy.dram_bytes_max)
+
+    def calibrated(self, now: Policy) -> Traffic:
+        """Misses are counted in proportion to those that there really were, under the policy in force.
+
+        A sample has by chance more or fewer columns than its share; of those that are missed under one
+        policy, most are under any. Not where the two are far apart: then the policy has been another
+        one for a part of the time, or there is something that the model does not know.
+        """
+        if now.tiers is Tiers.NONE:
+            return self
+        found = self.run(now, self.room_bytes(now) if now.tiers is Tiers.DRAM else inf).missed
+        expected = sum(found) / self.share.of_all
+        really = self.columns - self.hit / COLUMN_TOKENS
+        if not expected or not 1 / FAR_APART < really / expected < FAR_APART:
+            return self
+        return replace(self, factor=really / expected, missed_now=found)
+
+    def hit_tokens(self, outcome: Outcome) -> float:
+        missed = self.factor * sum(outcome.missed) / self.share.of_all
+        return COLUMN_TOKENS * max(0.0, self.columns - missed)
+
+    def variance(self, outcome: Outcome) -> float:
+        """Of the hit tokens, from how parts of the sample differ."""
+        missed = [float(count) for count in outcome.missed]
+        if self.missed_now is not None:
+            part = sum(missed) / sum(self.missed_now)
+            missed = [count - part * was for count, was in zip(missed, self.missed_now, strict=True)]
+        return FOLDS * variance(missed) * (COLUMN_TOKENS * self.factor / self.share.of_all) ** 2
+
+    def bytes(self, columns: int) -> int:
+        """Of all columns, where there are so many of the sample."""
+        return round(columns / self.share.of_all) * self.sample.column_bytes
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Of one policy, added up over drivers."""
+
+    requested: int = 0
+    hit: float = 0.0  # tokens
+    dram_hit: float = 0.0
+    variance: float = 0.0
+    bytes: int = 0
+
+    def add(self, traffic: Traffic, policy: Policy) -> Outcome:
+        """What this driver would do; what it has in memory then."""
+        self.requested += traffic.requested
+        if policy.tiers is Tiers.NONE:
+            return Outcome()
+        room = traffic.room_bytes(policy)
+        held = found = traffic.run(policy, room)
+        if policy.tiers is Tiers.TIER2:
+            # Files go oldest first; what is in memory as well is counted once.
+            below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
+            found = traffic.run(structs.replace(policy, eviction="lru"), below)
+        dram_hit = traffic.hit_tokens(held)
+        self.dram_hit += dram_hit
+        self.hit += max(dram_hit, traffic.hit_tokens(found))
+        self.variance += traffic.variance(found)
+        self.bytes += traffic.bytes(held.held_max)
+        return held
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hit / self.requested if self.requested else None
+
+    def effect(self) -> Effect:
+        asked = max(1, self.requested)
+        return Effect(
+            hit_rate=self.hit_rate,
+            tier2_hit_rate=(self.hit - self.dram_hit) / asked,
+            bytes=self.bytes,
+            error=INTERVAL * sqrt(self.variance) / asked,
+        )
+
+
+def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
+    """`known`: what each driver knows of this org."""
+    traffics = [traffic for traffic in known if traffic.events]
+    each = max(1, len(traffics))
+    traffics = [traffic.smaller(COLUMNS // each).calibrated(now) for traffic in traffics]
+    was, will = Estimate(), Estimate()
+    expiring_columns = expiring_bytes = 0
+    for traffic in traffics:
+        held = was.add(traffic, now)
+        will.add(traffic, proposed)
+        count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
+        expiring_columns += count
+        expiring_bytes += count * traffic.sample.column_bytes
+    smaller = [
+        traffic.smaller(CURVE_COLUMNS // each, CURVE_USES).calibrated(now) for traffic in traffics
+    ]
+    shift = (will.hit_rate or 0.0) - (_estimate(smaller, proposed).hit_rate or 0.0)
+    return Preview(
+        now=was.effect(),
+        proposed=will.effect(),
+        measured_hit_rate=_rate(sum(one.hit for one in traffics), was.requested),
+        freed_bytes=was.bytes - will.bytes,
+        expiring_columns=expiring_columns,
+        expiring_bytes=expiring_bytes,
+        by_ttl=_through(by_ttl(smaller, proposed), shift),
+        by_bytes=_through(by_bytes(smaller, proposed), shift),
+        confidence=_confidence(traffics, now, proposed) if traffics else None,
+    )
+
+
+def by_ttl(
+    traffics: Sequence[Traffic], policy: Policy, seconds: Sequence[int] = TTLS_S
+) -> tuple[Point, ...]:
+    """With other times to live, all else as the policy says. Of two the shorter one: the one from the
+    last use, and the one from the first with it where that is shorter."""
+    known = max((traffic.reaches_back_s for traffic in traffics), default=0.0)
+    beyond = [at for at in seconds if at > known]  # which are all alike
+    told = [at for at in seconds if at <= known]
+    points = _curve(traffics, [*told, *beyond[:1]], lambda at: with_ttl(policy, at))
+    return (*points, *(Point(at, points[-1].hit_rate) for at in beyond[1:] if points))
+
+
+def with_ttl(policy: Policy, seconds: int) -> Policy:
+    """Of whatever its time to live counts from; from the last use if from nothing or from both."""
+    if policy.ttl_mode is TtlMode.FIRST_USE:
+        return structs.replace(policy, ttl_first_use_seconds=seconds)
+    return structs.replace(policy, ttl_last_use_seconds=seconds)
+
+
+def by_bytes(
+    traffics: Sequence[Traffic], policy: Policy, parts: Sequence[float] = ROOMS
+) -> tuple[Point, ...]:
+    """With other quotas, in parts of what the org has in memory, all else as the policy says."""
+    here = max((traffic.sample.held_bytes for traffic in traffics), default=0)
+    sizes = [round(here * part) for part in parts if here]
+    return _curve(traffics, sizes, lambda at: structs.replace(policy, dram_bytes_max=at))
+
+
+def _curve(
+    traffics: Sequence[Traffic], places: Sequence[int], policy_at: Callable[[int], Policy]
+) -> tuple[Point, ...]:
+    rates = [(at, _estimate(traffics, policy_at(at)).hit_rate) for at in places]
+    return tuple(Point(at, rate) for at, rate in rates if rate is not None)
+
+
+def _estimate(traffics: Sequence[Traffic], policy: Policy) -> Estimate:
+    estimate = Estimate()
+    for traffic in traffics:
+        estimate.add(traffic, policy)
+    return estimate
+
+
+def _through(points: Sequence[Point], shift: float) -> tuple[Point, ...]:
+    """A curve of a small sample, moved to where a larger one says that one point of it is."""
+    return tuple(Point(one.at, min(1.0, max(0.0, one.hit_rate + shift))) for one in points)
+
+
+def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) -> int:
+    """Of the columns that are here, those that the proposed policy does not keep any longer."""
+    here = [
+        stamps
+        for stamps in zip(held.stored_at, held.used_at, strict=True)
+        if now.expires_at(*stamps) > traffic.sample.now
+    ]
+    if proposed.tiers is Tiers.NONE:
+        return len(here)
+    return sum(proposed.expires_at(*stamps) <= traffic.sample.now for stamps in here)
+
+
+def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:
+    reaches_back = min(one.reaches_back_s for one in traffics)
+    idle = min(one.sample.now - one.events[-1].at if one.events else 0.0 for one in traffics)
+    references = sum(one.references for one in traffics)
+    warnings = []
+    longest = max(
+        policy.ttl_first_use_seconds or policy.ttl_last_use_seconds or 0 for policy in (now, proposed)
+    )
+    if longest > reaches_back:
+        warnings.append(
+            f"What is known reaches back {reaches_back:.0f} s: longer times to live look alike."
+        )
+    if references < REFERENCES_MIN:
+        warnings.append(f"Only {references} uses are known: wait for more traffic to be sure.")
+    return Confidence(
+        requests=sum(one.sample.requests for one in traffics),
+        references=references,
+        share=min(one.share.of_all for one in traffics),
+        reaches_back_seconds=reaches_back,
+        idle_seconds=idle,
+        warnings=tuple(warnings),
+    )
+
+
+def _rate(one: float, other: int) -> float | None:
+    return one / other if other else None

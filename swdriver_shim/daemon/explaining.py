@@ -1,0 +1,92 @@
+"""Why an org's prompt was hit or missed, told to the controller: by the name of a request, by tokens, or
+by the keys of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+
+from kvss_agent.http_api import Invalid, Refused
+from swdriver_shim.cache.ledger import ColumnState
+from swdriver_shim.cache.remembered import Remembered
+from swdriver_shim.cache.second_tier import Known
+from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.desired import OrgSpec
+from swdriver_shim.keys import KEY_BYTES, TOKEN_MAX
+from telemetry.records import NO_NUL
+
+TOKENS_MAX: Final = 4 << 20
+KEYS_MAX: Final = 65_536
+NEWEST: Final = 20
+
+Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
+RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
+Key = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
+
+
+class ExplainOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of which org; and one of: the name of a request, tokens, the keys of columns in hex."""
+
+    org: Annotated[str, Meta(min_length=1, max_length=200)]
+    request: RequestName = ""
+    tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)] = []
+    keys: Annotated[list[Key], Meta(max_length=KEYS_MAX)] = []
+    adapter: Annotated[str, Meta(max_length=500)] = ""
+
+
+def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
+    """Raises Refused for an org or a request that is not known here, Invalid unless one is named."""
+    if sum(map(bool, (body.request, body.tokens, body.keys))) != 1:
+        raise Invalid("Say one of: the name of a request, tokens, or keys.")
+    org = org_of(shim, body.org)
+    then: dict[str, Any] | None = None
+    if body.request:
+        found = shim.driver.remembered(org.name, body.request)
+        if found is None:
+            sentence = (
+                f"This driver knows of no request {body.request}: it is too old, or went elsewhere."
+            )
+            raise Refused(HTTPStatus.NOT_FOUND, sentence)
+        then = _then(*found)
+        groups = shim.driver.explain_keys(Known(found[0].maker, found[0].keys))
+    elif body.keys:
+        keys = [bytes.fromhex(key) for key in body.keys]
+        groups = shim.driver.explain_keys(Known(shim.keys(org, body.adapter), keys))
+    else:
+        groups = shim.driver.explain(shim.keys(org, body.adapter).prompt(body.tokens))
+    return {"then": then, "groups": _told(groups), "homes": shim.homes()}
+
+
+def newest(shim: Shim, org: str) -> list[dict[str, Any]]:
+    """The last requests that had a name."""
+    org_of(shim, org)
+    return [_then(*found) for found in shim.driver.newest_requests(org, NEWEST)]
+
+
+def org_of(shim: Shim, name: str) -> OrgSpec:
+    """Raises Refused for one that we are told nothing of."""
+    org = shim.org(name)
+    if org is None:
+        raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+    return org
+
+
+def _then(one: Remembered, age_seconds: float) -> dict[str, Any]:
+    """What became of it when it was asked for."""
+    return {
+        "request": one.request,
+        "age_seconds": age_seconds,
+        "asked_tokens": one.asked,
+        "hit_tokens": one.hit,
+        "missed_tokens": {reason.value: tokens for reason, tokens in one.missed.items() if tokens},
+        "adapter": one.maker.namespace.adapter,
+        "columns": [{"outcome": outcome, "columns": count} for outcome, count in one.runs()],
+    }
+
+
+def _told(groups: Mapping[str, Sequence[ColumnState]]) -> dict[str, Any]:
+    return {group: [asdict(one) for one in columns] for group, columns in groups.items()}

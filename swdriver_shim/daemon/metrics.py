@@ -1,0 +1,270 @@
+"""The driver's numbers, for Prometheus and for the stream. Names and meanings: docs/metrics.md."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from swdriver_shim.cache.ledger import SWEPT_SECONDS
+from swdriver_shim.driver import Driver
+from swdriver_shim.moving.paths import Carried
+from telemetry.exposition import Page
+from telemetry.histogram import Histogram
+from telemetry.metrics import Catalog, Sink
+
+if TYPE_CHECKING:
+    from swdriver_shim.daemon.shim import Shim
+    from swdriver_shim.deciding import Decider
+
+METRICS: Final = Catalog()
+_counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
+
+UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
+READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
+GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+CONSOLE = _counter(
+    "swdriver_console_calls_total",
+    "Joining the console's fleet and heartbeats, by how they ended.",
+    "what",
+)
+LEFT_TO_MOVE = _gauge(
+    "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
+)
+SLOTS = _gauge("swdriver_slots", "Slots of a group: below the line, used, free.", "group", "which")
+OVERSTAY_COLUMNS = _counter(
+    "swdriver_overstay_columns_total",
+    f"Columns that lay in memory for more than {SWEPT_SECONDS:g} s beyond their time, never served.",
+)
+OVERSTAY = _gauge(
+    "swdriver_overstay_seconds_max", "How long a column lay in memory beyond its time, at most."
+)
+TIER2_COLUMNS = _counter(
+    "swdriver_tier2_columns_total",
+    "Columns on their way between memory and tier 2, by what became of them.",
+    "what",
+)
+TIER2_BYTES = _counter("swdriver_tier2_bytes_total", "Bytes that went to tier 2 and came back.", "what")
+WORTH = _gauge(
+    "swdriver_worth_tokens_min",
+    "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
+    "org",
+    "tier",
+)
+ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+EXPIRED = _counter(
+    "swdriver_expired_columns_total",
+    "Columns that were over, by the tier that they lay in.",
+    "org",
+    "tier",
+)
+ORG_OVERSTAY = _gauge(
+    "swdriver_org_overstay_seconds_max",
+    "How long a column of an org lay in memory beyond its time, at most; never served.",
+    "org",
+)
+REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
+REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
+HIT = _counter(
+    "swdriver_hit_tokens_total", "Tokens that were there, by tier.", "org", "tier", corrected=True
+)
+MISSED = _counter(
+    "swdriver_missed_tokens_total", "Tokens that were not, by reason.", "org", "reason", corrected=True
+)
+EVICT = _histogram(
+    "swdriver_evict_seconds", "From the decision to the last byte out: all columns of one store.", "org"
+)
+REFILL = _histogram(
+    "swdriver_refill_seconds", "From the decision to the last byte in: all columns of one load.", "org"
+)
+BYTES = _counter(
+    "swdriver_bytes_total", "Bytes of an org that went out and came back.", "org", "direction"
+)
+FAILED = _counter(
+    "swdriver_evict_failed_columns_total", "Columns that could not be sent to all their agents.", "org"
+)
+PATH_BYTES = _counter(
+    "tidegate_driver_path_bytes_total",
+    "Bytes of columns, by the path that they took: out to a node, in from it, or pulled by it from"
+    " another one in a move. `unknown` is the tier of a home whose path nobody has told.",
+    "stream",
+    "session",
+    "node",
+    "tier",
+    "port_leaf",
+    "nic_leaf",
+    "link",
+    "box",
+    "direction",
+)
+PATH_SECONDS = _histogram(
+    "tidegate_driver_path_seconds",
+    "How long batches of columns of one request took, by the path that they took: out to a node, or in"
+    " from it.",
+    "stream",
+    "session",
+    "node",
+    "tier",
+    "nic_leaf",
+    "link",
+    "direction",
+)
+TOO_LARGE = _counter(
+    "swdriver_objects_too_large_total",
+    "Times that values were refused because one does not fit a column.",
+)
+LMCACHE = _counter(
+    "swdriver_lmcache_total",
+    "Requests and connections of LMCache's engines, by what became of them.",
+    "org",
+    "what",
+)
+
+
+def page(shim: Shim) -> str:
+    made = Page(shim.limits)
+    collect(shim, made)
+    return str(made)
+
+
+def collect(shim: Shim, into: Sink) -> None:
+    """All of them, as they are now. From any thread."""
+    observed = shim.observed()
+    into.put(UP_SINCE, [({}, shim.started_at)])
+    into.put(READY, [({}, int(shim.is_ready))])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
+    into.put(
+        GENERATION,
+        [
+            ({"which": "desired"}, observed["generation"]),
+            ({"which": "observed"}, observed["observed_generation"]),
+        ],
+    )
+    into.put(
+        LEFT_TO_MOVE,
+        [
+            ({"group": one["group"], "index": str(one["index"])}, one["left_to_move"])
+            for one in observed["shards"]
+        ],
+    )
+    into.put(
+        SLOTS,
+        [
+            ({"group": one["name"], "which": which}, one[which])
+            for one in observed["groups"]
+            for which in ("slots", "used", "free")
+        ],
+    )
+    carried = shim.carried()
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in carried])
+    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in carried if one.direction != "pull"])
+    if observed["groups"]:
+        _tiers(shim.driver, into)
+        _orgs(shim.driver, into)
+        keeps_objects = isinstance(shim.driver, Driver) and shim.driver.keeps_objects
+        into.put(TOO_LARGE, [({}, shim.mover.objects.too_large)] if keeps_objects else [])
+    into.put(
+        LMCACHE,
+        [
+            ({"org": org, "what": what}, count)
+            for org, counts in shim.fronts.items()
+            for what, count in sorted(counts.items())
+        ],
+    )
+
+
+def _way(stream: str, one: Carried) -> dict[str, str]:
+    path = one.path
+    return {
+        "stream": stream,
+        "session": path.session if path else "",
+        "node": path.node if path else "",
+        "tier": path.tier if path else "unknown",
+        "port_leaf": path.port_leaf if path else "",
+        "nic_leaf": path.nic_leaf if path else "",
+        "link": path.link if path else "",
+        "box": path.box if path else "",
+        "direction": one.direction,
+    }
+
+
+def _speed(stream: str, one: Carried) -> tuple[dict[str, str], Histogram]:
+    way = _way(stream, one)
+    labels = {name: way[name] for name in PATH_SECONDS.labels}
+    return labels, Histogram(one.counts, one.seconds)
+
+
+def _tiers(driver: Decider, into: Sink) -> None:
+    overstay, flow = driver.ledger.overstay, driver.ledger.tier2.flow
+    into.put(OVERSTAY_COLUMNS, [({}, overstay.columns)])
+    into.put(OVERSTAY, [({}, overstay.seconds_max)])
+    into.put(
+        TIER2_COLUMNS,
+        [
+            ({"what": what}, getattr(flow, what))
+            for what in (
+                "spilled",
+                "not_spilled",
+                "no_time",
+                "recalled",
+                "not_recalled",
+                "restored",
+                "late",
+            )
+        ],
+    )
+    into.put(
+        TIER2_BYTES,
+        [({"what": "spilled"}, flow.spilled_bytes), ({"what": "recalled"}, flow.recalled_bytes)],
+    )
+
+
+def _orgs(driver: Decider, into: Sink) -> None:
+    orgs = [({"org": org.org}, org) for org in driver.orgs()]
+    into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
+    into.put(
+        EXPIRED,
+        [
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in (("dram", org.expired.dram), ("tier2", org.expired.tier2))
+        ],
+    )
+    into.put(ORG_OVERSTAY, [(labels, org.expired.overstay_seconds_max) for labels, org in orgs])
+    into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
+    into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
+    into.put(
+        HIT,
+        [
+            ({**labels, "tier": tier}, count)
+            for labels, org in orgs
+            for tier, count in org.hit_tokens.items()
+        ],
+    )
+    into.put(
+        MISSED,
+        [
+            ({**labels, "reason": reason}, count)
+            for labels, org in orgs
+            for reason, count in org.missed_tokens.items()
+        ],
+    )
+    into.put(
+        WORTH,
+        [
+            ({"org": org, "tier": tier}, math.inf if tokens is None else tokens)
+            for org, one in driver.worth().items()
+            for tier, tokens in (("dram", one.dram_tokens_min), ("tier2", one.tier2_tokens_min))
+        ],
+    )
+    moved = [({"org": org}, one) for org, one in driver.moved().items()]
+    into.put(EVICT, [(labels, one.evict) for labels, one in moved])
+    into.put(REFILL, [(labels, one.refill) for labels, one in moved])
+    into.put(
+        BYTES,
+        [
+            ({**labels, "direction": direction}, count)
+            for labels, one in moved
+            for direction, count in (("out", one.evicted_bytes), ("in", one.refilled_bytes))
+        ],
+    )
+    into.put(FAILED, [(labels, one.failed_columns) for labels, one in moved])

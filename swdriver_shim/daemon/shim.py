@@ -1,0 +1,408 @@
+"""A driver that is told what to be, and says how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import structs
+
+from kvss_agent.client import Credentials
+from kvss_agent.http_api import Invalid
+from kvss_agent.joining import Standing
+from kvss_agent.keeping import keep
+from swdriver_shim import desired as documents
+from swdriver_shim.deciding import Decider, Notes
+from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import Keys, Namespace, isolation_tag
+from swdriver_shim.moving.agents import Control
+from swdriver_shim.moving.halves import FarShard
+from swdriver_shim.moving.homes import Home, Movable, Pulling
+from swdriver_shim.moving.paths import Carried, PathSpec
+from swdriver_shim.moving.shard import Shard
+from swdriver_shim.moving.slowest import KEPT, Slow
+from swdriver_shim.objects import Here, Objects
+from telemetry.metrics import LabelLimits
+from telemetry.transfers import Transfer
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 5.0  # between attempts to move a shard
+KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
+
+T = TypeVar("T")
+
+
+class Conflict(Exception):
+    """The request does not fit what is there now."""
+
+
+class Shim:
+    """Follows its desired document. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path | None,
+        software: str = "",
+        *,
+        far: Callable[[str, int, Home, PathSpec | None], FarShard] | None = None,
+        notes: Path | None = None,
+    ) -> None:
+        """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
+        life leaves for the next (`resuming`). `far` makes what stands for a shard
+        of a group where workers hold those; then what loads and stores columns is the engine, and nobody
+        else."""
+        self._far = far
+        self._notes = notes or (state_dir / "notes" if state_dir else None)
+        self.name = name
+        self.software = software
+        self.started_at = time.time()
+        self.desired: Desired | None = None
+        self.observed_generation = 0
+        self.standing = Standing()  # with the console
+        self._document = state_dir / "desired.json" if state_dir else None
+        self._followed = self._notes / "followed" if self._notes else None
+        self._lock = threading.Lock()
+        self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
+        self._driver: Decider | None = None
+        self._shards: dict[tuple[str, int], Movable] = {}
+        self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
+        self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
+        self._callers: Mapping[str, OrgSpec] = {}
+        self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
+        self._moving: dict[tuple[str, int], threading.Thread] = {}
+        self._stopped = threading.Event()
+        self.limits = LabelLimits()  # of its metrics
+
+    def start(self) -> None:
+        """Be again what we were told last."""
+        if self._document is None:
+            return
+        self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._follow(documents.parse(self._document.read_bytes()))
+            except Invalid as problem:
+                log.warning("The kept document is not valid, and is ignored: %s", problem)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        with self._lock:
+            driver, self._driver = self._driver, None
+        if driver:
+            driver.close()
+
+    # What it is told
+
+    def set_desired(self, raw: bytes) -> Desired:
+        """Take a document and follow it. The same one again changes nothing.
+
+        Raises Invalid; Conflict for a generation that is older, or the same with other contents, or for
+        another model.
+        """
+        told = documents.parse(raw)
+        with self._lock:
+            if self.desired:
+                if told.generation < self.desired.generation:
+                    raise Conflict(f"Generation {self.desired.generation} is here already.")
+                if told.generation == self.desired.generation:
+                    if told != self.desired:
+                        raise Conflict(f"Generation {told.generation} is here with other contents.")
+                    return told
+                if (told.model, told.driver) != (self.desired.model, self.desired.driver):
+                    raise Conflict("Another model or driver is another process: start one for it.")
+            if self._document:
+                keep(self._document, msgspec.json.encode(told))
+            self._follow(told)
+        return told
+
+    def _follow(self, told: Desired) -> None:
+        """First of all what an earlier life has: so what has changed since reaches what it has left."""
+        if self._driver is None and (earlier := self._followed_earlier(told)):
+            self._be(earlier)
+        self._be(told)
+        self._remember(told)
+
+    def _followed_earlier(self, told: Desired) -> Desired | None:
+        """As far as the same driver may have followed it, with the agents that there are now."""
+        if self._followed is None or not self._followed.exists():
+            return None
+        try:
+            earlier = documents.parse(self._followed.read_bytes())
+        except (Invalid, OSError) as error:
+            log.warning("What was followed earlier can't be read from %s: %s", self._followed, error)
+            return None
+        if (earlier.model, earlier.driver) != (told.model, told.driver):
+            return None
+        return structs.replace(earlier, secret=told.secret, homes=told.homes)
+
+    def _remember(self, told: Desired) -> None:
+        if self._followed is None:
+            return
+        try:
+            self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep(self._followed, msgspec.json.encode(told))
+        except OSError as error:
+            log.warning("What is followed can't be written down: %s", error)
+
+    def _be(self, told: Desired) -> None:
+        before, self.desired = self.desired, told
+        homes = {(home.group, home.index): home for home in told.homes}
+        if self._driver is None:
+            self._here = dict(homes)
+            self._driver = self._start(told, homes)
+        earlier, self._homes = self._homes, homes
+        for at, home in homes.items():
+            if at in earlier and _place(home) != _place(earlier[at]):
+                self._move(at, home)
+            elif at in earlier and _place(home) == _place(self._here[at]):
+                self._shards[at].take(home.path)  # the fabric may have changed around it
+        self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
+        self._driver.set_policies(
+            {org.name: org.policies for org in told.orgs},
+            {org.name: isolation_tag(org.name, org.secret) for org in told.orgs},
+        )
+        self._callers = told.callers()
+        self._keys.clear()
+        secrets = {org.name: org.secret for org in told.orgs}
+        for org in before.orgs if before else ():
+            if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
+                self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
+        self.observed_generation = told.generation
+
+    def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
+        shape, name = told.model.shape(), told.model.name
+        notes = Notes(self._notes, self._keys_of) if self._notes else None
+
+        def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
+            return [
+                [shards[group.name, index] for index in range(len(group.bytes_per_token))]
+                for group in shape.groups
+            ]
+
+        if self._far:
+            far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
+            self._shards = {**far}
+            return Decider(shape, name, in_order(far), notes=notes)
+        here = {
+            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path)
+            for at, home in homes.items()
+        }
+        self._shards = {**here}
+        return Driver(shape, name, in_order(here), notes=notes)
+
+    def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
+        """None for an org or a model that is not served here."""
+        told, found = self.desired, self.org(org)
+        if told is None or found is None or told.model.namespace(namespace.adapter) != namespace:
+            return None
+        return self.keys(found, namespace.adapter)
+
+    def _home(self, home: HomeSpec) -> Home:
+        groups = {group.name: group for group in self._told.model.shape().groups}
+        slot_bytes = groups[home.group].slot_bytes[home.index]
+        return Home(home.address, home.shard, self._credentials, slot_bytes)
+
+    def _credentials(self) -> Credentials:
+        return Credentials(self._told.driver, self._told.secret, software=self.software)
+
+    @property
+    def _told(self) -> Desired:
+        if self.desired is None:
+            raise RuntimeError("nothing is connected before there is a document")
+        return self.desired
+
+    def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
+        """In a thread of its own: requests go on meanwhile."""
+        control = Control(new.control.url, new.control.token) if new.control else None
+        driver = self._told.driver
+        earlier = self._moving.get(at)
+
+        def run() -> None:
+            if earlier:
+                earlier.join()
+            old = self._here[at]
+
+            pull = Pulling(control, new.shard, old.address, old.shard, driver)
+            # Another document may have come meanwhile, also one that wants it to stay where it is.
+            while _place(self._homes[at]) == _place(new) != _place(old):
+                if self._shards[at].move(self._home(new), pull, new.path):
+                    self._here[at] = new
+                    if _place(told := self._homes[at]) == _place(new):
+                        self._shards[at].take(told.path)  # it may be another one by now
+                    return
+                if self._stopped.wait(RETRY_SECONDS):
+                    return
+
+        self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
+        self._moving[at].start()
+
+    # Who asks
+
+    def caller(self, token: str) -> OrgSpec | None:
+        """The org whose token this is. It is never taken from what a request says."""
+        return self._callers.get(token_hash(token)) if token else None
+
+    def org(self, name: str) -> OrgSpec | None:
+        """As we are told of it."""
+        told = self.desired
+        return next((org for org in told.orgs if org.name == name), None) if told else None
+
+    def keys(self, org: OrgSpec, adapter: str = "") -> Keys:
+        if self.desired is None:
+            raise Conflict("The driver has not been told what to be yet.")
+        namespace = self.desired.model.namespace(adapter)
+        found = self._keys.get((org.name, org.secret, namespace))
+        if found is None:
+            if len(self._keys) >= KEYS_MAX:
+                self._keys.clear()
+            unit = self.desired.model.unit_tokens
+            found = Keys(org.name, org.secret, namespace, unit)
+            self._keys[org.name, org.secret, namespace] = found
+        return found
+
+    def objects(self, org: OrgSpec) -> Objects:
+        """Raises Conflict if this driver keeps prefixes, or nothing yet."""
+        if not self.mover.keeps_objects:
+            raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
+        return Here(self.mover, self.keys(org))
+
+    def objects_of(self, name: str) -> Objects | None:
+        """Of the org of this name; None if there is no such org, or nothing is kept for it."""
+        org = self.org(name)
+        with contextlib.suppress(Conflict):
+            return self.objects(org) if org else None
+        return None
+
+    @property
+    def driver(self) -> Decider:
+        """Raises Conflict before there is a document."""
+        if self._driver is None:
+            raise Conflict("The driver has not been told what to be yet.")
+        return self._driver
+
+    @property
+    def mover(self) -> Driver:
+        """The driver, if it moves bytes. Raises Conflict if an engine does that itself."""
+        driver = self.driver
+        if not isinstance(driver, Driver):
+            raise Conflict("This driver is part of an engine, which alone loads and stores.")
+        return driver
+
+    # What it is
+
+    def carried(self) -> list[tuple[str, Carried]]:
+        """What each stream has moved, by path. A stream is named after its group and number."""
+        shards = sorted(self._shards.items())
+        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+
+    def homes(self) -> list[dict[str, Any]]:
+        """Where the shards are, for people."""
+        return [
+            {
+                "group": group,
+                "index": index,
+                "state": self._state((group, index)),
+                "node": home.path.node if home.path else "",
+                "tier": home.path.tier if home.path else "unknown",
+                "link": home.path.link if home.path else "",
+            }
+            for (group, index), home in sorted(self._settled().items())
+        ]
+
+    def _settled(self) -> dict[tuple[str, int], HomeSpec]:
+        """Where they are, on the paths that were told last."""
+        told, here = self._homes, self._here
+        return {at: told[at] if _place(told[at]) == _place(one) else one for at, one in here.items()}
+
+    def take_slowest(self) -> list[Transfer]:
+        """Of each org and direction the slowest transfers of all shards since the last time."""
+        told = self.desired
+        orgs = {isolation_tag(org.name, org.secret): org.name for org in told.orgs} if told else {}
+        kept: dict[tuple[str, str], list[Transfer]] = {}
+        for (group, index), shard in sorted(self._shards.items()):
+            for slow in shard.take_slowest():
+                if org := orgs.get(slow.tag):  # else its secret is another one by now
+                    one = _transfer(f"{group}.{index}", org, slow)
+                    kept.setdefault((org, slow.direction), []).append(one)
+        return [
+            one
+            for each in kept.values()
+            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT:]
+        ]
+
+    def _state(self, at: tuple[str, int]) -> str:
+        """Of a shard: "here", "moving" or "lost"."""
+        moving = self._moving.get(at)
+        if moving and moving.is_alive():
+            return "moving"
+        return "lost" if self._shards[at].slots is None else "here"
+
+    @property
+    def is_ready(self) -> bool:
+        """All shards are there, and where they should be."""
+        return bool(self._shards) and all(self._state(at) == "here" for at in self._shards)
+
+    def observed(self) -> dict[str, Any]:
+        """What is there, against what was asked for, and why not."""
+        told = self.desired
+        return {
+            "generation": told.generation if told else 0,
+            "observed_generation": self.observed_generation,
+            "name": self.name,
+            "software": self.software,
+            "started_at": self.started_at,
+            "ready": self.is_ready,
+            "console": self.standing.shown(),
+            "model": told.model.name if told else None,
+            "orgs": len(told.orgs) if told else 0,
+            "shards": [
+                {
+                    "group": group,
+                    "index": index,
+                    "address": self._here[group, index].address,
+                    "shard": self._here[group, index].shard,
+                    "slots": shard.slots,
+                    "state": self._state((group, index)),
+                    "reason": shard.lost_because,
+                    "left_to_move": shard.left_to_move,
+                    "count_from": shard.count_from,
+                }
+                for (group, index), shard in sorted(self._shards.items())
+            ],
+            "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
+        }
+
+
+def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
+    path = slow.path
+    return Transfer(
+        at=slow.at,
+        seconds=slow.seconds,
+        direction="out" if slow.direction == "out" else "in",
+        org=org,
+        request=slow.request,
+        stream=stream,
+        slot_first=slow.slot_first,
+        slot_last=slow.slot_last,
+        columns=slow.columns,
+        bytes=slow.size,
+        session=path.session if path else "",
+        node=path.node if path else "",
+        tier=path.tier if path else "unknown",
+        nic_leaf=path.nic_leaf if path else "",
+        link=path.link if path else "",
+    )
+
+
+def _place(home: HomeSpec) -> tuple[str, str]:
+    return home.address, home.shard

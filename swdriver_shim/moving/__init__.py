@@ -1,0 +1,1 @@
+"""The bytes: in and out of slots, between tiers, and to another home."""

@@ -1,0 +1,1 @@
+"""Traces, and what the cache would have done for them."""
