@@ -14,9 +14,14 @@ import pytest
 
 from tests.live import live_console
 
-EXAMPLES = 15  # of each operation and kind of data
-# The same throws every time, so that a red run is about the change; SEED=… looks elsewhere.
+# The same throws every time, so that a red run is about the change; SEED=… looks elsewhere, and
+# EXAMPLES=… for longer: so many of each operation and kind of data.
 SEED = os.environ.get("SEED", "1")
+EXAMPLES = os.environ.get("EXAMPLES", "5")
+# A DELETE that is sent again with its Idempotency-Key is answered 204 again, as it must be, also when an
+# org of that name was made anew meanwhile: test_machinery.py holds that what is deleted is gone. And
+# that of an operation cancels it.
+LEFT_OUT = "use_after_free"
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ISSUER: dict[str, str] = {
     "TIDEGATE_JWT_ALGORITHM": "HS256",
@@ -38,7 +43,8 @@ def test_the_api_keeps_its_contract(tmp_path: Path) -> None:
             [
                 *(str(Path(sys.executable).with_name("st")), "--config-file", str(CONFIG), "run"),
                 f"{console.address}/api/v1/openapi.json",
-                *("--seed", SEED, "--checks", "all", "--max-examples", str(EXAMPLES)),
+                *("--seed", SEED, "--checks", "all", "--exclude-checks", LEFT_OUT),
+                *("--max-examples", EXAMPLES),
                 *("--header", f"Authorization: Bearer {bearer}"),
                 *("--suppress-health-check", "all", "--no-color"),
             ],

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
+from django.conf import settings
 from django.test import Client
 
 from console.environment import PROJECT
@@ -126,6 +128,7 @@ def test_every_metric_is_listed_and_documented(people: People, api_of: Callable[
 def test_the_page_for_prometheus_tells_how_old_numbers_are(
     people: People, api_of: Callable[..., Client]
 ) -> None:
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()  # what other tests have told
     RollUp().advance(time.time())
     text = api_of(people.platform_viewer).get("/metrics").content.decode()
     assert "tidegate_stream_records 0" in text
