@@ -13,10 +13,9 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from console.placement.loads import NOWHERE, Floats, Ints, Loads, Problem
+from console.placement.solvers import Sums, least
 from console.placement.topology import Tier
 
 # Of the search. Not a time: a plan must not depend on how busy the machine is.
@@ -62,13 +61,12 @@ class _Program:
         weights = np.zeros(self.columns)
         weights[list(objective)] = list(objective.values())
         at_rows, at_columns, values = zip(*self.entries, strict=True)
-        matrix = csr_array((values, (at_rows, at_columns)), shape=(self.rows, self.columns))
         lower, upper = zip(*self.bounds, strict=True)
-        done = milp(
+        done = least(
             weights,
+            self.upper,
+            [Sums(values, at_rows, at_columns, (self.rows, self.columns), lower, upper)],
             integrality=self.binary,
-            bounds=Bounds(0, self.upper),
-            constraints=LinearConstraint(matrix, lower, upper),
             options={"node_limit": nodes_max, "mip_rel_gap": 0},
         )
         if done.status in _IMPOSSIBLE:

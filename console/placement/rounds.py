@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 from console.placement.loads import NOWHERE, Floats, Ints, Loads, Problem
+from console.placement.solvers import matched
 from console.placement.topology import Tier
 
 PAIRS_MAX: Final = 200_000  # of a stream and a node, in one matching
@@ -128,8 +127,7 @@ def _match(
         rows = np.append(rows, np.arange(count))
         columns = np.append(columns, first + np.arange(count))
         weights = np.append(weights, outside)
-    graph = csr_array((weights, (rows, columns)), shape=(count, first + count))
-    _, chosen = min_weight_full_bipartite_matching(graph)
+    chosen = matched(weights, rows, columns, (count, first + count))
     return [node if node < first else NOWHERE for node in chosen.tolist()]
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from console.placement.loads import Ints, Loads, Problem
+from console.placement.solvers import Sums, least
 from console.placement.topology import Tier
 
 WORTH: Final = {Tier.RAIL: 1.0, Tier.LEAF: 0.99}  # of a WIO that does not cross the spine
@@ -58,13 +57,11 @@ def _counts(problem: Problem, loads: Loads, kinds: Sequence[list[int]], usable: 
     most = np.array([len(streams) for streams in kinds])
     needs = problem.memory[[streams[0] for streams in kinds]] / unit
     ones, each = np.ones(len(columns)), np.arange(len(columns))
-    done = milp(
+    done = least(
         -worths,
-        bounds=Bounds(0, most[of_kind]),
-        constraints=[
-            LinearConstraint(
-                csr_array((values, (rows, each)), shape=(len(upper), len(each))), -np.inf, upper
-            )
+        most[of_kind],
+        [
+            Sums(values, rows, each, (len(upper), len(each)), -np.inf, upper)
             for values, rows, upper in (
                 (ones, of_kind, most),
                 (needs[of_kind], of_pool, memory / unit),
