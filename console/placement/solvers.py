@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from console.placement.loads import Floats, Ints
 
-Numbers = Sequence[float] | Floats | Ints
+Numbers = Sequence[float] | NDArray[Any]
 Places = Sequence[int] | Ints
 
 
