@@ -303,8 +303,8 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         eviction="lru",
     )
     now_ledger, then = driver(), driver(proposed)
-    for at, blocks in zip(accumulate(waits), prompts, strict=False):
-        at_s = at + 1e-3 * len(then.accounts)  # whole seconds are the sweeper's
+    for number, (at, blocks) in enumerate(zip(accumulate(waits), prompts, strict=False), 1):
+        at_s = at + 1e-3 * number  # no two a whole second apart: neither the sweeper nor a policy ties
         ask(now_ledger, path(*blocks), at_s)
         ask(then, path(*blocks), at_s)
     told = foretold([sample_of(now_ledger)], FOREVER, proposed)
