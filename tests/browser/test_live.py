@@ -55,7 +55,6 @@ class World:
         self.told: list[str] = []  # of all that happened, in order
 
     def has_numbers(self) -> bool:
-        """Also such as a page shows without scripts, which is made once."""
         asked = {"topic": "org:acme", "name": metrics.REFILL.name, "fold": "p99"}
         answer = self.api.get("/metrics/query", params=asked)
         lines = answer.json()["series"] if answer.status_code == 200 else []
@@ -216,7 +215,13 @@ def test_a_page_without_scripts_has_it_all_as_tables(world: World) -> None:
     context = world.browser.new_context(base_url=world.console.address, java_script_enabled=False)
     context.add_cookies(world.cookies)  # type: ignore[arg-type]
     page = context.new_page()
-    page.goto(PATH)
+
+    def has_tables() -> bool:
+        """It is made once, of steps that are over: nobody adds to it what comes then."""
+        page.goto(PATH)
+        return page.get_by_text("As a table").count() > 0
+
+    wait_until("a step is over", has_tables)
     page.get_by_text("As a table").first.click()
     expect(page.get_by_role("region", name="Refill as a table")).to_contain_text("3.76 ms")
     page.get_by_role("link", name="1h", exact=True).click()
