@@ -30,6 +30,7 @@ EXAMPLE = """stamps:
           - {wio: 8, leaves: [leaf-1]}
 """
 SHOWN_MAX = 200
+THINGS_MAX = 300  # that anybody changes in a page; of more the text is to be had as a file
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -39,10 +40,16 @@ def describe(request: SignedInRequest) -> HttpResponse:
     principal = request.principal
     services.check_fleet(principal)
     is_empty = not services.visible_leaves(principal).exists()
-    may_change = principal.on_platform(Role.PLATFORM_ADMIN)
-    context = {"tab": "description", "may_change": may_change, "is_empty": is_empty}
+    things = services.visible_nodes(principal).count() + services.visible_boxes(principal).count()
+    context = {
+        "tab": "description",
+        "may_change": principal.on_platform(Role.PLATFORM_ADMIN),
+        "is_empty": is_empty,
+        "too_many": things if things > THINGS_MAX else 0,
+    }
     if request.method != "POST":
-        form = DescriptionForm(initial={"yaml": EXAMPLE if is_empty else importing.export(principal)})
+        text = EXAMPLE if is_empty else "" if things > THINGS_MAX else importing.export(principal)
+        form = DescriptionForm(initial={"yaml": text})
         return render(request, "fleet/description.html", {**context, "form": form})
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     form = DescriptionForm(request.POST, request.FILES)

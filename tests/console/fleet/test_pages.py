@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.control.models import Target
-from console.fleet import importing
+from console.fleet import description_views, importing
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.placement.topology import Tier
@@ -115,6 +115,19 @@ def test_a_join_token_is_shown_once_with_its_command(
     assert token.expires_at - timezone.now() > timedelta(hours=23)
     admin.post(f"/fleet/join/{token.public_id}/revoke/")
     assert JoinToken.objects.get(pk=token.pk).state == "revoked"
+
+
+def test_a_large_fleet_is_described_by_a_file(
+    world: World, people: People, browser_of: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, viewer = browser_of(people.platform_admin), browser_of(people.platform_viewer)
+    of_a_node = importing.export(SYSTEM).splitlines()[-1].strip()
+    assert of_a_node in admin.get("/fleet/description/").content.decode()
+    monkeypatch.setattr(description_views, "THINGS_MAX", 0)
+    page = admin.get("/fleet/description/").content.decode()
+    assert of_a_node not in page
+    assert "download the description, change it, and choose the file here" in page
+    assert "choose the file" not in said(viewer.get("/fleet/description/"))
 
 
 def test_a_description_is_looked_at_and_then_applied(
