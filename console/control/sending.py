@@ -14,6 +14,7 @@ import httpx
 
 AT_ONCE_MAX: Final = 128
 TIMEOUT: Final = httpx.Timeout(5.0, connect=2.0)
+UNREACHED: Final = (httpx.HTTPError, httpx.InvalidURL)
 _PROBLEM_MAX: Final = 500
 
 
@@ -64,29 +65,37 @@ async def _send(orders: list[Order]) -> list[Answer]:
         return await asyncio.gather(*map(one, orders))
 
 
+async def ask(
+    client: httpx.AsyncClient, endpoint: Endpoint, method: str, path: str, body: bytes | None = None
+) -> httpx.Response:
+    """Raises one of UNREACHED."""
+    headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json"}
+    address = f"{endpoint.url.rstrip('/')}{path}"
+    return await client.request(method, address, content=body, headers=headers)
+
+
+def why_unreached(error: httpx.HTTPError | httpx.InvalidURL) -> str:
+    """In a sentence."""
+    if isinstance(error, httpx.InvalidURL):
+        return f"Its address is none: {error}."
+    return f"It does not answer: {str(error) or type(error).__name__}."[:_PROBLEM_MAX]
+
+
 async def _deliver(client: httpx.AsyncClient, order: Order) -> Answer:
-    headers = {
-        "Authorization": f"Bearer {order.endpoint.token}",
-        "Content-Type": "application/json",
-    }
-    address = order.endpoint.url.rstrip("/")
     refused = ""
     try:
         if order.document is not None:
-            told = await client.put(f"{address}/v1/desired", content=order.document, headers=headers)
+            told = await ask(client, order.endpoint, "PUT", "/v1/desired", order.document)
             if told.status_code != HTTPStatus.ACCEPTED:
                 refused = _sentence(told)
             elif "observed_generation" in (follows := told.json()):  # it does so before it answers
                 return _answer(order.key, follows)
-        found = await client.get(f"{address}/v1/observed", headers=headers)
+        found = await ask(client, order.endpoint, "GET", "/v1/observed")
         if found.status_code != HTTPStatus.OK:
             return Answer(order.key, reached=False, problem=refused or _sentence(found))
         return _answer(order.key, found.json(), refused)
-    except httpx.InvalidURL as error:
-        return Answer(order.key, reached=False, problem=f"Its address is none: {error}.")
-    except httpx.HTTPError as error:
-        said = str(error) or type(error).__name__
-        return Answer(order.key, reached=False, problem=f"It does not answer: {said}."[:_PROBLEM_MAX])
+    except UNREACHED as error:
+        return Answer(order.key, reached=False, problem=why_unreached(error))
     except (ValueError, KeyError, TypeError):
         return Answer(order.key, reached=False, problem="Its answer makes no sense: is it one of ours?")
 

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.control.sending import trusted
+from console.control.sending import UNREACHED, Endpoint, ask, trusted, why_unreached
 from console.fleet.models import Driver
 from console.orgs.services import get_org
 from console.sessions.services import get_session
@@ -229,13 +229,13 @@ def _asked(
     decoder = msgspec.json.Decoder(kind)
     raw = msgspec.json.encode(body) if body is not None else None
 
-    async def ask() -> list[_Heard[T]]:
+    async def ask_all() -> list[_Heard[T]]:
         async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
             return await asyncio.gather(
                 *(_one(client, driver, method, path, decoder, raw) for driver in drivers)
             )
 
-    return asyncio.run(ask())
+    return asyncio.run(ask_all())
 
 
 async def _one(
@@ -246,17 +246,16 @@ async def _one(
     decoder: msgspec.json.Decoder[T],
     body: bytes | None,
 ) -> _Heard[T]:
-    headers = {"Authorization": f"Bearer {driver.control_token}", "Content-Type": "application/json"}
-    address = f"{driver.control_url.rstrip('/')}{path}"
+    endpoint = Endpoint(driver.control_url, str(driver.control_token))
     try:
-        answer = await client.request(method, address, content=body, headers=headers)
+        answer = await ask(client, endpoint, method, path, body)
         if answer.status_code in _KNOWS_NOTHING:
             return _Heard(driver, None)
         answer.raise_for_status()
         return _Heard(driver, decoder.decode(answer.content))
     except httpx.HTTPStatusError as error:
         return _Heard(driver, None, f"It answered {error.response.status_code}.")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return _Heard(driver, None, f"It does not answer: {str(error) or type(error).__name__}.")
+    except UNREACHED as error:
+        return _Heard(driver, None, why_unreached(error))
     except msgspec.DecodeError:
         return _Heard(driver, None, "Its answer makes no sense: is it of this version?")

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from django.utils import timezone
 
-from console.control.sending import trusted
+from console.control.sending import UNREACHED, Endpoint, ask, trusted, why_unreached
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
@@ -99,12 +99,11 @@ async def _ask(drivers: list[Driver], org: str) -> list[Traffic | str | None]:
 
 
 async def _traffic(client: httpx.AsyncClient, driver: Driver, org: str) -> Traffic | str | None:
-    headers = {"Authorization": f"Bearer {driver.control_token}"}
-    address = f"{driver.control_url.rstrip('/')}/v1/reuse"
+    endpoint = Endpoint(driver.control_url, str(driver.control_token))
     try:
-        answer = await client.get(address, params={"org": org}, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return str(error) or type(error).__name__
+        answer = await ask(client, endpoint, "GET", f"/v1/reuse?org={org}")
+    except UNREACHED as error:
+        return why_unreached(error)
     if answer.status_code in (404, 409):  # never heard of it, or not told anything yet
         return None
     try:
