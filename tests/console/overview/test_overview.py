@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
@@ -120,6 +121,26 @@ def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> No
     assert figures["spine.share"].value == 0.25
     assert figures["memory"].past[0] == 1 << 30, "of the one minute that is known"
     assert (figures["refill.p99"].alert, hits.alert) == (alert, None)
+
+
+@pytest.mark.django_db
+def test_no_traffic_is_said_only_while_drivers_tell_and_their_silence_ages(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """The console's own processes, which go on, make no number fresh."""
+    make_world()
+    heard()
+    source("web", "h").save()
+    tell("fleet", [0, 10, 100])
+    browser = browser_of(people.platform_viewer)
+    page = browser.get("/").content.decode()
+    assert ("no traffic" in page, "nothing told" in page) == (True, False)
+    Source.objects.filter(kind="driver").update(seen_at=timezone.now() - timedelta(minutes=3))
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM telemetry_fresh WHERE bucket > %s", [time.time() - 60])
+    page = browser.get("/").content.decode()
+    assert ("no traffic" in page, "nothing told" in page) == (False, True)
+    assert re.search(r"of the last ten to twenty seconds, as of .{,200}>3 min ago", page, re.DOTALL)
 
 
 @pytest.mark.django_db
