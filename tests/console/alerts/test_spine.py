@@ -163,6 +163,10 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
     page = on_call.get(f"/alerts/{share.pk}/").content.decode()
     assert "Bring them back now" not in page, "it is being done"
     assert f'href="/operations/{operation.pk}/"' in page
+    live = on_call.get(f"/alerts/{share.pk}/", headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in live
+    for told in ('id="fixes" hx-swap-oob', "Under way: ", 'id="entries" hx-swap-oob', "Done: Bring 2"):
+        assert told in live, "a page that stays open says so, too"
 
 
 def test_where_no_move_helps_it_says_why(chat: Session) -> None:
