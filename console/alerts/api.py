@@ -181,9 +181,7 @@ def show_fix(fix: Fix) -> FixOut:
 
 
 def _show_call(call: Call) -> CallOut:
-    return CallOut(
-        method=call.method, path=call.path, headers=dict(call.headers), body=dict(call.body)
-    )
+    return CallOut(method=call.method, path=call.path, headers=dict(call.headers), body=dict(call.body))
 
 
 def _state(text: str) -> Any:

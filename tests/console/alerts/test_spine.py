@@ -15,10 +15,10 @@ from console.alerts.life import Verdict
 from console.alerts.models import Alert, Flip
 from console.alerts.rules import Crossing, World
 from console.alerts.timeline import questions
-from console.fleet.models import Box, Node
+from console.fleet.models import Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.sessions.models import Session, Shard
 from telemetry.metrics import Kind
 from telemetry.rollup import RollUp
 from telemetry.shapes import Series
@@ -27,7 +27,7 @@ from tests.console.alerts.numbers import at, judged, line
 from tests.console.alerts.test_evaluating import NOW, heard, put
 from tests.console.alerts.test_evaluating import tick as tick_of
 from tests.console.alerts.things import make_alert
-from tests.console.sessions.fleets import make_driver, make_fleet
+from tests.console.sessions.fleets import make_across
 
 PLACED, BURST = BY_SLUG["spine-placement"], BY_SLUG["spine-burst"]
 PATH = {
@@ -43,33 +43,8 @@ PATH = {
 
 @pytest.fixture
 def chat(people: People) -> Session:
-    """A job of acme's whose second stream was placed across the spine, though its rail is free now."""
     RollUp().tend_days(NOW.timestamp())
-    make_fleet(boxes=1)
-    session = Session.objects.create(
-        name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
-    )
-    box = Box.objects.get(name="cs1")
-    SessionBox.objects.create(session=session, box=box, ready=True)
-    job = Job.objects.create(session=session, name="serve", driver=make_driver("job7"), running=True)
-    for index in range(4):
-        across = index == 1
-        Shard.objects.create(
-            job=job,
-            group="full",
-            index=index,
-            box=box,
-            domain=index,
-            wio=3,
-            slot_bytes=4096,
-            slots=10,
-            node=Node.objects.get(name="ax1" if across else f"ax{index + 1}"),
-            tier=(Tier.SPINE if across else Tier.RAIL).value,
-            port_leaf=f"l{index + 1}",
-            nic_leaf="l1" if across else f"l{index + 1}",
-            why="ax2 was cordoned" if across else "",
-        )
-    return session
+    return make_across(people.acme)
 
 
 def tick() -> int:
