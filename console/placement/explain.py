@@ -86,8 +86,8 @@ def _refusal(refusal: Refusal, one: Placed | Unplaced) -> str:
     if refusal.reason is Reason.NO_NIC:
         return "no node has a NIC on its leaf"
     names = ", ".join(refusal.nodes[:NAMES_MAX])
-    if more := len(refusal.nodes) - NAMES_MAX:
-        names += f" and {more} more" if more > 0 else ""
+    if (more := len(refusal.nodes) - NAMES_MAX) > 0:
+        names += f" and {more} more"
     verb = "is" if len(refusal.nodes) == 1 else "are"
     reason = _WHY.get(refusal.reason) or (
         f"full ({size(refusal.missing_bytes)} of {size(one.stream.memory_bytes)} missing)"
@@ -110,13 +110,11 @@ def plan(found: Plan) -> str:
 
 
 def bring_back(found: BringBack) -> str:
+    if not found.left and not found.moves:
+        return "Everything is on rails."
     if not found.moves:
-        left = len(found.left)
-        return (
-            "Everything is on rails."
-            if not left
-            else f"No move helps; {left} streams are not on a rail."
-        )
+        left = "1 stream is" if len(found.left) == 1 else f"{len(found.left)} streams are"
+        return f"No move helps; {left} not on a rail."
     moves = "1 move" if len(found.moves) == 1 else f"{len(found.moves)} moves"
     return (
         f"{moves} of {size(found.bytes)} at most: WIO across the spine {found.before.spine_wio} → "
