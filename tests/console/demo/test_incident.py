@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import transaction
 
@@ -26,7 +28,7 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(incident.time, "sleep", interrupt)
+    monkeypatch.setattr(time, "sleep", interrupt)
     with pytest.raises(incident.CannotStage) as told:
         incident.Incident("http://here")._put_back(Shard.objects.get(index=1))
     assert str(told.value) == (
