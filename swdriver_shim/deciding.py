@@ -407,6 +407,10 @@ class Decider:
                 return None
             return found, self._clock() - found.at
 
+    def orgs_of_request(self, request: str) -> list[str]:
+        with self._lock:
+            return self.ledger.requests.orgs_of(request)
+
     def newest_requests(self, org: str, most: int) -> list[tuple[Remembered, float]]:
         with self._lock:
             now = self._clock()
