@@ -55,7 +55,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tiering import LoopTiering
 from swdriver_shim import deciding, driver
-from swdriver_shim.cache import second_tier
+from swdriver_shim.cache import spilling
 from swdriver_shim.cache.prefix_map import State
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -518,7 +518,7 @@ class Simulation:
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
         enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
-        enter(mock.patch.object(second_tier, "RESERVE_PART", self.chance.choice((3, 5, 32))))
+        enter(mock.patch.object(spilling, "RESERVE_PART", self.chance.choice((3, 5, 32))))
         enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()
         return self
@@ -1027,7 +1027,7 @@ class Simulation:
                 ledger.check_integrity()
                 self.inspect()
             else:
-                for account in ledger.accounts.values():
+                for account in ledger.stock.accounts.values():
                     account.tally.check_integrity()
             for place, before in self.given:
                 assert place == before, "written to after it was given"
@@ -1084,7 +1084,7 @@ class Simulation:
         self._until(lambda: not self.asking, "all shards are there again")
         self._until(lambda: self._is_quiet(driver), "housekeeping comes to its end")
         driver.ledger.check_integrity()
-        for account in driver.ledger.accounts.values():
+        for account in driver.ledger.stock.accounts.values():
             for group in range(len(LAYOUT.groups)):
                 states = {column.state for column in account.columns(group)}
                 assert states <= {State.READY, State.EMPTY}, "a column is on its way for ever"
@@ -1096,16 +1096,16 @@ class Simulation:
         self._until(lambda: not self.asking, "it goes on as before")
         self._start(driver.close, "close")
         self._until(lambda: not self.asking, "it can be closed")
-        for account in driver.ledger.accounts.values():
+        for account in driver.ledger.stock.accounts.values():
             for tier, tokens in account.tally.hits.items():
                 self.seen[f"tokens from {tier}"] += tokens
             for reason, tokens in account.tally.missed.items():
                 self.seen[f"missed: {reason}"] += tokens
-        flow = driver.ledger.tier2.flow
-        self.seen["spilled"] += flow.spilled
-        self.seen["recalled"] += flow.recalled
-        self.seen["restored"] += flow.restored
-        self.seen["late"] += flow.late
+        recalled = driver.ledger.recalling.recalled
+        self.seen["spilled"] += driver.ledger.spilling.spilled.columns
+        self.seen["recalled"] += recalled.columns
+        self.seen["restored"] += recalled.restored
+        self.seen["late"] += recalled.late
 
     def _find_out(self) -> None:
         """Who sends something hears that a connection has broken."""
@@ -1146,16 +1146,17 @@ class Simulation:
 
     @staticmethod
     def _is_quiet(driver: Driver) -> bool:
-        ledger, tier2 = driver.ledger, driver.ledger.tier2
-        slots = ledger.slots
+        ledger, stock = driver.ledger, driver.ledger.stock
+        slots, forgetting, restoring = ledger.slots, ledger.forgetting, ledger.restoring
         busy = (
-            slots._uses, slots._limbo, slots._clears, slots._clearing, ledger._purged, ledger._lost,
-            ledger._rescans, tier2._forgets, tier2._purges, tier2._restores, tier2._closed,
+            slots._uses, slots._limbo, slots._clears, slots._clearing, stock._purged, restoring._lost,
+            stock.agenda.is_behind, forgetting._forgets, forgetting._purges, restoring._restores,
+            forgetting._closed,
         )  # fmt: skip
         carrier = driver._carrier
         is_carrying = carrier._is_busy or carrier._spilling or carrier._searching
         return (
-            ledger.reachable
+            stock.reachable
             and not any(busy)
             and not is_carrying
             and all(pool.line >= 12 for pool in slots.pools)
