@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from swdriver_shim.cache import forgetting
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.prefix_map import State
+from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.spilling import Dates
@@ -103,6 +105,36 @@ def test_restoring_leaves_room_for_others() -> None:
             pass
     assert restored == 63
     made.check_integrity()
+
+
+class Heard:
+    """What an engine's events are made of."""
+
+    def __init__(self) -> None:
+        self.there: Counter[Column] = Counter()
+
+    def arrived(self, column: Column) -> None:
+        self.there[column] += 1
+
+    def gone(self, column: Column) -> None:
+        self.there[column] -= 1
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_what_is_lost_with_an_agent_is_told_to_be_gone_until_it_is_back(*, comes_back: bool) -> None:
+    made = ledger(8, acme=KEPT)
+    heard = made.stock.watch = Heard()
+    store(made, prompt(conversation(1)))
+    [column] = made.stock.account("acme").columns(0)
+    column.kept_at = 0.0
+    made.restoring.lose(0, frozenset({0}))
+    made.reclaim()
+    assert heard.there == {column: 0}
+    recall = made.restoring.begin(64)
+    assert recall
+    assert made.recalling.start(recall, 1)
+    made.recalling.finish(recall, 1, {column: Dates(0, 0)} if comes_back else {})
+    assert heard.there == {column: int(comes_back)}
 
 
 def test_what_is_asked_for_first_is_restored_first() -> None:
