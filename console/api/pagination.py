@@ -60,5 +60,5 @@ def paginate(
     found = found[:limit]
     return {
         "items": [show(row) for row in found],
-        "next_cursor": signing.dumps(getattr(found[-1], column), salt=salt) if more else None,
+        "next_cursor": signing.dumps(str(getattr(found[-1], column)), salt=salt) if more else None,
     }

@@ -220,5 +220,5 @@ def _location(parts: tuple[Any, ...]) -> list[Any]:
 
 
 def _invalid(errors: list[FieldError]) -> HttpResponse:
-    said = "; ".join(f"{item.pointer}: {item.detail}" for item in errors[:5])
+    said = "; ".join(f"{item.pointer}: {item.detail.rstrip('.')}" for item in errors[:5])
     return problems.response(problems.problem("InvalidRequest", f"{said}.", errors))

@@ -22,6 +22,7 @@ from console.fleet import tokens
 from console.fleet.models import Driver, JoinToken, Leaf, Nic, Node
 from console.fleet.nodes import Impossible, topic
 from console.fleet.versions import protocols_meet, skew
+from console.fleet.watching import has_gone_silent
 from console.placement.topology import State
 from kvss_agent import wire
 from kvss_agent.joining import credential
@@ -87,7 +88,7 @@ def join_node(
     _one_at_a_time(of_source("agent", name))
     node = Node.objects.select_for_update().filter(name=name).first()
     if node is not None:
-        _check_not_alive(node, is_lost=node.state == State.LOST.value)
+        _check_not_alive(node, is_gone=_is_gone(node))
     leaves = _leaves_of(nics) if node is None or not node.nics.exists() else {}
     if node is None:
         if not leaves:
@@ -131,7 +132,7 @@ def join_driver(
     _one_at_a_time(its_topic)
     driver = Driver.objects.select_for_update().filter(name=name).first()
     if driver is not None:
-        _check_not_alive(driver, is_lost=driver.lost_at is not None)
+        _check_not_alive(driver, is_gone=driver.lost_at is not None)
     if not tokens.use(token):
         raise TokenIsUsedUp
     before = _shown(driver) if driver else None
@@ -160,9 +161,16 @@ def _one_at_a_time(name: str) -> None:
         cursor.execute(_LOCK, [f"join {name}"])
 
 
-def _check_not_alive(joined: Node | Driver, *, is_lost: bool) -> None:
+def _is_gone(node: Node) -> bool:
+    """Who is in maintenance never counts as lost; and that is when machines are made anew."""
+    if node.state == State.MAINTENANCE.value:
+        return has_gone_silent(node.last_heartbeat_at, timezone.now())
+    return node.state == State.LOST.value
+
+
+def _check_not_alive(joined: Node | Driver, *, is_gone: bool) -> None:
     """Nobody takes the name of somebody who is there, whatever token they have."""
-    if joined.joined_at is not None and not is_lost:
+    if joined.joined_at is not None and not is_gone:
         raise Impossible(
             f"{joined.name} is taken, and alive. Take another --name; or, if it is this machine made "
             f"anew, try again when the former one has been silent for {lost_after()} s."

@@ -16,6 +16,8 @@ from console.audit.services import CannotUndo, record, undoable
 from console.fleet import services
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.models import Node
+from console.operations.models import Operation
+from console.operations.services import Busy, running_on
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import of_source
@@ -75,17 +77,21 @@ def set_state(
     *,
     reason: str = "",
     undoes: AuditEntry | None = None,
+    operation: Operation | None = None,
 ) -> Node:
     """Say what a node that came from `for_change` should be. The same again changes nothing.
 
     A node that is lost becomes that when it comes back. Raises Impossible for maintenance while streams
-    run there.
+    run there, and Busy while another operation than the one that asks drains or upgrades it.
     """
     if state not in BY_PEOPLE:
         raise Impossible("Whether a node is lost is found out by the console, and not decided.")
     before = snapshot(node)
     if wanted(node) == (state, reason):
         return node
+    at_work = running_on(topic(node))
+    if at_work is not None and at_work != operation:
+        raise Busy(at_work)
     if state is State.MAINTENANCE and (count := streams_on("node", [node.name]).get(node.name)):
         raise Impossible(f"{count} streams run on {node.name}. Drain it first.")
     if node.state == State.LOST.value:
@@ -130,7 +136,7 @@ def _undo_state(principal: Principal, entry: AuditEntry, reason: str) -> None:
         raise CannotUndo(f"{node.name} is {snapshot(node)['state']} by now.")
     try:
         set_state(principal, node, State(before["state"]), reason=reason, undoes=entry)
-    except Impossible as error:
+    except (Busy, Impossible) as error:
         raise CannotUndo(str(error)) from None
 
 

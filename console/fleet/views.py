@@ -23,6 +23,7 @@ from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
 from console.fleet.overview import look_of, overview
 from console.fleet.versions import skew
+from console.operations.services import Busy
 from telemetry.events import events_of
 from telemetry.topics import of_source
 
@@ -108,7 +109,7 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
             return redirect("fleet-node", name)
         try:
             nodes.set_state(request.principal, node, **form.cleaned_data)
-        except Impossible as error:
+        except (Busy, Impossible) as error:
             messages.error(request, str(error))
         else:
             said = "will be" if node.state != form.cleaned_data["state"].value else "is"

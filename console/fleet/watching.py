@@ -27,6 +27,13 @@ WATCHED: Final = [State.READY.value, State.CORDONED.value, State.DRAINING.value]
 AT_ONCE_MAX: Final = 500
 
 
+def has_gone_silent(heard_at: datetime | None, now: datetime) -> bool:
+    """Whether nothing was heard of somebody for too long, although the console listened all the time."""
+    silent_since = now - timedelta(seconds=settings.LOST_AFTER_SECONDS)
+    listened = Watch.objects.filter(listening_since__lte=silent_since).exists()
+    return listened and heard_at is not None and heard_at < silent_since
+
+
 @transaction.atomic
 def find_lost(now: datetime) -> int:
     """Mark who has been silent for too long, with an event each; how many. Any number may look."""

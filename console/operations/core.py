@@ -152,7 +152,11 @@ def _back(position: Position, error: Failed, now: datetime) -> Position:
 
 
 def _undone(position: Position, now: datetime) -> Position:
+    """What it said on its way is over: from here on it says again why it goes back."""
+    error = position.error
+    if error is None:
+        raise RuntimeError("nothing goes back without a reason")
     if position.step:
-        return replace(position, step=position.step - 1, since=now, attempts=0, part=0.0)
-    asked = position.error is not None and position.error.reason == CANCELLED
-    return replace(position, state=State.CANCELLED if asked else State.FAILED, since=now, attempts=0)
+        return Position(State.UNDOING, position.step - 1, now, error=error, message=error.detail)
+    state = State.CANCELLED if error.reason == CANCELLED else State.FAILED
+    return Position(state, 0, now, error=error, message=error.detail)

@@ -284,7 +284,7 @@ def _advance_on_commit(operation: Operation) -> None:
 
 
 def _note_end(operation: Operation) -> None:
-    said = f": {operation.message}" if operation.message else ""
+    said = f": {operation.message}" if operation.message and operation.state != State.CANCELLED else ""
     note(
         f"operation.{operation.state}",
         [operation.target, OPERATIONS],

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 from console.placement.plan import BringBack, CannotPlace, Placed, Plan, Reason, Refusal, Unplaced
 from console.placement.rules import Cause
 from console.placement.topology import Tier
+from console.sizes import size
 
 NAMES_MAX: Final = 3  # of nodes in a sentence; the plan has them all
 
-_UNITS: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _PATHS: Final = {
     Tier.RAIL: "on a rail",
     Tier.LEAF: "over the leaf of another port of its box",
@@ -57,14 +57,6 @@ class Line(NamedTuple):
     why: str
 
 
-def size(count: int) -> str:
-    """Bytes as people say them: three digits, powers of ten."""
-    for name, unit in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} bytes"
-
-
 def placed(one: Placed) -> str:
     """`s1/chat.full of cs1:0 goes to ax4 on a rail (leaf l1).`"""
     verb = "stays on" if one.before == one.node else "goes to"
@@ -94,8 +86,8 @@ def _refusal(refusal: Refusal, one: Placed | Unplaced) -> str:
     if refusal.reason is Reason.NO_NIC:
         return "no node has a NIC on its leaf"
     names = ", ".join(refusal.nodes[:NAMES_MAX])
-    if more := len(refusal.nodes) - NAMES_MAX:
-        names += f" and {more} more" if more > 0 else ""
+    if (more := len(refusal.nodes) - NAMES_MAX) > 0:
+        names += f" and {more} more"
     verb = "is" if len(refusal.nodes) == 1 else "are"
     reason = _WHY.get(refusal.reason) or (
         f"full ({size(refusal.missing_bytes)} of {size(one.stream.memory_bytes)} missing)"
@@ -118,13 +110,11 @@ def plan(found: Plan) -> str:
 
 
 def bring_back(found: BringBack) -> str:
+    if not found.left and not found.moves:
+        return "Everything is on rails."
     if not found.moves:
-        left = len(found.left)
-        return (
-            "Everything is on rails."
-            if not left
-            else f"No move helps; {left} streams are not on a rail."
-        )
+        left = "1 stream is" if len(found.left) == 1 else f"{len(found.left)} streams are"
+        return f"No move helps; {left} not on a rail."
     moves = "1 move" if len(found.moves) == 1 else f"{len(found.moves)} moves"
     return (
         f"{moves} of {size(found.bytes)} at most: WIO across the spine {found.before.spine_wio} → "

@@ -122,24 +122,30 @@ class Rules:
 
     def refusals(self, boxes: int) -> Iterator[Refused]:
         """Every rule that a session of so many boxes breaks."""
+        advice = self._what_to_ask_for(boxes)
         if boxes < self.boxes_min:
-            short = self.boxes_min - boxes
             yield Refused(
-                Cause.BELOW_MINIMUM_SIZE,
-                f"A session has at least {_boxes(self.boxes_min)}: ask for {short} more.",
+                Cause.BELOW_MINIMUM_SIZE, f"A session has at least {_boxes(self.boxes_min)}: {advice}."
             )
-        if over := boxes % self.boxes_increment:
+        if boxes % self.boxes_increment:
             yield Refused(
                 Cause.NOT_MULTIPLE_OF_INCREMENT,
-                f"A session grows by {_boxes(self.boxes_increment)} at a time: ask for {boxes - over} "
-                f"or {boxes - over + self.boxes_increment}.",
+                f"A session grows by {_boxes(self.boxes_increment)} at a time: {advice}.",
             )
         if self.boxes_max is not None and boxes > self.boxes_max:
-            over = boxes - self.boxes_max
             yield Refused(
-                Cause.EXCEEDS_MAXIMUM,
-                f"A session has at most {_boxes(self.boxes_max)}: ask for {over} fewer.",
+                Cause.EXCEEDS_MAXIMUM, f"A session has at most {_boxes(self.boxes_max)}: {advice}."
             )
+
+    def _what_to_ask_for(self, boxes: int) -> str:
+        """The sizes nearest to this one that break no rule."""
+        by = self.boxes_increment
+        least = -(-self.boxes_min // by) * by
+        most = self.boxes_max // by * by if self.boxes_max is not None else max(least, boxes + by)
+        if most < least:
+            return "no size suits these rules, so have them changed"
+        around = {min(max(size, least), most) for size in (boxes // by * by, -(-boxes // by) * by)}
+        return f"ask for {' or '.join(map(str, sorted(around)))}"
 
 
 def _boxes(count: int) -> str:

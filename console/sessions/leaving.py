@@ -99,7 +99,7 @@ def _node(operation: Operation) -> Node:
 
 def _be(operation: Operation, state: State, reason: str) -> Outcome:
     try:
-        set_state(SYSTEM, _node(operation), state, reason=reason)
+        set_state(SYSTEM, _node(operation), state, reason=reason, operation=operation)
     except Impossible as error:
         return Failed("Impossible", str(error))
     return Done()

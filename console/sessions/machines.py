@@ -99,7 +99,8 @@ def _give_back(operation: Operation) -> Outcome:
     session.boxes.filter(box__name__in=operation.before.get("added", ()), ready=False).delete()
     session.boxes.update(leaving=False)
     session.boxes_desired = operation.before["boxes"]
-    session.save(update_fields=["boxes_desired"])
+    session.version += 1
+    session.save(update_fields=["boxes_desired", "version"])
     stop_waiting(session)
     return Done()
 

@@ -9,6 +9,7 @@ from django.db import transaction
 from console.accounts.principal import Principal
 from console.fleet.models import Node
 from console.operations.models import Operation
+from console.placement import explain
 from console.placement.plan import BringBack
 from console.placement.reasons import route
 from console.placement.rules import Cause
@@ -59,7 +60,7 @@ def bring_back(
     world = World.now()
     found = planning.back_on_rails(world, session.name, moves_max)
     if not found.moves:
-        raise CannotPlan(Cause.WAITING_FOR_RAIL, "No move helps: nodes on the rails are full.")
+        raise CannotPlan(Cause.WAITING_FOR_RAIL, explain.bring_back(found))
     shards = {key_of(shard): shard for shard in shards_of(session)}
     nodes = {node.name: node for node in Node.objects.all()}
     moves = []
@@ -112,7 +113,10 @@ def _begin_moves(
 
 
 def _place_at(world: World, session: Session, shard: Shard, node: Node) -> Place:
-    """There, with the size that it has. Raises CannotPlan."""
+    """There, with the size that it has. Raises CannotPlan.
+
+    A path that the rules refuse will do where it is better than the one that the stream has.
+    """
     there = world.fleet.node.get(node.name)
     if there is None or there.state is not State.READY:
         raise CannotPlan(Cause.NODE_CORDONED, f"{node.name} takes nothing new: it is {node.state}.")
@@ -128,7 +132,7 @@ def _place_at(world: World, session: Session, shard: Shard, node: Node) -> Place
         )
     path = route(world.fleet, shard.box.name, shard.domain, there)
     limit = ruling.in_force(session.org, session.path).limit(float("inf"))
-    if path.tier > limit.worst and limit.because is not None:
+    if limit.worst < path.tier >= shard.tier and limit.because is not None:
         raise CannotPlan(
             limit.because,
             f"The path to {node.name} would be {path.tier.name.lower()}: the rules refuse it.",

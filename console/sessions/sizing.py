@@ -32,8 +32,14 @@ def new_session(
     if bytes_per_token is not None:
         session.bytes_per_token = bytes_per_token
     ruling.limit_to(session, ruling.in_force(org, path))
-    session.full_clean(validate_constraints=False)
+    session.full_clean(validate_unique=False, validate_constraints=False)
+    _check_free(name)
     return session
+
+
+def _check_free(name: str) -> None:
+    if Session.objects.filter(name=name).exists():
+        raise ValidationError({"name": f"There is a session {name} already."})
 
 
 def plan_size(session: Session, boxes: int) -> Proposal:
@@ -61,8 +67,7 @@ def create(
         wait_seconds=wait_seconds,
         plan_token=plan_token,
     )
-    if Session.objects.filter(name=session.name).exists():
-        raise ValidationError({"name": f"There is a session {session.name} already."})
+    _check_free(session.name)  # again, since nobody else makes one now
     wait_or_not(session, proposal)
     session.save()
     operation = start(
@@ -106,7 +111,6 @@ def resize(
     proposal = now_or_later(
         lambda: plan_size(session, boxes), wait_seconds=wait_seconds, plan_token=plan_token
     )
-    reserving.check_size(World.now(), session, boxes)
     session.boxes_desired = boxes
     ruling.limit_to(session, ruling.in_force(session.org, session.path))
     wait_or_not(session, proposal)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from console.audit.models import AuditEntry
 from console.fleet import joining, nodes, services, tokens
 from console.fleet.joining import NicFacts, TokenIsUsedUp
-from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp
+from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
 from kvss_agent.joining import credential
@@ -90,6 +90,22 @@ def test_a_machine_made_anew_takes_its_name_over_once_the_former_one_is_lost(wor
     assert (node.state, node.control_token) == ("draining", "n" * 32)
     assert not joining.node_beats("ax-1", OF_AX_1, FACTS)
     assert joining.node_beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
+
+
+def test_a_machine_made_anew_in_maintenance_takes_its_name_over_once_it_is_silent(world: World) -> None:
+    """Nobody in maintenance counts as lost; and that is when machines are made anew."""
+    Node.objects.filter(name="ax-1").update(state="maintenance")
+    now = timezone.now()
+    Watch.objects.create(pk=1, listening_since=now - timedelta(hours=1), swept_at=now)
+    with pytest.raises(Impossible, match="is taken, and alive"):
+        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+    Node.objects.filter(name="ax-1").update(last_heartbeat_at=now - timedelta(minutes=2))
+    Watch.objects.update(listening_since=now)
+    with pytest.raises(Impossible, match="is taken, and alive"):
+        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # nobody was there to hear it
+    Watch.objects.update(listening_since=now - timedelta(hours=1))
+    node = joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+    assert (node.state, node.control_token) == ("maintenance", "n" * 32)
 
 
 def test_a_token_that_is_used_up_expired_or_revoked_lets_nobody_in(world: World, people: People) -> None:

@@ -19,7 +19,9 @@ from console.fleet import nodes, services
 from console.fleet.models import Driver, Leaf, Nic, Node
 from console.fleet.nodes import Impossible
 from console.fleet.versions import Fit, protocols_meet, skew
+from console.operations import services as operations
 from console.placement.topology import State
+from console.sessions import leaving
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.fleet.worlds import World, refreshed
@@ -79,6 +81,24 @@ def test_a_change_has_one_audit_row_one_event_and_a_way_back(world: World, peopl
     cordon(on_call, State.READY)
     with pytest.raises(audit.CannotUndo, match="ax-1 is ready by now"):
         audit.undo(on_call, latest, "")
+
+
+def test_while_a_node_is_drained_nobody_says_what_else_it_should_be(
+    world: World, people: People
+) -> None:
+    on_call = people.principal("platform_on_call")
+    drained = leaving.drain(on_call, "ax-1")
+    operations.advance(drained.pk)
+    with pytest.raises(operations.Busy, match="“Drain ax-1” is not done yet"):
+        cordon(on_call, State.READY)
+    of_drain = AuditEntry.objects.filter(action="node.state").latest("id")
+    with pytest.raises(audit.CannotUndo, match="“Drain ax-1” is not done yet"):
+        audit.undo(people.principal("platform_admin"), of_drain, "")
+    operations.cancel(on_call, drained.pk)
+    while operations.advance(drained.pk):
+        pass
+    assert refreshed(world.here).state == "ready"
+    assert cordon(on_call).state == "cordoned"
 
 
 def test_nobody_decides_that_a_node_is_lost(world: World, people: People) -> None:

@@ -51,6 +51,7 @@ def test_it_reaches_its_goal_or_where_it_was_or_asks_for_a_person(
         if position.state in (State.FAILED, State.CANCELLED):
             assert begun == set()
             assert position.error
+            assert position.message == position.error.detail
         if shape.first_final is not None and begun & set(range(shape.first_final, shape.total)):
             assert position.state not in (State.UNDOING, State.FAILED, State.CANCELLED)
 

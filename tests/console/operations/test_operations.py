@@ -328,3 +328,13 @@ def test_lists_take_as_many_queries_for_many_as_for_one(
     client = api_of(people.platform_viewer)
     with django_assert_max_num_queries(5):
         assert len(client.get("/api/v1/operations").json()["items"]) == 20
+
+
+@pytest.mark.django_db
+def test_a_list_goes_on_page_by_page(people: People, api_of: Callable[..., Client]) -> None:
+    begun = [str(start(target=f"session:s{number}").pk) for number in range(3)]
+    client = api_of(people.platform_viewer)
+    first = client.get("/api/v1/operations?limit=2").json()
+    rest = client.get(f"/api/v1/operations?limit=2&cursor={first['next_cursor']}").json()
+    assert [one["id"] for one in [*first["items"], *rest["items"]]] == begun[::-1]
+    assert rest["next_cursor"] is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,15 +49,25 @@ def test_every_broken_rule_is_told_with_what_to_ask_for() -> None:
     rules = Rules(boxes_min=4, boxes_increment=2, boxes_max=8)
     assert list(rules.refusals(6)) == []
     assert [(one.cause, one.sentence) for one in rules.refusals(3)] == [
-        (Cause.BELOW_MINIMUM_SIZE, "A session has at least 4 boxes: ask for 1 more."),
-        (
-            Cause.NOT_MULTIPLE_OF_INCREMENT,
-            "A session grows by 2 boxes at a time: ask for 2 or 4.",
-        ),
+        (Cause.BELOW_MINIMUM_SIZE, "A session has at least 4 boxes: ask for 4."),
+        (Cause.NOT_MULTIPLE_OF_INCREMENT, "A session grows by 2 boxes at a time: ask for 4."),
+    ]
+    assert [(one.cause, one.sentence) for one in rules.refusals(5)] == [
+        (Cause.NOT_MULTIPLE_OF_INCREMENT, "A session grows by 2 boxes at a time: ask for 4 or 6.")
     ]
     assert [(one.cause, one.sentence) for one in rules.refusals(10)] == [
-        (Cause.EXCEEDS_MAXIMUM, "A session has at most 8 boxes: ask for 2 fewer.")
+        (Cause.EXCEEDS_MAXIMUM, "A session has at most 8 boxes: ask for 8.")
     ]
+
+
+@settings(max_examples=EXAMPLES)
+@given(RULES, st.integers(1, 14))
+def test_what_is_to_be_asked_for_is_allowed(rules: Rules, boxes: int) -> None:
+    for refused in rules.refusals(boxes):
+        sizes = [int(size) for size in re.findall(r"\d+", refused.sentence.partition(": ")[2])]
+        assert all(not list(rules.refusals(size)) for size in sizes)
+        if not sizes:
+            assert all(list(rules.refusals(size)) for size in range(1, 40))
 
 
 @settings(max_examples=EXAMPLES)

@@ -92,7 +92,11 @@ def test_what_is_missing_is_told(api: Api) -> None:
     assert (resize.status_code, resize.json()["reason"]) == (428, "PreconditionRequired")
     stale = api.send("post", "/sessions/chat/resize", {"boxes": 3}, **{"If-Match": '"77"'})
     assert (stale.status_code, stale["ETag"]) == (412, etag(api)["If-Match"])
-    assert api.send("post", "/sessions", CHAT).status_code == 422  # there is one of that name
+    taken = api.send("post", "/sessions", CHAT)
+    assert (taken.status_code, taken.json()["detail"]) == (
+        422,
+        "/body/name: There is a session chat already.",
+    )
     assert api.send("post", "/sessions", {**CHAT, "boxes": 0}).status_code == 422
 
 

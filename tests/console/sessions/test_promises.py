@@ -239,6 +239,38 @@ def test_promise_8_a_resize_that_is_killed_at_any_query_is_done_once(people: Peo
 
 
 @pytest.mark.django_db
+def test_a_stream_may_come_nearer_even_if_not_as_near_as_the_rules_want(people: People) -> None:
+    make_fleet()
+    make_node("far", "l9", memory_bytes=8 << 30)
+    Node.objects.exclude(name="far").update(state="cordoned")
+    admin = people.principal("platform_admin")
+    run(create(people, boxes=1))
+    with transaction.atomic():
+        starting = jobs.start_job(
+            admin, services.for_change(admin, "chat"), "serve", make_driver("job7")
+        )
+    arrive(starting)
+    Operation.objects.filter(pk=starting.pk).delete()
+    Node.objects.update(state="ready")
+    set_rules(people, path="require_rail")
+
+    def move(to: str) -> Operation:
+        session = services.for_change(admin, "chat")
+        shard = Shard.objects.get(box__name="cs1", domain=1)
+        return moves.move(admin, session, shard, Node.objects.get(name=to))
+
+    with transaction.atomic():
+        nearer = move("ax1")  # on the leaf of another domain
+    arrive(nearer)
+    assert run(nearer).state == "succeeded"
+    with transaction.atomic(), pytest.raises(CannotPlan, match="the rules refuse it"):
+        move("ax3")  # no nearer than that
+    with transaction.atomic():
+        arrive(move("ax2"))
+    assert Shard.objects.get(domain=1).tier == Tier.RAIL
+
+
+@pytest.mark.django_db
 def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_where_they_do_not(
     people: People,
 ) -> None:

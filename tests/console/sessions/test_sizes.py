@@ -143,6 +143,7 @@ def test_a_resize_that_is_cancelled_returns_to_the_size_before(people: People) -
     assert run(waiting).state == State.CANCELLED
     first = Session.objects.get(name="first")
     assert (first.boxes_desired, first.cause, len(boxes_of("first"))) == (3, "", 3)
+    assert first.version == 3  # made, asked to grow, and told not to: who saw it grow has not seen this
 
 
 def test_require_rail_waits_for_one_and_the_switch_refuses_the_spine(people: People) -> None:
@@ -198,6 +199,12 @@ def test_a_plan_holds_only_while_the_world_is_as_it_was(people: People) -> None:
         plan = sizing.plan_size(sizing.new_session("chat", people.acme, 2), 2)
     run(create(people, plan_token=plan.token))
     assert boxes_of() == list(plan.added)
+
+
+def test_a_name_is_had_by_one_session_and_others_are_told_so(people: People) -> None:
+    create(people)
+    with pytest.raises(ValidationError, match="There is a session chat already"):
+        create(people)
 
 
 def test_one_operation_at_a_time_works_on_a_session(people: People) -> None:
