@@ -182,8 +182,11 @@ def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], lis
 
 def runs(columns: Sequence[Column]) -> list[Run]:
     """What is alike in a row, as one."""
-    listed = groupby(columns, key=lambda one: (one.state, one.tier2, one.priority))
-    return [_run(list(alike)) for _, alike in listed]
+    return [_run(list(alike)) for _, alike in groupby(columns, key=_likeness)]
+
+
+def _likeness(one: Column) -> tuple[object, ...]:
+    return one.state, one.tier2, one.priority, one.expires_in_seconds is None
 
 
 def _run(columns: Sequence[Column]) -> Run:

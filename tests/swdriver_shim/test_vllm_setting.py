@@ -223,7 +223,7 @@ def test_of_an_org_that_is_taken_out_nothing_more_is_kept(tmp_path: Path, change
 
 
 def test_its_numbers_and_slowest_transfers_are_told(tmp_path: Path) -> None:
-    client = redis.Redis.from_url(django.REDIS_URL)
+    client: Any = redis.Redis.from_url(django.REDIS_URL)
     seen = client.xrevrange(STREAM, count=1)
     after = seen[0][0] if seen else b"0"
     with deciding_at(tmp_path, telemetry=django.REDIS_URL) as (deciding, setting, worker):
