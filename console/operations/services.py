@@ -129,6 +129,11 @@ def may_change(principal: Principal, operation: Operation) -> bool:
     return held is not None and held >= operation.role and not principal.read_only
 
 
+def can_go_back(operation: Operation) -> bool:
+    """Whether cancelling it would make a difference by now."""
+    return core.can_go_back(_position(operation), machine_of(operation.kind).shape())
+
+
 @transaction.atomic
 def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
     """Have it go back to where it was. Again, or when it has ended, it changes nothing."""

@@ -313,6 +313,10 @@ def test_the_pages_tell_the_same_to_those_who_may_see_it(
     assert ">Cancel<" not in page
     on_call = browser_of(people.on_call)
     assert ">Cancel<" in on_call.get(f"/operations/{operation.pk}/").content.decode()
+    beyond = start("tests.waits", "session:other", plan={"go on": True}, org_id=people.acme.pk)
+    for _ in range(3):  # c is final
+        services.advance(beyond.pk)
+    assert ">Cancel<" not in on_call.get(f"/operations/{beyond.pk}/").content.decode()
     part = on_call.get(f"/operations/{operation.pk}/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in part
     assert "Do tests.waits" in on_call.get("/operations/").content.decode()
