@@ -26,7 +26,7 @@ from console.sessions import leaving, moves
 from console.sessions import services as sessions
 from console.sessions.models import Session, Shard
 from console.sessions.world import key_of
-from console.shell.templatetags.console import byte_size
+from console.sizes import size
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of
 
@@ -62,7 +62,7 @@ class Move:
             (
                 Change("Node", move.source, move.target),
                 Change("Path", _PATHS[move.tier_before], there),
-                Change("To copy, at most", "", byte_size(shard.memory_bytes)),
+                Change("To copy, at most", "", size(shard.memory_bytes)),
             ),
             Call(
                 "POST",
@@ -113,7 +113,7 @@ class BringBack:
                     Change(names[one.stream.key], one.source, f"{one.target}, {_PATHS[one.tier_after]}")
                     for one in plan.moves[:MOVES_SHOWN]
                 ),
-                Change("To copy, at most", "", byte_size(plan.bytes)),
+                Change("To copy, at most", "", size(plan.bytes)),
             ),
             Call("POST", f"/api/v1/sessions/{session.name}/bring-back", {}, OF_ANY_VERSION),
             _needs_on_call(principal, session),
@@ -191,7 +191,7 @@ class RaiseQuota:
             return None
         driver, held, most, wanted = found
         return Fix(
-            f"Raise what {org.name} may have in memory: {byte_size(held)} on {driver} fill it.",
+            f"Raise what {org.name} may have in memory: {size(held)} on {driver} fill it.",
             "quota",
             "Raise it now",
             (

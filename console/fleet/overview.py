@@ -17,7 +17,7 @@ from console.fleet.drawing import Drawing, Link, Look, Spot, counted, draw
 from console.fleet.filters import NOT_JOINED
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.placement.topology import State
-from console.shell.templatetags.console import byte_size
+from console.sizes import size
 
 PICTURES_MAX: Final = 8  # of stamps; of more the page has a table, and a picture of the one asked for
 LOOKS: Final[dict[str, Look]] = {
@@ -120,7 +120,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
     leaves = _sets(Nic.objects.values_list("node__name", "leaf__name").distinct())
     for node in nodes:
         look, said = look_of(node.state, has_joined=node.joined_at is not None)
-        detail = byte_size(node.memory_bytes) if node.memory_bytes else ""
+        detail = size(node.memory_bytes) if node.memory_bytes else ""
         if count := shards.get(node.name):
             detail = f"{detail}, {count} shard{'s' if count > 1 else ''}"
         spot = Spot("node", node.name, leaves[node.name], look, said, detail)

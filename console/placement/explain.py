@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 from console.placement.plan import BringBack, CannotPlace, Placed, Plan, Reason, Refusal, Unplaced
 from console.placement.rules import Cause
 from console.placement.topology import Tier
+from console.sizes import size
 
 NAMES_MAX: Final = 3  # of nodes in a sentence; the plan has them all
 
-_UNITS: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _PATHS: Final = {
     Tier.RAIL: "on a rail",
     Tier.LEAF: "over the leaf of another port of its box",
@@ -55,14 +55,6 @@ class Line(NamedTuple):
     wio: int
     memory: str
     why: str
-
-
-def size(count: int) -> str:
-    """Bytes as people say them: three digits, powers of ten."""
-    for name, unit in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} bytes"
 
 
 def placed(one: Placed) -> str:

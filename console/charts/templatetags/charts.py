@@ -28,13 +28,14 @@ from console.charts.finder import styles_it_would_write
 from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
 from console.charts.services import Plan, draw, plan_of
 from console.saved.services import views_of
+from console.sizes import size
 from telemetry.queries import Value
 
 register = template.Library()
 SAVED_MAX: Final = 8  # beside the range; all of them have a page
 _RANGE: Final = "_range_of_charts"
 _TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
-_SIZES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_POWERS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @register.inclusion_tag("charts/scripts.html")
@@ -101,9 +102,10 @@ def chart_value(value: Value, unit: str) -> str | SafeString:
         return f"{value * factor:.3g} {name}"
     if unit == "share":
         return f"{value * 100:.3g} %"
-    size, letter = next((one for one in _SIZES if abs(value) >= one[0]), (1.0, ""))
-    name = {"bytes": "B", "bytes/s": "B/s"}.get(unit, unit)
-    return f"{value / size:.3g} {letter}{name}".strip()
+    if unit in ("bytes", "bytes/s"):
+        return size(value) + unit.removeprefix("bytes")
+    power, letter = next((one for one in _POWERS if abs(value) >= one[0]), (1.0, ""))
+    return f"{value / power:.3g} {letter}{unit}".strip()
 
 
 def _range(request: HttpRequest) -> tuple[Range, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django import template
 
 from console.policies import words
+from console.sizes import size
 from swdriver_shim.policy import Policy
 
 register = template.Library()
@@ -23,12 +24,8 @@ def points(part: float) -> str:
 
 @register.simple_tag
 def size_of(count: float) -> str:
-    """Without its sign, and no more exact than an estimate is."""
-    shown = abs(round(count))
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if shown >= unit:
-            return f"{shown / unit:.1f} {name}"
-    return f"{shown} bytes"
+    """Without its sign, which the words beside it tell."""
+    return size(abs(count))
 
 
 @register.simple_tag
@@ -39,7 +36,7 @@ def sentence_of(policy: Policy) -> str:
 @register.simple_tag
 def span_of(seconds: float) -> str:
     """In one unit: it is known no better."""
-    for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}s"
+    for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}s"
     return words.span(max(1, round(seconds)))

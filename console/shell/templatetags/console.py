@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from django import template
-from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.accounts.roles import Role
+from console.sizes import size
 
 register = template.Library()
 
@@ -46,9 +46,9 @@ def in_words(at: datetime, now: datetime) -> str:
     """`4 s ago`, `3 min ago`, `in 2 h`: one unit is enough to decide by."""
     seconds = round((now - at).total_seconds())
     amount, unit = abs(seconds), "s"
-    for size, name in UNITS:
-        if abs(seconds) >= size:
-            amount, unit = abs(seconds) // size, name
+    for length, name in UNITS:
+        if abs(seconds) >= length:
+            amount, unit = abs(seconds) // length, name
             break
     return f"{amount} {unit} ago" if seconds >= 0 else f"in {amount} {unit}"
 
@@ -70,14 +70,7 @@ def bar(rate: float | None) -> SafeString:
     )
 
 
-@register.filter
-def byte_size(size: int) -> str:
-    """`1.5 TiB`: three digits are enough to decide by."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            amount = size / (1 << power)
-            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
-    return f"{size} B"
+register.filter("byte_size", size)
 
 
 @register.filter
@@ -119,5 +112,5 @@ def evidence(value: Any, name: str = "") -> str:
     if isinstance(value, list):
         return ", ".join(evidence(one, name) for one in value) or "none"
     if isinstance(value, int | float):
-        return filesizeformat(value) if "bytes" in name else figure(value)
+        return size(value) if "bytes" in name else figure(value)
     return str(value)

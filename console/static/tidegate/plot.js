@@ -117,10 +117,14 @@ function yAxis(data, axis) {
   if (data.isHeatMap) return { ...axis, type: "log", ...ticks(POWERS, data.unit) };
   const values = [...data.series, ...data.earlier].flatMap((series) => series.values).filter((value) => value !== null);
   const most = data.unit === "share" ? 1 : Math.max(...values, 0) || 1;
-  const step = roundStep(most / 4);
+  const step = data.unit.startsWith("bytes") ? binaryStep(most / 4) : roundStep(most / 4);
   const count = Math.ceil(most / step);
   const steps = Array.from({ length: count + 1 }, (_, place) => place * step);
   return { ...axis, range: [0, count * step], ...ticks(steps, data.unit) };
+}
+
+function binaryStep(least) {
+  return 2 ** Math.max(0, Math.ceil(Math.log2(least)));
 }
 
 function roundStep(least) {

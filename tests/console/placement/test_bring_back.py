@@ -58,7 +58,7 @@ def test_a_stream_goes_straight_to_a_free_rail() -> None:
     assert found.spine_wio_gained == 4
     assert found.bytes == 40
     assert explain.bring_back(found) == (
-        "1 move of 40 bytes at most: WIO across the spine 4 → 0, over other leaves 0 → 0."
+        "1 move of 40 B at most: WIO across the spine 4 → 0, over other leaves 0 → 0."
     )
 
 
