@@ -143,7 +143,7 @@ def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operat
     operation.cancel_requested = True
     operation.wake_at = timezone.now()
     operation.save(update_fields=["cancel_requested", "wake_at"])
-    _record(principal, "operation.cancel", operation, reason)
+    _record(principal, "operation.cancel", operation, "is asked to go back", reason)
     _advance_on_commit(operation)
     return operation
 
@@ -158,7 +158,7 @@ def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operati
     _put(operation, core.again(_position(operation), now), now)
     operation.wake_at = now
     operation.save()
-    _record(principal, "operation.retry", operation, reason)
+    _record(principal, "operation.retry", operation, "is tried again", reason)
     _advance_on_commit(operation)
     return operation
 
@@ -298,7 +298,7 @@ def _note_end(operation: Operation) -> None:
     )
 
 
-def _record(principal: Principal, action: str, operation: Operation, reason: str) -> None:
+def _record(principal: Principal, action: str, operation: Operation, what: str, reason: str) -> None:
     record(
         principal,
         action,
@@ -308,6 +308,7 @@ def _record(principal: Principal, action: str, operation: Operation, reason: str
         org_id=operation.org_id,
         reason=reason,
         topics=[operation.target, OPERATIONS],
+        sentence=f"“{operation.sentence}” {what}.",
     )
 
 
