@@ -413,7 +413,7 @@ class Decider:
 
     def orgs_of_request(self, request: str) -> list[str]:
         with self._lock:
-            return self.ledger.requests.orgs_of(request)
+            return self.ledger.stock.requests.orgs_of(request)
 
     def newest_requests(self, org: str, most: int) -> list[tuple[Remembered, float]]:
         with self._lock:
