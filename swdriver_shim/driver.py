@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.cache.ledger import Match
+from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place

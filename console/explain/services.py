@@ -206,8 +206,11 @@ def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
 
 def runs(columns: Sequence[Column]) -> list[Run]:
     """What is alike in a row, as one."""
-    listed = groupby(columns, key=lambda one: (one.state, one.tier2, one.priority))
-    return [_run(list(alike)) for _, alike in listed]
+    return [_run(list(alike)) for _, alike in groupby(columns, key=_likeness)]
+
+
+def _likeness(one: Column) -> tuple[object, ...]:
+    return one.state, one.tier2, one.priority, one.expires_in_seconds is None
 
 
 def _run(columns: Sequence[Column]) -> Run:

@@ -5,8 +5,8 @@ Each app says how its things are found, by a function that shows nobody what the
     @finder("nodes")
     def find_nodes(principal: Principal, text: str, most: int) -> list[Found]: ...
 
-What is not in the database is asked for only where somebody waits for it (`far=True`): not at every letter
-that is typed.
+What is not in the database is asked for only where somebody waits for it (`far=True`): not at every
+letter that is typed.
 """
 
 from __future__ import annotations

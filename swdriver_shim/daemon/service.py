@@ -267,7 +267,7 @@ class Service:
         """How an org's columns come back; without one, of which orgs something is known."""
         ledger, org = self.shim.driver.ledger, request.query_params.get("org")
         if org is None:
-            accounts = list(ledger.accounts.values())
+            accounts = list(ledger.stock.accounts.values())
             return as_json([{"org": one.org, "requests": one.tally.requests} for one in accounts])
         sample = ledger.reuse(org, time.monotonic())  # the clock of a driver in a daemon
         if sample is None:

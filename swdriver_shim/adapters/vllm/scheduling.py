@@ -24,9 +24,9 @@ from kvss_agent.client import Miss
 from swdriver_shim.adapters.vllm.blocks import LEAVE
 from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
-from swdriver_shim.cache.ledger import Store
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.storing import Store
 from swdriver_shim.deciding import Asked, Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import AS_USUAL, Rules

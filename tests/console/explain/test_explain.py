@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from console.accounts.models import User
 from console.control import services as control
 from console.explain.forms import ExplainForm
 from console.explain.services import Column, Question, runs
-from console.explain.templatetags.explain import REASONS, TIERS, expiry
+from console.explain.templatetags.explain import REASONS, TIERS, body_of, expiry
 from console.orgs import services as orgs
 from console.policies import callers
 from swdriver_shim.cache.reasons import Reason
@@ -163,6 +165,28 @@ def test_columns_that_are_alike_are_one_run() -> None:
     ]
     assert (found[0].slots, found[0].expires_in_seconds, found[0].uses_max) == ((7, 9), (60.0, 62.0), 2)
     assert runs([]) == []
+    kept = Column(3, C, "ready", priority=35)
+    assert [run.expires_in_seconds for run in runs([*ready, kept])] == [(60.0, 62.0), None], "never"
+
+
+@pytest.mark.parametrize(
+    ("question", "session", "body"),
+    [
+        (None, "", {"request": "…"}),
+        (Question(request="it's"), "chat", {"request": "it's", "session": "chat"}),
+        (
+            Question(tokens=range(9), adapter="poems"),
+            "",
+            {"tokens": [0, 1, 2, 3, "…"], "adapter": "poems"},
+        ),
+        (Question(keys=["ab" * 16]), "", {"keys": ["ab" * 16]}),
+    ],
+)
+def test_the_call_that_asks_the_same_is_one_that_a_shell_takes(
+    question: Question | None, session: str, body: dict[str, object]
+) -> None:
+    [word] = shlex.split(body_of(question, session))
+    assert json.loads(word) == body
 
 
 def test_every_reason_is_said_in_words() -> None:
