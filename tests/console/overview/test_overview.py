@@ -193,8 +193,8 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
 def test_who_does_not_see_a_cause_sees_what_it_explains(
     people: People, browser_of: Callable[[User], Client], api_of: Callable[..., Client]
 ) -> None:
-    """Causes are of the fleet. To a member all would be well just because nobody knows anything, and that
-    there is a cause is not theirs to see."""
+    """Causes are of the fleet. To a member all would be well just because nobody knows anything, and
+    that there is a cause is not theirs to see."""
     heard()
     late = make_alert("numbers-late", "fleet", pk=4_711_000)
     make_alert("refill-slow", "org:acme", people.acme, state="no_data", hidden_by=late)
