@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import record
-from console.control.sending import AT_ONCE_MAX, trusted
+from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
 from console.control.services import ALL_DRIVERS, changed
 from console.fleet.models import Driver, Node
 from console.operations import services as operations
@@ -36,7 +35,7 @@ from telemetry.topics import of_org
 PATIENCE: Final = timedelta(hours=2)  # for who is away; then a person has to look
 SECONDS: Final = 2.0  # that a driver may take for one answer; it goes on by itself
 TIMEOUT: Final = httpx.Timeout(SECONDS + 5, connect=2.0)
-# It is not told of that org, or of none yet.
+# A driver is not told of that org, or of none yet; an agent has no tier 2.
 KEEPS_NOTHING: Final = (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT)
 _COUNTS: Final = ("columns", "bytes", "tier2_files", "tier2_bytes")
 
@@ -80,12 +79,10 @@ def _of_model(drivers: Collection[Driver], model: str) -> list[Driver]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Who is asked, and how."""
+    """Who is asked, and what."""
 
     name: str
-    url: str
-    token: str
-    body: Mapping[str, Any]
+    call: Call
 
 
 def receipts_of(org: Org) -> QuerySet[PurgeReceipt]:
@@ -110,7 +107,7 @@ def _drivers(operation: Operation) -> Outcome:
     joined = Driver.objects.filter(joined_at__isnull=False).order_by("name")
     body = {"org": operation.plan["org"], "seconds": SECONDS}
     places = [
-        _Place(one.name, f"{one.control_url.rstrip('/')}/v1/purge_org", str(one.control_token), body)
+        _Place(one.name, _question(one, "/v1/purge_org", body))
         for one in _of_model(joined, operation.plan["model"])
     ]
     return _asked(operation, "drivers", places)
@@ -129,9 +126,7 @@ def _agents(operation: Operation) -> Outcome:
     places = [
         _Place(
             " ".join([one.name, *([body["namespace"]] if len(bodies) > 1 else [])]),
-            f"{one.control_url.rstrip('/')}/v1/purge",
-            str(one.control_token),
-            body,
+            _question(one, "/v1/purge", body),
         )
         for one in joined
         for body in bodies
@@ -154,7 +149,8 @@ def _asked(operation: Operation, kind: str, places: Sequence[_Place]) -> Outcome
     """Ask those who have not confirmed yet. What they tell is added up: each has removed it once."""
     told: dict[str, Any] = operation.notes.setdefault(kind, {})
     left = [place for place in places if not told.get(place.name, {}).get("done")]
-    for place, answer in zip(left, asyncio.run(_ask(left)), strict=True):
+    answers = ask_all([place.call for place in left], TIMEOUT)
+    for place, answer in zip(left, map(_told, answers), strict=True):
         before = told.get(place.name, {})
         counts = {name: before.get(name, 0) + answer.get(name, 0) for name in _COUNTS}
         told[place.name] = {**answer, **counts}
@@ -165,22 +161,22 @@ def _asked(operation: Operation, kind: str, places: Sequence[_Place]) -> Outcome
     return Waiting(f"{', '.join(waiting)[:200]}: {why}", 1 - len(waiting) / len(places))
 
 
-async def _ask(places: Sequence[_Place]) -> list[dict[str, Any]]:
-    limits = httpx.Limits(max_connections=AT_ONCE_MAX)
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits, verify=trusted()) as client:
-        return await asyncio.gather(*(_purge(client, place) for place in places))
+def _question(one: Driver | Node, path: str, body: Mapping[str, Any]) -> Call:
+    endpoint = Endpoint(one.control_url, str(one.control_token))
+    return Call(endpoint, "POST", path, msgspec.json.encode(body))
 
 
-async def _purge(client: httpx.AsyncClient, place: _Place) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {place.token}"}
+def _told(answer: httpx.Response | str) -> dict[str, Any]:
+    if isinstance(answer, str):
+        return {"done": False, "problem": answer}
+    if answer.status_code in KEEPS_NOTHING:
+        return {"done": True}
+    if not answer.is_success:
+        return {"done": False, "problem": refusal(answer)}
     try:
-        answer = await client.post(place.url, json=dict(place.body), headers=headers)
-        if answer.status_code in KEEPS_NOTHING:
-            return {"done": True}
-        answer.raise_for_status()
         return _confirmed(answer.json())
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return {"done": False, "problem": (str(error) or type(error).__name__)[:200]}
+    except (ValueError, KeyError, TypeError):
+        return {"done": False, "problem": NO_SENSE}
 
 
 def _confirmed(receipt: Mapping[str, Any]) -> dict[str, Any]:
