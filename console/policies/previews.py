@@ -32,13 +32,13 @@ _DECODER: Final = msgspec.json.Decoder(Sample)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What drivers have told of an org. `silent`: those who should have, and did not."""
+    """What drivers have told of an org. `silent`: so many should have, and did not."""
 
     at: datetime
     traffics: tuple[tuple[str, Traffic], ...]  # with the model of each
     asked: int
     drivers: int
-    silent: tuple[str, ...]
+    silent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _asked(org: Org) -> Known:
     told = [(_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)]
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
-    silent = tuple(driver.name for driver, answer in answers if isinstance(answer, str))
+    silent = sum(isinstance(answer, str) for _, answer in answers)
     return Known(timezone.now(), traffics, len(asked), len(there), silent)
 
 
