@@ -117,7 +117,7 @@ class Deciding:
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.events = Events(model.unit_tokens, hash_tokens) if hash_tokens else None
-        self.shim.driver.ledger.watch = self.events
+        self.shim.driver.ledger.stock.watch = self.events
         self.scheduling = Scheduling(
             self.shim.driver,
             [group.shape() for group in workers[0].groups],

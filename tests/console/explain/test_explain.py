@@ -72,6 +72,19 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     [newest] = member.get("/api/v1/orgs/acme/requests").json()["requests"]
     assert (newest["request"], newest["hit_tokens"]) == ("r-7", 2 * C)
 
+    def found(user: User, text: str) -> Any:
+        return api_of(user).get(f"/api/v1/search?q={text}&far=true").json()
+
+    there = {"name": "r-7", "detail": "of acme, on one", "address": "/orgs/acme/explain/?request=r-7"}
+    for user in (people.viewer, people.platform_viewer):
+        assert found(user, "r-7") == [{"kind": "prompts", "found": [there], "are_more": False}]
+    assert found(people.stranger, "r-7") == found(people.viewer, "r-8") == []
+    typed = browser.get("/search/?q=r-7", headers={"HX-Request": "true"}).content.decode()
+    assert "Nothing that you may see" in typed, "drivers are not asked at every letter"
+    for headers in ({}, {"HX-Request": "true"}):
+        shown = browser.get("/search/?q=r-7&far=", headers=headers).content.decode()
+        assert 'href="/orgs/acme/explain/?request=r-7"' in shown
+
     listed = browser.get("/orgs/acme/explain/").content.decode()
     assert '<a href="/orgs/acme/explain/?request=r-7">' in listed
     sent = browser.post("/orgs/acme/explain/", {"asked": " r-7 "})
