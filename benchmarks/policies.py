@@ -120,7 +120,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
 def hit_rates(requests: Sequence[Request], orgs: int, case: Case) -> dict[str, float]:
     """What each org really hits under that policy."""
     ledger, _ = served(requests, orgs, case)
-    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.accounts.items()}
+    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.stock.accounts.items()}
 
 
 @dataclass
