@@ -138,12 +138,12 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
         if not todo:
             continue
         ledger, now = served(requests, orgs, None)
-        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.accounts}
+        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.stock.accounts}
         del ledger
         edited = {org: Traffic.of(msgspec.json.decode(one, type=Sample)) for org, one in raw.items()}
         for case in todo:
             real, _ = served(requests, orgs, case)
-            rates = {org: account.tally.hit_rate or 0.0 for org, account in real.accounts.items()}
+            rates = {org: account.tally.hit_rate or 0.0 for org, account in real.stock.accounts.items()}
             del real  # a preview is not to wait for garbage being looked for among its columns
             told: dict[str, Told] = {}
             for org, rate in rates.items():

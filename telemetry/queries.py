@@ -16,13 +16,14 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from django.db import connection
+from msgspec import Raw
 
 from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind
+from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind, histogram_in
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
@@ -399,13 +400,13 @@ class _Histograms:
         self._counts: list[list[int] | None] = [None] * points
         self._seconds = [0.0] * points
 
-    def add(self, point: int, cell: list[Any]) -> None:
+    def add(self, point: int, raw: Raw) -> None:
         counts = self._counts[point]
         if counts is None:
             counts = self._counts[point] = [0] * BUCKETS
-        if cell:
+        if cell := histogram_in(raw):
             self._seconds[point] += cell[0]
-            index = cell[1]
+            index: Any = cell[1]
             for count in cell[2:]:
                 counts[index] += count
                 index += 1

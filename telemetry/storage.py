@@ -26,12 +26,13 @@ SHAPES_KEPT: Final = 16_384  # in the memory of a process
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Cells)
-# Of one kind each: the others are left as they are.
+# Of one kind each: the others are left as they are, and so is each histogram, which is a list.
 _OF_KIND: Final = (
     msgspec.msgpack.Decoder(tuple[list[Number], Raw, Raw]),
     msgspec.msgpack.Decoder(tuple[Raw, list[Gauge], Raw]),
-    msgspec.msgpack.Decoder(tuple[Raw, Raw, list[Sparse]]),
+    msgspec.msgpack.Decoder(tuple[Raw, Raw, list[Raw]]),
 )
+_SPARSE: Final = msgspec.msgpack.Decoder(Sparse)
 
 
 class Stored(NamedTuple):
@@ -127,9 +128,16 @@ def cells_of(encoded: bytes | memoryview) -> Cells:
 
 
 def cells_of_kind(encoded: bytes | memoryview, kind: Kind) -> list[Cell]:
-    """Only these: who asks for a counter has not to wait for histograms."""
+    """Only these: who asks for a counter has not to wait for histograms. Of those, none but the one that
+    is wanted is decoded, by `histogram_in`."""
     parts: tuple[Any, ...] = _OF_KIND[kind].decode(encoded)
     found: list[Cell] = parts[kind]
+    return found
+
+
+def histogram_in(raw: Raw) -> list[Any]:
+    """A cell of one, as `cells` has it."""
+    found: list[Any] = _SPARSE.decode(raw)
     return found
 
 

@@ -52,9 +52,16 @@ class Range:
 
     @property
     def wider(self) -> Range:
-        """Twice as long around the same middle, as far as may be."""
-        more = min(self.end - self.start, SECONDS_MAX - (self.end - self.start)) / 2
-        return Range(self.start - more, self.end + more)
+        """Twice as long around the same middle, as far as may be. What ends now goes on doing so, and is
+        the next longer span; after the longest, twice as long back from now."""
+        length = self.end - self.start
+        more = min(length, SECONDS_MAX - length) / 2
+        if not self.is_live:
+            return Range(self.start - more, self.end + more)
+        longer = (name for name, seconds in SPANS.items() if seconds > SPANS[self.name])
+        if name := next(longer, None):
+            return Range(self.end - SPANS[name], self.end, name)
+        return Range(self.start - 2 * more, self.end)
 
     @property
     def query(self) -> str:

@@ -247,7 +247,7 @@ def _moment(seconds: float) -> str:
 
 def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     fold = answer.question.fold
-    parts = [value or "none" for value in labels.values()]
+    parts = [value or f"no {name}" for name, value in labels.items()]
     return " ".join([*parts, *([fold] if len(plan.folds) > 1 or not parts else [])])
 
 

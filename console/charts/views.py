@@ -4,6 +4,7 @@ import re
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.accounts.browser import SignedInRequest, signed_in
@@ -11,11 +12,20 @@ from console.charts.services import topics_for
 from console.live.messages import TOPIC_PATTERN
 from console.metrics.services import check_topic
 from telemetry.events import events_of
-from telemetry.figures import names_of
+from telemetry.figures import figures_now, names_of
 from telemetry.models import Event
 from telemetry.topics import FLEET, SESSION, kind_of
 
 EVENTS_SHOWN = 8
+FIGURES = (
+    ("Refill p99", "refill.p99", "seconds"),
+    ("Refill p50", "refill.p50", "seconds"),
+    ("Evict p99", "evict.p99", "seconds"),
+    ("Evict p50", "evict.p50", "seconds"),
+    ("Refills", "refill.rate", "/s"),
+    ("Evicts", "evict.rate", "/s"),
+    ("Hit rate", "hit.rate", "share"),
+)
 _WITH_PATHS = frozenset({FLEET, SESSION, "driver"})  # of whom it is told how long which path took
 
 
@@ -49,12 +59,21 @@ def latency(request: SignedInRequest) -> HttpResponse:
         return render(request, "latency/nothing.html")
     topic = topic_of(asked)
     check_topic(request.principal, topic)
+    now = timezone.now()
+    told = figures_now([topic], now.timestamp()).get(topic)
+    is_of_agents = not names_of(topic).hit
     context = {
         "topic": topic,
+        "figures": [
+            (title, name, unit, told.figures.get(name) if told else None)
+            for title, name, unit in FIGURES
+            if not (is_of_agents and name == "hit.rate")
+        ],
+        "told_at": now if told else None,
         "events": _events(topic),
         "topics": topics if topic in topics else [*topics, topic],
         "names": names_of(topic),
-        "is_of_agents": not names_of(topic).hit,
+        "is_of_agents": is_of_agents,
         "is_of_session": kind_of(topic) == SESSION,
         "has_paths": kind_of(topic) in _WITH_PATHS,
     }

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
@@ -36,6 +40,7 @@ pytestmark = [
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
+FLOOD = 300  # frames: five minutes of them at once
 IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
 
 
@@ -166,6 +171,47 @@ def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callabl
     expect_told(page, world.rename())
 
 
+def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_heard(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    """So no plot freezes the page: how long a drawing takes is measured by benchmarks/pages.py."""
+    wires: list[WebSocketRoute] = []
+
+    def tell(kind: str, seq: int, **data: Any) -> None:
+        now = datetime.now(UTC).isoformat()
+        frame = {"v": 1, "seq": seq, "ts": now, "topic": "org:acme", "kind": kind}
+        wires[-1].send(json.dumps({**frame, "data": {"event": 0, "read_at": now, **data}}))
+
+    def answer(route: WebSocketRoute) -> None:
+        wires.append(route)
+        route.on_message(lambda _: tell("snapshot", 0, events=[], numbers={}, state={}))
+
+    page = open_page(PATH, answer)
+    page.clock.install()
+    page.reload()
+    expect_state(page, "live")
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    tell("heartbeat", 0)  # so that in these seconds it does not take us for silent
+    page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+    page.evaluate(
+        "window.drawn = 0;"
+        "document.querySelector('[data-chart]').on('plotly_afterplot', () => (drawn += 1))"
+    )
+    step = int(time.time()) // 10 * 10
+    for seq in range(1, FLOOD + 1):
+        figures = {"refill.p99": seq / 1000, "refill.p50": seq / 1000}
+        points = [{"at": step + 10 * seq, "figures": figures}]
+        tell("delta", seq, numbers={"at": "", "seconds": 15, "figures": figures, "points": points})
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_text(f"{FLOOD} ms")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.evaluate("drawn") == 0
+    page.clock.run_for(1000)
+    wait_until("it is drawn", lambda: page.evaluate("drawn"))
+    points = page.evaluate("document.querySelector('[data-chart]').data[0].x.length")
+    assert (page.evaluate("drawn"), points) == (1, 91), "of a quarter of an hour, however many came"
+
+
 def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
     world: World, open_page: Callable[..., Page]
 ) -> None:
@@ -242,7 +288,25 @@ def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) 
     assert closing.value.rcvd.code == 1009
 
 
-def test_a_chart_is_drawn_over_to_zoom_and_a_cell_leads_to_what_is_behind_it(
+# The middle of a cell of the heat map that has something in it, and when its step begins.
+CELL = """() => {
+    const plots = [...document.querySelectorAll("[data-chart]")];
+    const plot = plots.find((one) => one.data?.[0].type === "heatmap");
+    const { z, x, y } = plot.data[0];
+    const row = z.findIndex((values) => values.some((value) => value !== null));
+    const column = z[row].findIndex((value) => value !== null);
+    const { xaxis, yaxis } = plot._fullLayout;
+    const box = plot.getBoundingClientRect();
+    const middle = (axis, one, other) => axis._offset + (axis.d2p(one) + axis.d2p(other)) / 2;
+    return [
+        box.left + middle(xaxis, x[column], x[column + 1]),
+        box.top + middle(yaxis, y[row], y[row + 1]),
+        x[column].toISOString(),
+    ];
+}"""
+
+
+def test_a_part_of_a_chart_is_chosen_by_mouse_keys_and_finger_to_zoom(
     world: World, open_page: Callable[..., Page]
 ) -> None:
     page = open_page(f"{PATH}&compare=day")
@@ -256,17 +320,75 @@ def test_a_chart_is_drawn_over_to_zoom_and_a_cell_leads_to_what_is_behind_it(
 
     box = lines.bounding_box()
     assert box
-    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 40)
+    left, right, middle = (box["x"] + part * box["width"] for part in (0.4, 0.99, 0.5))
+    page.mouse.move(left, box["y"] + 40)
     page.mouse.down()
-    page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 42, steps=4)
+    page.mouse.move(right, box["y"] + 42, steps=4)
     page.mouse.up()
     page.wait_for_url("**from=*until=*", timeout=MS)
     assert "range=" not in page.url, "it is fixed now"
     assert "compare=day" in page.url
+    page.go_back()
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    assert "range=15m" in page.url
+    expect(heat).to_be_attached(timeout=MS)
+
+    page.locator("[data-chart]").first.focus()
+    for key, times in (("ArrowLeft", 3), ("Shift+ArrowLeft", 8)):
+        for _ in range(times):
+            page.keyboard.press(key)
+    expect(cursors).to_have_count(2)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**from=*until=*", timeout=MS)
+    start, end = (datetime.fromisoformat(_asked(page, name)) for name in ("from", "until"))
+    assert end - start == timedelta(seconds=80)
 
     page.goto(PATH)
     page.wait_for_function(IS_DRAWN, timeout=MS)
+    hand = page.context.new_cdp_session(page)
+    for kind, x in (
+        ("touchStart", left),
+        ("touchMove", middle),
+        ("touchMove", right),
+        ("touchEnd", None),
+    ):
+        points = [] if x is None else [{"x": x, "y": box["y"] + 40}]
+        hand.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    page.wait_for_url("**from=*until=*", timeout=MS)
+
+
+def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[..., Page]) -> None:
+    page = open_page(PATH)
+    page.wait_for_function(IS_DRAWN, timeout=MS)
     every = page.locator("figure").filter(has_text="Refill, all of it")
+    expect(every.locator(".heatmaplayer image")).to_be_attached(timeout=MS)
+    every.scroll_into_view_if_needed()
+    x, y, at = page.evaluate(CELL)
+    page.mouse.move(x, y)
+    expect(every.locator(".hoverlayer text").first).to_be_attached()
+    page.mouse.click(x, y)
+    page.wait_for_url("**/slowest/**", timeout=MS)
+    assert _asked(page, "from") == at
+    assert float(_asked(page, "most")) == pytest.approx(0.0041, rel=0.1)
+    page.go_back()
     every.get_by_text("As a table").click()
     every.locator("table a").first.click()
     expect(page.get_by_text("The slowest batches of columns")).to_be_visible(timeout=MS)
+
+
+def test_a_chart_asks_for_what_was_told_while_nobody_listened(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(PATH)
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    with page.expect_request(lambda request: "fold=p50" in request.url, timeout=MS):
+        page.evaluate("""() => document.dispatchEvent(new CustomEvent("tidegate:live", {detail: {
+            topic: "org:acme",
+            events: [],
+            numbers: {points: [{at: Date.now() / 1000 + 60, figures: {}}]},
+        }}))""")
+
+
+def _asked(page: Page, name: str) -> str:
+    [found] = parse_qs(urlsplit(page.url).query)[name]
+    return found

@@ -60,8 +60,6 @@ def range_picker(context: template.Context) -> dict[str, Any]:
         "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
         "chosen": chosen,
         "problem": problem,
-        "from": request.GET.get("from", ""),
-        "until": request.GET.get("until", ""),
         "request": request,
     }
 
@@ -71,6 +69,13 @@ def range_fields(context: template.Context) -> SafeString:
     """For a form that leads to the same page: the range stays as it is."""
     kept = [(name, value) for name, value in context["request"].GET.items() if name in NAMES]
     return format_html_join("", '<input type="hidden" name="{}" value="{}">', kept)
+
+
+@register.simple_tag(takes_context=True)
+def range_query(context: template.Context) -> str:
+    """For a link to another page of the same time, after what else its address says."""
+    chosen, _ = _range(context["request"])
+    return f"&{chosen.query}"
 
 
 @register.inclusion_tag("charts/chart.html", takes_context=True)

@@ -1,5 +1,6 @@
 // Charts: what the server drew as a table, with Plotly; and then what comes live. Each element with
 // `data-chart` names the JSON beside it. Redrawn once a second at most, and not while nobody looks.
+import { Choosing, placeOf, timeAt } from "./choosing.js";
 import { saveImage } from "./image.js";
 import { layoutOf, tracesOf } from "./plot.js";
 
@@ -20,11 +21,17 @@ class Chart {
   }
 
   get isToDraw() {
-    return this.isDirty && !this.isHeld && !document.hidden && this.data.series.length > 0;
+    return (this.isDirty || this.isBehind) && !document.hidden && this.data.series.length > 0;
+  }
+
+  // Where time goes on, so does what is shown, though nothing is told.
+  get isBehind() {
+    return this.data.span !== null && Date.now() - this.drawnAt > ASK_MS_MIN;
   }
 
   draw() {
     this.isDirty = false;
+    this.drawnAt = Date.now();
     const figure = this.element.closest("figure");
     figure.querySelector(".empty")?.remove();
     figure.querySelector("[data-chart-image]").hidden = false;
@@ -33,43 +40,58 @@ class Chart {
     if (!this.isHeard) this.hear();
   }
 
-  // What people do with it: Plotly tells when there is a first drawing.
+  // What people do with it: Plotly has axes when there is a first drawing.
   hear() {
     this.isHeard = true;
-    this.element.addEventListener("pointerdown", () => (this.isHeld = true)); // a drawing would end what is drawn over
-    document.addEventListener("pointerup", () => (this.isHeld = false));
-    this.element.on("plotly_relayout", (changed) => zoomTo(changed["xaxis.range[0]"], changed["xaxis.range[1]"]));
-    this.element.addEventListener("pointermove", ({ clientX }) => this.sayCursor(clientX));
+    this.choosing = new Choosing(this.element, this.data.step * 1000, {
+      pointed: (time) => this.showCursor(time),
+      chosen: zoomTo,
+    });
+    this.element.addEventListener("pointermove", ({ clientX }) => {
+      const { axis } = this.choosing;
+      const place = this.choosing.placeIn(clientX);
+      this.sayCursor(place < 0 || place > axis._length ? null : timeAt(axis, place));
+    });
     this.element.addEventListener("pointerleave", () => this.sayCursor(null));
     if (this.data.slowest) this.leadOn();
   }
 
   // To the other charts, also where nothing was told.
-  sayCursor(clientX) {
-    const { xaxis } = this.element._fullLayout;
-    const place = clientX - this.element.getBoundingClientRect().left - xaxis._offset;
-    const detail = clientX === null || place < 0 || place > xaxis._length ? null : xaxis.p2d(place);
-    this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail }));
+  sayCursor(time) {
+    this.element.dispatchEvent(new CustomEvent("tidegate:cursor", { bubbles: true, detail: time }));
   }
 
-  // Where the cursor is in another chart of the page; null: nowhere.
-  point(at) {
+  // The keys' own, which no mouse shows: in all charts, and here with the values.
+  showCursor(time) {
+    this.sayCursor(time);
+    this.point(time);
+    if (time === null) Plotly.Fx.unhover(this.element);
+    else Plotly.Fx.hover(this.element, { xpx: placeOf(this.choosing.axis, time), ypx: 0 }, "xy");
+  }
+
+  // Where the cursor is; null: nowhere.
+  point(time) {
     if (!this.isHeard) return;
-    const { xaxis } = this.element._fullLayout;
-    const place = at === null ? -1 : xaxis.d2p(at);
+    const { axis } = this.choosing;
+    const place = time === null ? -1 : placeOf(axis, time);
     this.cursor ??= this.element.appendChild(Object.assign(document.createElement("div"), { className: "plot__cursor" }));
-    this.cursor.hidden = place < 0 || place > xaxis._length;
-    this.cursor.style.left = `${xaxis._offset + place}px`;
+    this.cursor.hidden = place < 0 || place > axis._length;
+    this.cursor.style.left = `${axis._offset + place}px`;
   }
 
   // A cell of a heat map leads to the slowest transfers behind it. By keyboard that is in the table.
   leadOn() {
     this.element.classList.add("plot--leads-on");
-    this.element.on("plotly_click", ({ points: [{ x, y, data: { type } }] }) => {
-      if (type !== "heatmap") return;
-      const from = new Date(x);
-      const until = new Date(from.getTime() + this.data.step * 1000);
-      const cell = new URLSearchParams({ from: from.toISOString(), until: until.toISOString(), most: y });
+    this.element.on("plotly_click", ({ points: [{ pointNumber, data }] }) => {
+      if (data.type !== "heatmap" || this.choosing.hasChosen) return;
+      const [row, column] = pointNumber;
+      const from = this.times[column] * 1000;
+      const cell = new URLSearchParams({
+        from: new Date(from).toISOString(),
+        until: new Date(from + this.data.step * 1000).toISOString(),
+      });
+      const most = this.data.bounds[data.customdata[row]];
+      if (most) cell.set("most", most);
       location.assign(`${this.data.slowest}&${cell}`);
     });
   }
@@ -106,13 +128,28 @@ class Chart {
   takeLive({ numbers, events }) {
     this.mark(events);
     if (!this.known) return;
-    for (const { at, figures } of numbers?.points ?? []) {
+    const points = numbers?.points ?? [];
+    if (points.length && points[0].at > this.times.at(-1) + this.data.step) {
+      this.ask(); // what was told meanwhile, while nobody was connected or looked
+      return;
+    }
+    for (const { at, figures } of points) {
       this.put(at, this.data.series.map((series) => figures[series.figure] ?? null));
     }
   }
 
   // What frames do not tell is asked for, when a step is over.
   async ask() {
+    if (this.isAsking) return;
+    this.isAsking = true;
+    try {
+      await this.askEach();
+    } finally {
+      this.isAsking = false;
+    }
+  }
+
+  async askEach() {
     const last = this.times.length > 1 ? this.times[this.times.length - 2] : this.data.start;
     for (const query of this.data.queries) {
       const address = new URL(query, location.href);
@@ -128,7 +165,7 @@ class Chart {
     const several = this.data.queries.length > 1;
     const start = Date.parse(answer.start) / 1000;
     for (const line of answer.series) {
-      const parts = Object.values(line.labels).map((value) => value || "none");
+      const parts = Object.entries(line.labels).map(([name, value]) => value || `no ${name}`);
       if (several || !parts.length) parts.push(answer.fold);
       const place = this.seriesNamed(parts.join(" "));
       line.values.forEach((value, step) => {
@@ -160,15 +197,13 @@ class Chart {
   }
 }
 
-// What is drawn over with the mouse is the range from then on, for the whole page, and stands in the address.
+// What is chosen is the range from then on, for the whole page, and stands in the address.
 function zoomTo(from, until) {
-  if (from === undefined || until === undefined) return;
-  const [first, last] = [new Date(from).getTime(), new Date(until).getTime()];
-  const more = Math.max(0, ZOOM_MS_MIN - (last - first)) / 2;
+  const more = Math.max(0, ZOOM_MS_MIN - (until - from)) / 2;
   const address = new URL(location.href);
   address.searchParams.delete("range");
-  address.searchParams.set("from", new Date(first - more).toISOString());
-  address.searchParams.set("until", new Date(last + more).toISOString());
+  address.searchParams.set("from", new Date(from - more).toISOString());
+  address.searchParams.set("until", new Date(until + more).toISOString());
   location.assign(address);
 }
 
@@ -179,8 +214,10 @@ function start() {
     const chart = new Chart(element, data);
     charts.push(chart);
     if (data.span !== null) chart.keepAsking();
-    const image = element.closest("figure").querySelector("[data-chart-image]");
-    image.addEventListener("click", () => saveImage(element, element.dataset.chart));
+    const figure = element.closest("figure");
+    const title = `${figure.querySelector("h2").textContent} · ${data.topic}`;
+    const image = figure.querySelector("[data-chart-image]");
+    image.addEventListener("click", () => saveImage(element, element.dataset.chart, title));
   }
   // One after another, and in between the page listens to whoever uses it.
   let isDrawing = false;

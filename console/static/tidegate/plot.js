@@ -46,24 +46,29 @@ function line(data, times, series, place) {
 // Buckets in use only, one row each; how many in colour, by their logarithm: one slow refill is to be seen.
 function heatMap(data, times) {
   const [series] = data.series;
-  const used = data.bounds.map((_, bucket) => series.values.some((counts) => counts?.[bucket]));
-  const first = Math.max(0, used.indexOf(true));
-  const last = used.lastIndexOf(true);
-  const buckets = data.bounds.slice(first, last + 1);
-  const count = (counts, row) => counts?.[first + row] || null;
+  const { bounds } = data;
+  const all = Array.from({ length: bounds.length + 1 }, (_, bucket) => bucket);
+  const used = all.filter((bucket) => series.values.some((counts) => counts?.[bucket]));
+  const buckets = used.length ? all.slice(used[0], used.at(-1) + 1) : [];
+  const words = (bucket) => (bucket < bounds.length ? `up to ${show(bounds[bucket], "seconds")}` : `more than ${show(bounds.at(-1), "seconds")}`);
   return {
     type: "heatmap",
-    x: dates(times),
-    y: buckets,
-    z: buckets.map((_, row) => series.values.map((counts) => {
-      const times = count(counts, row);
-      return times === null ? null : Math.log10(times);
-    })),
-    text: buckets.map((bound, row) => series.values.map((counts) => `${count(counts, row) ?? 0} times, up to ${show(bound, "seconds")}`)),
+    // Edges of cells, one more than there are: a cell is its step, and its bucket.
+    x: dates([...times, ...times.slice(-1).map((last) => last + data.step)]),
+    y: [...buckets.slice(0, 1).map((first) => first - 1), ...buckets].map((bucket) => edge(bounds, bucket)),
+    z: buckets.map((bucket) => series.values.map((counts) => (counts?.[bucket] ? Math.log10(counts[bucket]) : null))),
+    text: buckets.map((bucket) => series.values.map((counts) => `${counts?.[bucket] ?? 0} times, ${words(bucket)}`)),
+    customdata: buckets,
     hovertemplate: "%{text}<extra></extra>",
     colorscale: [[0, colour("--heat-low")], [1, colour("--heat-high")]],
     showscale: false,
   };
+}
+
+// The upper one of a bucket. The first bucket has no lower one and the last no upper: they look like others.
+function edge(bounds, bucket) {
+  const factor = bounds[1] / bounds[0];
+  return bounds[bucket] ?? (bucket < 0 ? bounds[0] / factor : bounds.at(-1) * factor);
 }
 
 // Events as triangles at the upper edge; their lines are shapes of the layout.
@@ -99,10 +104,9 @@ export function layoutOf(data, times, element) {
     hovermode: data.isHeatMap ? "closest" : "x unified",
     hoverlabel: { bgcolor: panel, bordercolor: grid, font: { color: text } },
     showlegend: !data.isHeatMap && data.series.length + data.earlier.length > 1,
-    legend: { orientation: "h", x: 0, y: -0.18, font: { size: 11, color: quiet } },
-    // By mouse only: a finger that is drawn over a chart scrolls the page.
-    dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
-    xaxis: { ...axis, type: "date", range, fixedrange: false },
+    legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom", font: { size: 11, color: quiet } },
+    dragmode: false, // choosing.js has its own
+    xaxis: { ...axis, type: "date", range },
     yaxis: yAxis(data, axis),
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes: data.markers.map((marker) => ({

@@ -98,6 +98,7 @@ def test_the_csv_of_a_chart_is_where_it_says(
         answer = browser_of(people.viewer).get(address)
         assert answer.status_code == 200, answer.content
         assert answer.content.count(b"\n") > 2
+        assert 'filename="org-acme-swdriver_' in answer["Content-Disposition"]
 
 
 @pytest.mark.django_db
@@ -168,8 +169,46 @@ def test_a_range_is_moved_without_scripts_and_another_topic_keeps_it(
         address = f"from=2026-11-21T{start}:00Z&amp;until=2026-11-21T{end}:00Z"
         assert re.search(rf'<a class="button" href="[^"]*{address}" title="[^"]*">{said}</a>', page)
     assert 'type="hidden" name="from" value="2026-11-21T03:00"' in page
+    assert f'/latency/slowest/?topic=org%3Aacme&amp;{_with_seconds(fixed)}"' in page
+    assert 'name="until" value="2026-11-21T04:00:00"' in page, "to be changed, in UTC"
+    page = page_of(
+        "/latency/?topic=org:acme&from=2026-11-21T04:00%2B01:00&until=2026-11-21T05:30%2B01:00"
+    )
+    assert 'name="from" value="2026-11-21T03:00:00"' in page
+    assert 'name="until" value="2026-11-21T04:30:00"' in page
     assert ">Later</a>" not in page_of("/latency/?topic=org:acme"), "than now there is nothing"
     assert drawn(page)[0]["earlier"] == []
+
+
+def _with_seconds(query: str) -> str:
+    return query.replace(":00&", ":00:00Z&amp;") + ":00Z"
+
+
+@pytest.mark.django_db
+def test_figures_stand_there_without_scripts_and_say_of_when_they_are(
+    page_of: Callable[..., str],
+) -> None:
+    assert "nothing told" in page_of("/latency/?topic=org:acme")
+    tell("org:acme", time.time())
+    page = page_of("/latency/?topic=org:acme")
+    assert re.search(r'data-live-figure="refill\.p50" data-unit="seconds">3\.76 ms<', page)
+    assert re.search(r'data-live-figure="evict\.p50" data-unit="seconds">no traffic<', page)
+    assert re.search(r"as of <time [^>]*data-stale=\"15\">\d{4}-\d\d-\d\d \S+ UTC</time>", page)
+
+
+@pytest.mark.django_db
+def test_a_series_whose_label_is_empty_says_which(page_of: Callable[..., str]) -> None:
+    now = time.time()
+    labels = (("direction", "in"), ("link", ""), ("nic_leaf", "leaf-1"), ("tier", "rail"))
+    path = Series(Kind.HISTOGRAM, "tidegate_driver_path_seconds", labels)
+    shape = Shape([path])
+    RollUp().tend_days(now)
+    row = Row("fleet", bucket_of(now) - 10, shape, shape.cells({path: [0.1, 48, 9, 1]}))
+    copy_in(FRESH, Names().stored([row], day_of(now)))
+    [of_links] = re.findall(
+        r"Refills by link.*?</figure>", page_of("/latency/", "platform_viewer"), re.DOTALL
+    )
+    assert '<th scope="col" class="number">leaf-1 no link</th>' in of_links
 
 
 @pytest.mark.django_db

@@ -46,6 +46,11 @@ def test_nonsense_is_refused_with_a_sentence(query: dict[str, str]) -> None:
         of_query(query, NOW)
 
 
+def test_what_ends_now_becomes_the_next_longer_span_and_goes_on_ending_now() -> None:
+    assert of_query({}, NOW).wider == Range(NOW - SPANS["6h"], NOW, "6h")
+    assert of_query({"range": "30d"}, NOW).wider == Range(NOW - 2 * SPANS["30d"], NOW)
+
+
 MOMENTS = some.datetimes().map(str)
 
 
