@@ -259,9 +259,7 @@ def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
 
 
 def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
-    if plan.where:
-        return ""
-    return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels)
+    return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels, plan.where)
 
 
 def _markers(topic: str, over: Range) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from console.charts.finder import folder, styles_it_would_write
 from console.charts.services import plan_of
 from console.metrics.catalog import METRICS
 from telemetry.events import note
-from telemetry.figures import OF_AGENTS, OF_DRIVERS, figure_of, figures_now
+from telemetry.figures import OF_DRIVERS, OF_STREAMS, figure_of, figures_now
 from telemetry.folding import Row, bucket_of
 from telemetry.metrics import Kind
 from telemetry.rollup import RollUp
@@ -240,15 +240,37 @@ def test_a_mistake_of_a_page_is_one_at_once() -> None:
 
 
 def test_figures_are_made_of_metrics_that_there_are() -> None:
-    names = [name for name in (*OF_DRIVERS, *OF_AGENTS) if name]
+    names = [name for name in (*OF_DRIVERS, *OF_STREAMS) if name]
     assert set(names) <= METRICS.keys()
     assert figure_of("org:a", "swdriver_refill_seconds", "p99", {}) == "refill.p99"
-    assert figure_of("node:a", "kvss_evict_seconds", "rate", {}) == "evict.rate"
+    assert (
+        figure_of("node:a", "tidegate_driver_path_seconds", "p50", {}, {"direction": "out"})
+        == "evict.p50"
+    )
+    assert figure_of("node:a", "tidegate_driver_path_seconds", "p50", {}) == ""
+    assert figure_of("org:a", "swdriver_refill_seconds", "p99", {}, {"direction": "out"}) == ""
     assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {"tier": "dram"}) == "hit.dram"
     assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {}) == "hit.rate"
     assert figure_of("org:a", "swdriver_bytes_total", "rate", {"direction": "out"}) == "bytes.out"
     assert figure_of("org:a", "swdriver_refill_seconds", "p999", {}) == ""
     assert figure_of("org:a", "swdriver_refill_seconds", "p99", {"org": "a"}) == ""
+
+
+@pytest.mark.django_db
+def test_figures_of_a_node_are_of_the_streams_that_drivers_measured() -> None:
+    """Also over shared memory, of which its agent sees nothing."""
+    now = bucket_of(time.time()) + 5.5
+    RollUp().tend_days(now)
+    out, back = (
+        Series(Kind.HISTOGRAM, "tidegate_driver_path_seconds", (("direction", direction),))
+        for direction in ("out", "in")
+    )
+    shape = Shape([out, back])
+    cells = shape.cells({out: [0.1, 40, 5], back: [0.2, 60, 15]})
+    copy_in(FRESH, Names().stored([Row("node:ax1", bucket_of(now) - 10, shape, cells)], day_of(now)))
+    figures = figures_now(["node:ax1"], now)["node:ax1"].figures
+    assert figures["refill.rate"] == pytest.approx(3 * figures["evict.rate"])
+    assert figures["refill.p50"] > figures["evict.p50"]
 
 
 @pytest.mark.django_db
