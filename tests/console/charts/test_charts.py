@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from django.contrib.staticfiles import finders
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from console.accounts.models import User
 from console.charts.finder import folder, styles_it_would_write
@@ -115,6 +116,14 @@ def test_what_happened_stands_on_every_chart_of_its_topic_and_on_no_other(
     )
     assert "</script><b>" not in page
     assert "of another org" not in page
+
+
+@pytest.mark.django_db
+def test_the_charts_of_a_page_ask_once_what_happened(page_of: Callable[..., str]) -> None:
+    with CaptureQueriesContext(connection) as asked:
+        charts = drawn(page_of("/latency/?topic=org:acme"))
+    assert len(charts) == 6
+    assert sum('FROM "telemetry_event"' in query["sql"] for query in asked) == 2, "and once as a list"
 
 
 @pytest.mark.django_db
