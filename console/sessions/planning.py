@@ -281,9 +281,13 @@ def fewer_boxes(world: World, had: Sequence[str], busy: Collection[str], count: 
 
 
 def back_on_rails(world: World, session: str, moves_max: int | None = None) -> BringBack:
-    """Which streams of a session to move to get off the spine. What others have is not touched."""
-    own = {stream: node for stream, node in world.running.items() if stream.session == session}
-    others = [(stream, node) for stream, node in world.running.items() if stream.session != session]
+    """Which streams of a session to move to get off the spine.
+
+    What others have is not touched, nor is what some operation is changing.
+    """
+    movable = {shard.key for shard in world.settled if shard.session == session}
+    own = {stream: node for stream, node in world.running.items() if stream.key in movable}
+    others = [(stream, node) for stream, node in world.running.items() if stream.key not in movable]
     return bring_back(_less(world.fleet, others), own, moves_max)
 
 
