@@ -151,7 +151,15 @@ def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
 
 
 def propose(world: World, wish: Wish) -> Proposal:
-    """Where the streams of its jobs go; those that run stay where they may. Raises Misconfigured."""
+    """Where the streams of its jobs go; those that run stay where they may.
+
+    Raises Misconfigured, and CannotPlan while there is no memory at all.
+    """
+    if not world.fleet.memory_bytes:
+        raise CannotPlan(
+            Cause.WAITING_FOR_CAPACITY,
+            "No node has told of its memory yet: it waits until an agent joins.",
+        )
     is_trial = not wish.jobs
     jobs = wish.jobs or (trial_job(world.fleet, wish.boxes, wish.bytes_per_token),)
     session = grants.Session(wish.name, jobs, wish.rules, wish.waited_seconds, frozenset(wish.boxes))
