@@ -19,6 +19,7 @@ from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
+from telemetry.emitter import PERIOD_SECONDS
 from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
@@ -75,6 +76,11 @@ class Row(NamedTuple):
     step: Range
     values: list[Value]
 
+    @property
+    def behind(self) -> Range:
+        """When the transfers were over that are counted in it."""
+        return Range(self.step.start - PERIOD_SECONDS, self.step.end)
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -111,6 +117,7 @@ class Chart:
             "markers": list(self.markers),
             "queries": list(self.queries),
             "slowest": self.slowest,
+            "late": PERIOD_SECONDS,  # so long before its step may have been over what is counted in it
         }
 
     @property

@@ -288,7 +288,8 @@ def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) 
     assert closing.value.rcvd.code == 1009
 
 
-# The middle of a cell of the heat map that has something in it, and when its step begins.
+# The middle of a cell of the heat map that has something in it, and since when that may have been over:
+# what happens in a second is told, and counted, when it is over.
 CELL = """() => {
     const plots = [...document.querySelectorAll("[data-chart]")];
     const plot = plots.find((one) => one.data?.[0].type === "heatmap");
@@ -301,7 +302,7 @@ CELL = """() => {
     return [
         box.left + middle(xaxis, x[column], x[column + 1]),
         box.top + middle(yaxis, y[row], y[row + 1]),
-        x[column].toISOString(),
+        new Date(x[column].getTime() - 1000).toISOString(),
     ];
 }"""
 

@@ -91,11 +91,11 @@ def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_kn
         ([1.0, 1.5], 2.0, False, ["50 % up in an hour", "25 % down in a day"]),
         ([0.1, 0.4], 0.401, False, ["4 times in an hour", "as yesterday"]),
         ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "as yesterday"]),
-        ([0.0, 3.0], None, False, ["up from nothing in an hour", "nothing to hold against yesterday"]),
-        ([None, 0.0], 0.0, False, ["nothing to hold against an hour ago", "as yesterday"]),
-        ([None, 1.0], None, False, ["no past to hold it against"]),
-        ([1.0, None], 1.0, False, ["nothing in the last minutes"]),
-        ([], 1.0, False, ["nothing in the last minutes"]),
+        ([0.0, 3.0], None, False, ["up from nothing in an hour"]),
+        ([None, 0.0], 0.0, False, ["as yesterday"]),
+        ([None, 1.0], None, False, []),
+        ([1.0, None], 1.0, False, []),
+        ([], 1.0, False, []),
     ],
 )
 def test_a_trend_is_said_in_words(
