@@ -102,6 +102,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "rule": rule,
         "runbook": runbooks.rendered(rule.runbook) if rule else "",
         "charts": timeline.charts(request.principal, alert),
+        "around": timeline.around(alert, timezone.now()),
         "changes": services.changed_before(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
