@@ -27,7 +27,7 @@ from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
-from tests.browser.looking import log_in
+from tests.browser.looking import faults, log_in
 from tests.live import LiveConsole, live_console, wait_until
 from tests.telemetry.test_end_to_end import ingest_of
 
@@ -363,6 +363,7 @@ def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[...
     page.wait_for_function(IS_DRAWN, timeout=MS)
     every = page.locator("figure").filter(has_text="Refill, all of it")
     expect(every.locator(".heatmaplayer image")).to_be_attached(timeout=MS)
+    assert faults(page) == []
     every.scroll_into_view_if_needed()
     x, y, at = page.evaluate(CELL)
     page.mouse.move(x, y)

@@ -39,6 +39,7 @@ export class Choosing {
 
   // A finger that goes up or down scrolls the page, and the browser cancels what it draws (chart.css).
   begin({ clientX, button, isPrimary }) {
+    this.hasChosen = false; // until its end, which is a click as well
     const place = this.placeIn(clientX);
     if (button !== 0 || !isPrimary || place < 0 || place > this.axis._length) return;
     const from = timeAt(this.axis, place);

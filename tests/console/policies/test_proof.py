@@ -59,7 +59,11 @@ def tell(at: float, hit: int = 40) -> None:
     asked = Series(Kind.COUNTER, "swdriver_requested_tokens_total")
     shape = Shape([expired, overstay, hits, asked])
     cells = shape.cells({expired: 12, overstay: (0.7, 1, 0.7), hits: hit, asked: 100})
-    rows = [Row("org:acme", bucket_of(at), shape, cells)]
+    files = Shape([Series(Kind.GAUGE, "kvss_tier2_overstay_seconds_max")])  # of agents
+    rows = [
+        Row("org:acme", bucket_of(at), shape, cells),
+        Row("fleet", bucket_of(at), files, files.cells({files.series[0]: (2.5, 1, 2.5)})),
+    ]
     copy_in(FRESH, Names().stored(rows, day_of(at)))
 
 
@@ -80,11 +84,12 @@ def test_a_report_says_what_expired_how_late_and_what_is_not_told(
     save(people, ttl_last_use_seconds=600)
     told = proof.report(people.acme, 7)
     assert told.expired == {"dram": 12, "tier2": None}
-    assert told.overstay_seconds_max == pytest.approx(0.7)
+    assert told.overstay == {"dram": pytest.approx(0.7), "tier2": pytest.approx(2.5)}
     assert [version.number for version in told.versions] == [1]
     rows = list(csv.DictReader(io.StringIO(proof.as_csv(told))))
-    assert [(row["fact"], row["value"], row["detail"]) for row in rows] == [
-        ("overstay_max", "0.7", ""),
+    assert [(row["fact"], row["value"], row["detail"].partition(":")[0]) for row in rows] == [
+        ("overstay_max", "0.7", "dram"),
+        ("overstay_max", "2.5", "tier2"),
         ("expired", "12", "dram"),
         ("expired", "not told", "tier2"),
         ("policy", "1", "'=GDPR"),
