@@ -134,7 +134,7 @@ class Million:
         return match.tokens
 
     def columns(self, org: str) -> int:
-        return sum(1 for _ in self.ledger.account(org).columns(0))
+        return sum(1 for _ in self.ledger.stock.account(org).columns(0))
 
 
 def million_rows(effort: int) -> list[Row]:

@@ -120,7 +120,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
 def hit_rates(requests: Sequence[Request], orgs: int, case: Case) -> dict[str, float]:
     """What each org really hits under that policy."""
     ledger, _ = served(requests, orgs, case)
-    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.accounts.items()}
+    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.stock.accounts.items()}
 
 
 @dataclass
@@ -148,7 +148,7 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
         with ProcessPoolExecutor() as pool:  # gone before anything is timed
             replayed = list(pool.map(partial(hit_rates, requests, orgs), todo))
         ledger, now = served(requests, orgs, None)
-        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.accounts}
+        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.stock.accounts}
         del ledger  # a preview is not to wait for garbage being looked for among its columns
         edited = {org: Traffic.of(msgspec.json.decode(one, type=Sample)) for org, one in raw.items()}
         for case, rates in zip(todo, replayed, strict=True):

@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 from benchmarks.harness import Row, percentile
 from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
-from swdriver_shim.cache.ledger import DRAM, TIER2
+from swdriver_shim.cache.reasons import DRAM, TIER2
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, encode
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
@@ -175,7 +175,7 @@ class Heard(NamedTuple):
 def ask_all(driver: Driver, wafer: Wafer, numbers: Sequence[int], pause_seconds: float = 0.0) -> Heard:
     """About these conversations."""
     emulator, maker = Emulator(InBytes(driver, wafer, wait_seconds=2.0)), keys(wafer)
-    tally = driver.ledger.account(ORG).tally
+    tally = driver.ledger.stock.account(ORG).tally
     heard = Heard(0, {DRAM: 0, TIER2: 0}, {DRAM: [], TIER2: []}, 0)
     for number in numbers:
         before = dict(tally.hits)
@@ -206,13 +206,13 @@ def tier2_rows(*, quick: bool) -> list[Row]:
         with driving(wafer, agents.shards(), Tiers.TIER2) as driver:
             ask_all(driver, wafer, everyone, pause_seconds)
             both = ask_all(driver, wafer, chosen, pause_seconds)
-            flow = driver.ledger.tier2.flow
+            spilled = driver.ledger.spilling.spilled
         shards = agents.shards()
         there = kept(wafer, shards, everyone)
         with driving(wafer, shards, Tiers.TIER2) as driver:
             again = ask_all(driver, wafer, everyone)
     waits = {tier: statistics.median(seconds) * 1e3 for tier, seconds in both.seconds.items()}
-    copied = flow.spilled / (flow.spilled + flow.not_spilled + flow.no_time)
+    copied = spilled.columns / (spilled.columns + spilled.not_spilled + spilled.no_time)
     wrong = alone.wrong_bytes + both.wrong_bytes + again.wrong_bytes
     return [
         Row("replay.dram", 100 * alone.hit_rate, "%"),

@@ -161,7 +161,7 @@ def _replay(given: argparse.Namespace) -> None:
 
         ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
         totals = replay(requests, emulator, orgs, before, speed=given.speed)
-        tallies = {org: ledger.account(org).tally for org in orgs.names}
+        tallies = {org: ledger.stock.account(org).tally for org in orgs.names}
     made = report(totals, tallies)
     _show(made)
     if given.json:

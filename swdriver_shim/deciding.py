@@ -4,7 +4,7 @@ An engine that decides in one process and moves bytes in others has a `Decider` 
 the `Shard`s that its workers hold (`halves`), and tells it how each move went:
 
     asked = driver.begin_load(prompt)     # asked.match: slots to refill from, which stay as they are
-    driver.end_load(asked, refused)       # what was not as it should be is not served again
+    driver.end_load(asked, came)          # what was not as it should be is not served again
     store = driver.begin_store(prompt, verified)     # store.places: slots to evict to
     driver.end_store(store, failed)
 
@@ -27,18 +27,21 @@ from typing import Final, NamedTuple, TypeVar
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from kvss_agent.wire import DATA_KEY_BYTES
-from swdriver_shim.cache import resuming
-from swdriver_shim.cache.ledger import ColumnState, Ledger, Match, Store
-from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache import missing, resuming
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.missing import ColumnState
+from swdriver_shim.cache.prefix_map import Column, Expired
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.remembered import Remembered
+from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.resuming import LedgerNote
-from swdriver_shim.cache.room import Expired
-from swdriver_shim.cache.second_tier import Trail
-from swdriver_shim.cache.slots import Place, Removal
+from swdriver_shim.cache.slots import Place
+from swdriver_shim.cache.storing import Store
+from swdriver_shim.cache.trails import Trail
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.carrier import Carrier, Seeking
+from swdriver_shim.moving.carrier import Carrier, Seeking, is_damage, reason_of
 from swdriver_shim.moving.pace import Pace
 from swdriver_shim.moving.shard import Keeper
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
@@ -180,7 +183,7 @@ class Decider:
         self._wake.set()
         self._house.join()
         with self._lock:
-            self.ledger.reachable = False
+            self.ledger.stock.reachable = False
         with self._housekept:
             self._housekept.notify_all()  # nothing more is going to be removed
         if self._notes:
@@ -198,14 +201,14 @@ class Decider:
             for shard in self._all:
                 (notes.directory / shard.name).unlink(missing_ok=True)
             return
-        unknown = resuming.go_on(self.ledger, left, notes.keys, self._clock(), self._wall_clock())
+        unknown = resuming.go_on(self.ledger.stock, left, notes.keys, self._clock(), self._wall_clock())
         self._unknown = {group: slots for group, slots in enumerate(unknown) if slots}
 
     def _leave(self, notes: Notes) -> None:
         with self._lock:
             if self._unknown:
                 return  # it has never begun
-            note = resuming.left_by(self.ledger, self._clock(), self._wall_clock())
+            note = resuming.left_by(self.ledger.stock, self._clock(), self._wall_clock())
         try:
             resuming.write(notes.path, note)
         except OSError as error:
@@ -264,25 +267,29 @@ class Decider:
                 moved.refill.record(seconds)
                 moved.refilled_bytes += size
 
-    def refuse(self, refused: Mapping[Column, Miss]) -> None:
+    def refuse(self, refused: Mapping[Column, Miss]) -> Reason:
         """What is not as it should be is not served again; an agent that is lost may come back with
-        everything."""
+        everything. Why the rest of the prompt is missed, where nobody tries again."""
         with self._lock:
             if Miss.LOST in refused.values():
-                self.ledger.reachable = False
+                self.ledger.stock.reachable = False
                 self._wake.set()
-                return
-            for column in refused:
-                self.ledger.refuse(column, Reason.SEAL_REFUSED)
+                return Reason.AGENT_LOST
+            for column, miss in refused.items():
+                self.ledger.restoring.refuse(column, reason_of(miss))
+        if damage := sorted({miss for miss in refused.values() if is_damage(miss)}):
+            log.warning("Not what was stored, and not served: %s", ", ".join(damage))
+        first = min(refused, key=lambda column: column.depth)
+        return reason_of(refused[first])
 
-    def end_load(self, asked: Asked, tokens: int | None = None) -> None:
-        """Nobody reads those slots any more. `tokens`: only so many came, since what is behind them was
+    def end_load(self, asked: Asked, came: tuple[int, Reason] | None = None) -> None:
+        """Nobody reads those slots any more. `came`: only so many tokens, and why the others were
         refused."""
         with self._lock:
-            if tokens is not None:
-                self.ledger.shorten(asked.match, tokens, Reason.SEAL_REFUSED)
+            if came is not None:
+                self.ledger.shorten(asked.match, *came)
             self.ledger.release(asked.match)
-            self.ledger.requests.note(asked.match, self._clock())
+            self.ledger.remember(asked.match, self._clock())
 
     def begin_store(
         self,
@@ -303,7 +310,7 @@ class Decider:
             self.ledger.finish_store(store, self._clock(), failed)
             if store.places:
                 self._note_evict(store.places, failed, seconds)
-            if self.ledger.tier2.is_short_of_room:
+            if self.ledger.spilling.is_short_of_room:
                 self._wake.set()
 
     def _note_evict(
@@ -322,7 +329,7 @@ class Decider:
     def prefetch(self, org: str, continue_id: str) -> bool:
         """A conversation is about to go on: bring what tier 2 has of it into memory. Whether there is
         something to look for."""
-        trail = self.ledger.tier2.trail(org, continue_id)
+        trail = self.ledger.stock.trails.find(org, continue_id)
         return trail is not None and self._carrier.seek(trail, 0) is not None
 
     def computed(self, org: str, tokens: int, seconds: float) -> None:
@@ -361,7 +368,7 @@ class Decider:
                 raise ValueError(f"a data key has {DATA_KEY_BYTES} bytes")
         with self._lock:
             self._carrier.data_keys = dict(keys)
-            self.ledger.tier2.orgs_with_keys = frozenset(keys)
+            self.ledger.stock.orgs_with_keys = frozenset(keys)
 
     def evict_policy(self, org: str, name: EvictionName) -> None:
         """What goes first of this org's, also of what is stored; until its policies are set again."""
@@ -372,13 +379,14 @@ class Decider:
         """Group by group and column by column: what is there, until when, and why not. Asks tier 2."""
         with self._lock:
             now = self._clock()
-            told, tokens = self.ledger.explain(prompt, now), self.ledger.query(prompt, now)
+            told = missing.explain(self.ledger.stock, prompt, now)
+            tokens = self.ledger.query(prompt, now)
         return self._with_tier2(told, prompt, tokens // COLUMN_TOKENS)
 
     def explain_keys(self, trail: Trail) -> dict[str, list[ColumnState]]:
         """The same of whole columns whose tokens are not here."""
         with self._lock:
-            told = self.ledger.explain_keys(trail, self._clock())
+            told = missing.explain_keys(self.ledger.stock, trail, self._clock())
         ready = [takewhile(lambda one: one.state == "ready", columns) for columns in told.values()]
         return self._with_tier2(told, trail, min(sum(1 for _ in run) for run in ready))
 
@@ -398,15 +406,19 @@ class Decider:
         """What became of a request, and how many seconds ago; None if it is too old, was never here, or
         its org has another secret since."""
         with self._lock:
-            found = self.ledger.requests.find(org, request)
+            found = self.ledger.stock.requests.find(org, request)
             if found is None or not self.ledger.is_current(found.maker):
                 return None
             return found, self._clock() - found.at
 
+    def orgs_of_request(self, request: str) -> list[str]:
+        with self._lock:
+            return self.ledger.stock.requests.orgs_of(request)
+
     def newest_requests(self, org: str, most: int) -> list[tuple[Remembered, float]]:
         with self._lock:
             now = self._clock()
-            return [(one, now - one.at) for one in self.ledger.requests.newest(org, most)]
+            return [(one, now - one.at) for one in self.ledger.stock.requests.newest(org, most)]
 
     def set_priority(self, prompt: Prompt, priority: int) -> int:
         with self._lock:
@@ -493,7 +505,7 @@ class Decider:
                     account.tally.hit_rate,
                     replace(account.expired),
                 )
-                for org, account in self.ledger.accounts.items()
+                for org, account in self.ledger.stock.accounts.items()
             ]
 
     def moved(self) -> dict[str, Moved]:
@@ -578,18 +590,18 @@ class Decider:
                 new = {at for at, life in enumerate(lives) if life != self._lives[group][at]}
                 if new:
                     self._lives[group] = lives
-                    self.ledger.lose(group, frozenset(new))
+                    self.ledger.restoring.lose(group, frozenset(new))
                 lines = [shard.slots for shard in shards if shard.slots is not None]
                 if len(lines) == len(shards) and min(lines) != self.ledger.slots.pools[group].line:
                     self.ledger.set_line(group, min(lines))
             if (moves := sum(shard.moves for shard in self._all)) != self._moves:
                 self._moves = moves
-                self.ledger.tier2.purge_again()
+                self.ledger.stock.purge_again()
         for group in list(self._unknown):
             self._empty(group)
         with self._lock:
             is_here = all(shard.slots is not None for shard in self._all)
-            self.ledger.reachable = is_here and not self._unknown
+            self.ledger.stock.reachable = is_here and not self._unknown
 
     def _empty(self, group: int) -> None:
         """The slots of which nobody knows what an earlier life has left in them."""

@@ -19,7 +19,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS, Named
-from swdriver_shim.moving.carrier import Carrier
+from swdriver_shim.moving.carrier import Carrier, reason_of
 from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -75,7 +75,7 @@ class ObjectStore:
         self._on_each = on_each
         self._clock = clock
         self._wake = wake
-        each = [size * COLUMN_TOKENS for size in ledger.layout.groups[0].bytes_per_token]
+        each = [size * COLUMN_TOKENS for size in ledger.stock.layout.groups[0].bytes_per_token]
         ends = list(accumulate(each))
         self._parts = [slice(end - size, end) for end, size in zip(ends, each, strict=True)]
         self.value_bytes_max = ends[-1]
@@ -137,7 +137,7 @@ class ObjectStore:
         finally:
             with self._lock:
                 self._ledger.finish_store(begun, self._clock(), failed)
-                if self._ledger.tier2.is_short_of_room:
+                if self._ledger.spilling.is_short_of_room:
                     self._wake()
         lost = {column.key for column in failed}
         return [is_kept and key not in lost for key, is_kept in zip(asked.keys, kept, strict=True)]
@@ -191,11 +191,11 @@ class ObjectStore:
     def _refuse(self, found: Found, refused: Mapping[int, Miss]) -> None:
         """Under the lock. As for prefixes: an agent that is lost may come back with everything."""
         if Miss.LOST in refused.values():
-            self._ledger.reachable = False
+            self._ledger.stock.reachable = False
             self._wake()
             return
-        for place in refused:
-            self._ledger.refuse(found.columns[place], Reason.SEAL_REFUSED)
+        for place, miss in refused.items():
+            self._ledger.restoring.refuse(found.columns[place], reason_of(miss))
 
     def _bring_more(self, asked: Named, here: Sequence[bool], seconds: float) -> bool:
         """Have tier 2 asked for what is not here, and wait for it at most so long; whether there may be

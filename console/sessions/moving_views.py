@@ -14,13 +14,14 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.operations.services import Busy
 from console.placement import explain
 from console.placement.topology import Misconfigured
 from console.sessions import jobs, leaving, moves, services
 from console.sessions.changing import StalePlan
-from console.sessions.forms import JobForm, MoveForm, UpgradeForm
+from console.sessions.forms import JobForm, LeavingForm, MoveForm
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.views import planned, refusal
 
@@ -118,21 +119,25 @@ def bring_back(request: SignedInRequest, name: str) -> HttpResponse:
 @require_POST
 @signed_in
 def drain(request: SignedInRequest, name: str) -> HttpResponse:
-    form = ReasonMixin(request.POST)
-    reason = form.cleaned_data["reason"] if form.is_valid() else ""
-    return _begun(
-        request, lambda: leaving.drain(request.principal, name, reason=reason), "fleet-node", name
-    )
+    return _left(request, name, ReasonMixin(request.POST), leaving.drain)
 
 
 @require_POST
 @signed_in
 def upgrade(request: SignedInRequest, name: str) -> HttpResponse:
-    form = UpgradeForm(request.POST)
-    values = form.cleaned_data if form.is_valid() else {"version": "", "reason": ""}
-    return _begun(
-        request, lambda: leaving.upgrade(request.principal, name, **values), "fleet-node", name
-    )
+    return _left(request, name, LeavingForm(request.POST), leaving.upgrade)
+
+
+def _left(
+    request: SignedInRequest, name: str, form: ReasonMixin, leave: Callable[..., Operation]
+) -> HttpResponse:
+    if form.is_valid():
+        return _begun(
+            request, lambda: leave(request.principal, name, **form.cleaned_data), "fleet-node", name
+        )
+    for field, errors in form.errors.items():
+        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+    return redirect("fleet-node", name)
 
 
 def _begun(
@@ -142,7 +147,7 @@ def _begun(
     try:
         with transaction.atomic():
             operation = begin()
-    except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
+    except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
         messages.error(request, refusal(error)["sentence"])
         return redirect(back, name)
     return redirect("operation", operation.pk)

@@ -1,4 +1,4 @@
-"""The columns of one org, in one namespace and cache group: a forest, found by key.
+"""What each org has: its columns, found by key, in a forest for each namespace and cache group.
 
 A column is a node for as long as it has bytes somewhere or columns behind it. So one that expired in the
 middle of a conversation stays as an empty place until what is behind it has gone, too, and takes its
@@ -8,15 +8,18 @@ bytes back in when they are computed anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import Any, Final
 
-from swdriver_shim.keys import COLUMN_TOKENS, Namespace
-
-if TYPE_CHECKING:
-    from swdriver_shim.cache.room import Account
-    from swdriver_shim.cache.slots import Removal
+from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction, move
+from swdriver_shim.cache.reasons import Tally
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reuse.sample import Recorder
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
+from swdriver_shim.policy import Policy
 
 NO_SLOT: Final = -1
 
@@ -78,6 +81,11 @@ class Column:
     @property
     def bytes(self) -> int:
         return self.home.column_bytes
+
+    @property
+    def expires_at(self) -> float:
+        """By its org's policy, which may change; NEVER if it may stay."""
+        return self.home.account.policy.expires_at(self.stored_at, self.used_at, self.ttl)
 
     @property
     def needs(self) -> int:
@@ -192,6 +200,109 @@ class PrefixMap:
             _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
         noted = {(before, one): many for before, of in self._tails.items() for one, many in of.items()}
         _must(noted == tails, "tails are found by what is before them")
+
+
+@dataclass(slots=True)
+class Expired:
+    """What of an org was over, in columns by tier; and how long some lay in memory beyond that, never
+    served."""
+
+    dram: int = 0
+    tier2: int = 0
+    overstay_seconds_max: float = 0.0
+
+
+class Account:
+    """One org: its policy, its columns, what they take, what it asked for and got."""
+
+    def __init__(self, org: str, groups: int) -> None:
+        self.org = org
+        self.policy = Policy()
+        self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
+        self.makers: dict[Namespace, Keys] = {}
+        self.purged: list[PrefixMap] = []  # not found any more, and not yet taken apart
+        self.bytes = 0
+        self.group_bytes = [0] * groups
+        self.tally = Tally()
+        self.expired = Expired()
+        self.recorder = Recorder()
+        self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
+
+    def set_policy(self, policy: Policy, now: float) -> None:
+        """From now on, for what is stored already, too."""
+        before, self.policy = self.policy, policy
+        if self.policy.eviction == before.eviction:
+            return
+        for group, queues in enumerate(self._queues):
+            for priority in queues:
+                fresh = queues[priority] = _eviction(self.policy)
+                move(self._queued(group, priority), fresh, now)
+
+    @property
+    def encrypted_for(self) -> str:
+        """Whose data key its columns have in tier 2; empty for in the clear."""
+        return self.org if self.policy.encrypt_tier2 else ""
+
+    def columns(self, group: int) -> Iterable[Column]:
+        maps = [maps[group] for maps in self.maps.values()]
+        maps += [one for one in self.purged if one.group == group]
+        return chain.from_iterable(one.columns.values() for one in maps)
+
+    def forget_empty_maps(self) -> None:
+        for namespace in [one for one, maps in self.maps.items() if not any(map(len, maps))]:
+            del self.maps[namespace], self.makers[namespace]
+
+    def _queued(self, group: int, priority: int) -> list[Column]:
+        ready = (one for one in self.columns(group) if one.state is State.READY)
+        return [one for one in ready if one.priority == priority]
+
+    def queue(self, column: Column) -> Eviction[Column]:
+        """Where a column waits for its eviction."""
+        queues = self._queues[column.home.group]
+        found = queues.get(column.priority)
+        if found is None:
+            found = queues[column.priority] = _eviction(self.policy)
+        return found
+
+    def stamp(self, hit: Sequence[Column], now: float) -> None:
+        """These were asked for. Eviction policies hear of it before it is noted."""
+        priorities = {column.priority for column in hit}
+        for priority in priorities:
+            path = hit
+            if len(priorities) > 1:
+                path = [column for column in hit if column.priority == priority]
+            self.queue(path[0]).used(path, now)
+        for column in hit:
+            column.used_at = now
+            column.uses += 1
+
+    def victim(self, group: int, now: float) -> Column | None:
+        """What this org would miss least: of the lowest priority, by its eviction policy."""
+        queues = self._queues[group]
+        for priority in sorted(queues):
+            if found := queues[priority].victim(now):
+                return found
+        return None
+
+    def victim_of_any(self, now: float) -> Column | None:
+        """The same, of whichever group has one."""
+        groups = range(len(self._queues))
+        return next(filter(None, (self.victim(group, now) for group in groups)), None)
+
+    def check_integrity(self) -> None:
+        self.tally.check_integrity()
+        for group, queues in enumerate(self._queues):
+            for priority, queue in queues.items():
+                queue.check_integrity(self._queued(group, priority))
+            held = sum(one.bytes for one in self.columns(group) if one.slot != NO_SLOT)
+            if held != self.group_bytes[group]:
+                raise RuntimeError(f"{self.org} has {held} bytes, not {self.group_bytes[group]}")
+        if sum(self.group_bytes) != self.bytes:
+            raise RuntimeError("the bytes of the groups are those of the org")
+
+
+def _eviction(policy: Policy) -> Eviction[Any]:
+    return POLICIES[DEFAULT if policy.eviction == "default" else policy.eviction]()
 
 
 def _must(holds: bool, what: str) -> None:  # noqa: FBT001

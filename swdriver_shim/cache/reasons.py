@@ -9,6 +9,8 @@ from itertools import repeat
 from typing import Final
 
 GHOSTS_MAX: Final = 1 << 17
+DRAM: Final = "dram"  # where hits come from: memory,
+TIER2: Final = "tier2"  # or what lies beyond
 
 
 class Reason(StrEnum):

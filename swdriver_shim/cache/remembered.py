@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice, repeat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys
-
-if TYPE_CHECKING:
-    from swdriver_shim.cache.ledger import Match
 
 REQUESTS_MAX: Final = 1024
 COLUMNS_MAX: Final = 1 << 18  # of all of them together: four megabytes of keys
@@ -36,6 +33,10 @@ class Remembered:
     missed: Mapping[Reason, int]
     reasons: Sequence[Reason]
     raw_keys: bytes
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.maker.org, self.request
 
     @property
     def keys(self) -> list[bytes]:
@@ -72,25 +73,25 @@ class Requests:
         self._columns = 0
         self._kept: OrderedDict[tuple[str, str], Remembered] = OrderedDict()
 
-    def note(self, match: Match, now: float) -> None:
-        """A load is over. Without a name nobody could ask for it."""
-        if not match.prompt.request:
-            return
-        key = match.prompt.org, match.prompt.request
-        self._drop(key)
-        made = self._kept[key] = _remembered(match, now)
-        self._columns += made.columns
+    def note(self, one: Remembered) -> None:
+        """A load is over."""
+        self._drop(one.name)
+        self._kept[one.name] = one
+        self._columns += one.columns
         while len(self._kept) > self._requests_max or self._columns > self._columns_max:
             self._drop(next(iter(self._kept)))
 
-    def renew(self, match: Match) -> None:
+    def renew(self, one: Remembered) -> None:
         """More is known of why it was missed, and it may be over already."""
-        key = match.prompt.org, match.prompt.request
-        if known := self._kept.get(key):
-            self._kept[key] = _remembered(match, known.at)  # of the same columns
+        if known := self._kept.get(one.name):
+            self._kept[one.name] = replace(one, at=known.at)  # of the same columns
 
     def find(self, org: str, request: str) -> Remembered | None:
         return self._kept.get((org, request))
+
+    def orgs_of(self, request: str) -> list[str]:
+        """Whose request it was: two orgs may have called one alike."""
+        return [org for org, name in self._kept if name == request]
 
     def newest(self, org: str, most: int) -> list[Remembered]:
         its = (one for (of, _), one in reversed(self._kept.items()) if of == org)
@@ -103,18 +104,3 @@ class Requests:
     def _drop(self, key: tuple[str, str]) -> None:
         if gone := self._kept.pop(key, None):
             self._columns -= gone.columns
-
-
-def _remembered(match: Match, at: float) -> Remembered:
-    return Remembered(
-        match.prompt.request,
-        match.prompt.maker,
-        at,
-        match.asked,
-        match.at_first,
-        max(match.tokens, match.had),
-        tuple(match.settled.items()),
-        dict(match.missed),
-        match.reasons,
-        b"".join(match.keys),
-    )

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvss_agent.keeping import keep
-from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Column, State, Tail
+from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
 
 log = logging.getLogger(__name__)
@@ -108,12 +108,12 @@ def take(path: Path, kind: type[T]) -> T | None:
 # The ledger
 
 
-def left_by(ledger: Ledger, now: float, wall: float) -> LedgerNote:
-    """What a ledger knows of columns that can be served. Nothing may be under way."""
+def left_by(stock: Stock, now: float, wall: float) -> LedgerNote:
+    """What is known of columns that can be served. Nothing may be under way."""
     offset = wall - now
     maps: list[MapNote] = []
     columns: list[ColumnNote] = []
-    for account in ledger.accounts.values():
+    for account in stock.accounts.values():
         for namespace, homes in account.maps.items():
             for home in homes:
                 places: dict[Column, int] = {}
@@ -141,40 +141,39 @@ def left_by(ledger: Ledger, now: float, wall: float) -> LedgerNote:
                         )
                     )
                 maps.append(MapNote(account.org, namespace, home.group))
-    return LedgerNote(wall, [pool.had for pool in ledger.slots.pools], maps, columns)
+    return LedgerNote(wall, [pool.had for pool in stock.slots.pools], maps, columns)
 
 
 def go_on(
-    ledger: Ledger,
+    stock: Stock,
     note: LedgerNote,
     keys: Callable[[str, Namespace], Keys | None],
     now: float,
     wall: float,
 ) -> list[list[int]]:
-    """Put it into a ledger that has nothing yet. Of each group the slots that have to be emptied before
+    """Put it into a stock that has nothing yet. Of each group the slots that have to be emptied before
     they are used: nobody knows what is in them.
 
     `keys` of an org in a namespace; None for those that are not served any more.
     """
-    groups = len(ledger.layout.groups)
+    groups = len(stock.layout.groups)
     if len(note.slots) != groups or wall < note.at - CLOCK_SECONDS:
         log.warning("What an earlier driver has left is of another layout, or of a later time: ignored")
         return [list(range(slots)) for slots in note.slots[:groups]] + [[]] * (groups - len(note.slots))
     taken: list[set[int]] = [set() for _ in range(groups)]
     adopted = list(_adopted(note, groups, taken, keys))
     for group, slots in enumerate(taken):
-        ledger.slots.pools[group].adopt(slots, note.slots[group])
+        stock.slots.pools[group].adopt(slots, note.slots[group])
     made: dict[int, Column] = {}
     for index, maker, one in adopted:
-        account = ledger.account(maker.org)
-        home = ledger.maps_of(account, maker)[note.maps[one.map].group]
+        home = stock.maps_of(maker)[note.maps[one.map].group]
         parent = made.get(one.parent)
         if one.tokens == COLUMN_TOKENS:
             column = home.add(one.key, parent, one.depth)
         else:
             column = home.add_tail(one.key, parent, one.depth, one.tokens, one.before)
         made[index] = column
-        ledger.occupy(column, one.slot, State.WRITING)
+        stock.occupy(column, one.slot, State.WRITING)
         column.stored_at = min(now, one.stored_at - wall + now)
         column.used_at = min(now, one.used_at - wall + now)
         column.kept_at = None if one.kept_at is None else one.kept_at - wall + now
@@ -183,7 +182,7 @@ def go_on(
     for column in sorted(made.values(), key=lambda column: column.used_at):
         by_org.setdefault(column.home.account.org, []).append(column)
     for columns in by_org.values():
-        ledger.arrived(columns, now)
+        stock.arrived(columns, now)
     return [
         [slot for slot in range(had) if slot not in slots]
         for had, slots in zip(note.slots, taken, strict=True)

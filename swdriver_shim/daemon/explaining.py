@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from kvss_agent.http_api import Invalid, Refused
-from swdriver_shim.cache.ledger import ColumnState
+from swdriver_shim.cache.missing import ColumnState
 from swdriver_shim.cache.remembered import Remembered
-from swdriver_shim.cache.second_tier import Known
+from swdriver_shim.cache.trails import Known
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.keys import KEY_BYTES, TOKEN_MAX

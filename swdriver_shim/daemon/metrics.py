@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from swdriver_shim.cache.ledger import SWEPT_SECONDS
+from swdriver_shim.cache.stock import SWEPT_SECONDS
 from swdriver_shim.driver import Driver
 from swdriver_shim.moving.paths import Carried
 from telemetry.exposition import Page
@@ -194,27 +194,25 @@ def _speed(stream: str, one: Carried) -> tuple[dict[str, str], Histogram]:
 
 
 def _tiers(driver: Decider, into: Sink) -> None:
-    overstay, flow = driver.ledger.overstay, driver.ledger.tier2.flow
+    overstay = driver.ledger.stock.overstay
+    spilled, recalled = driver.ledger.spilling.spilled, driver.ledger.recalling.recalled
     into.put(OVERSTAY_COLUMNS, [({}, overstay.columns)])
     into.put(OVERSTAY, [({}, overstay.seconds_max)])
     into.put(
         TIER2_COLUMNS,
         [
-            ({"what": what}, getattr(flow, what))
-            for what in (
-                "spilled",
-                "not_spilled",
-                "no_time",
-                "recalled",
-                "not_recalled",
-                "restored",
-                "late",
-            )
+            ({"what": "spilled"}, spilled.columns),
+            ({"what": "not_spilled"}, spilled.not_spilled),
+            ({"what": "no_time"}, spilled.no_time),
+            ({"what": "recalled"}, recalled.columns),
+            ({"what": "not_recalled"}, recalled.not_recalled),
+            ({"what": "restored"}, recalled.restored),
+            ({"what": "late"}, recalled.late),
         ],
     )
     into.put(
         TIER2_BYTES,
-        [({"what": "spilled"}, flow.spilled_bytes), ({"what": "recalled"}, flow.recalled_bytes)],
+        [({"what": "spilled"}, spilled.bytes), ({"what": "recalled"}, recalled.bytes)],
     )
 
 

@@ -1,4 +1,4 @@
-"""Carries columns between memory and tier 2, in threads of its own: what `SecondTier` decides, done on
+"""Carries columns between memory and tier 2, in threads of its own: what the ledger decides, done on
 real agents.
 
 A look-up goes on while the engine computes. What it brings is in memory then, for whoever asks first;
@@ -18,22 +18,15 @@ from typing import Final, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.cache.ledger import Ledger, Match
+from swdriver_shim.cache.forgetting import Forget, Purge
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.second_tier import (
-    Answer,
-    Dates,
-    Forget,
-    Known,
-    Purge,
-    Question,
-    Recall,
-    Search,
-    Spill,
-    Trail,
-)
-from swdriver_shim.cache.slots import Removal
+from swdriver_shim.cache.recalling import Answer, Question, Recall, Search
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.spilling import Dates, Spill
+from swdriver_shim.cache.trails import Known, Trail
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.moving.pace import Line, Pace
 from swdriver_shim.moving.shard import Back, Copy, Keeper
@@ -55,6 +48,19 @@ _REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.EVICTED}
 _DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 
 T = TypeVar("T")
+
+
+def is_damage(miss: Miss) -> bool:
+    return miss in _DAMAGED
+
+
+def reason_of(miss: Miss) -> Reason:
+    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is called
+    so, which wakes somebody: over a slow path an evict is still on its way, and an agent that began
+    anew, or is too busy, has nothing to give."""
+    if is_damage(miss):
+        return Reason.SEAL_REFUSED
+    return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
 class Seeking:
@@ -83,7 +89,6 @@ class Carrier:
         self.data_keys: Mapping[str, bytes] = {}  # by org
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
-        self._tier2 = ledger.tier2
         self._lock = lock
         self._shards = shards
         self._clock = clock
@@ -95,8 +100,8 @@ class Carrier:
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
         self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
-        self._column_bytes = sum(group.column_bytes for group in ledger.layout.groups)
-        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.layout.groups)
+        self._column_bytes = sum(group.column_bytes for group in ledger.stock.layout.groups)
+        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.stock.layout.groups)
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
         self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
@@ -137,7 +142,7 @@ class Carrier:
         with self._lock:
             if self._searching >= SEARCHES_MAX:
                 return None
-            search = self._tier2.search(trail, start, self._clock())
+            search = self._ledger.recalling.search(trail, start, self._clock())
             if search is None:
                 return None
             trail = Known(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
@@ -150,7 +155,7 @@ class Carrier:
     def look(self, trail: Trail, start: int) -> list[set[int]]:
         """By group, the columns behind the first so many that would be brought back from tier 2."""
         with self._lock:
-            search = self._tier2.search(trail, start, self._clock())
+            search = self._ledger.recalling.search(trail, start, self._clock())
         return self._answered(trail, search) if search else [set() for _ in self._shards]
 
     def _seek(self, trail: Trail, search: Search, seeking: Seeking, match: Match | None) -> None:
@@ -199,9 +204,9 @@ class Carrier:
             now = self._clock()
             recalls: list[Recall] = []
             if self.pace(trail.maker.org).is_worth_it(tokens, size, now):
-                recalls = self._tier2.begin_recall(trail, there, now)
+                recalls = self._ledger.recalling.begin(trail, there, now)
             else:
-                self._tier2.leave(trail, there)
+                self._ledger.recalling.leave(trail, there)
             if match:
                 self._ledger.recount(match, now)
         self._carry_back(recalls)
@@ -212,14 +217,14 @@ class Carrier:
             found: dict[Column, Dates | Reason] = {}
             try:
                 with self._lock:
-                    is_wanted = self._tier2.start(recall, self._clock())
+                    is_wanted = self._ledger.recalling.start(recall, self._clock())
                 if is_wanted:
                     found = self._recalled(recall)
             finally:
                 has_failed = len(found) < len(recall.places)  # as a whole, and so do the rest
                 with self._lock:
                     for one in recalls[place:] if has_failed else [recall]:
-                        self._tier2.finish_recall(one, self._clock(), found)
+                        self._ledger.recalling.finish(one, self._clock(), found)
                 self._say_arrived()
             if has_failed:
                 return
@@ -271,11 +276,11 @@ class Carrier:
         """Begin what there is to do, as far as not enough is under way. Returns at once."""
         with self._lock:
             now = self._clock()
-            self._tier2.not_worth_it = [
+            self._ledger.spilling.not_worth_it = [
                 org for org, pace in self._paces.items() if pace.tokens_min(self._token_bytes) is None
             ]
             while self._spilling < SPILLS_AT_ONCE:
-                spill = self._tier2.begin_spill(now, SPILL_COLUMNS)
+                spill = self._ledger.spilling.begin(now, SPILL_COLUMNS)
                 if spill is None:
                     break
                 self._spilling += 1
@@ -284,11 +289,11 @@ class Carrier:
                 return
             for _ in range(3):  # in turns: what fails must not keep the others from being done
                 self._turn = (self._turn + 1) % 3
-                if self._turn == 0 and (recall := self._tier2.begin_restore(RESTORE_COLUMNS)):
+                if self._turn == 0 and (recall := self._ledger.restoring.begin(RESTORE_COLUMNS)):
                     self._submit(self._carry_back, [recall])
-                elif self._turn == 1 and (forgets := self._tier2.take_forgets(FORGET_COLUMNS)):
+                elif self._turn == 1 and (forgets := self._ledger.forgetting.take(FORGET_COLUMNS)):
                     self._submit(self._forget, forgets)
-                elif self._turn == 2 and (purge := self._tier2.take_purge()):
+                elif self._turn == 2 and (purge := self._ledger.forgetting.take_purge()):
                     self._submit(self._purge, purge)
                 else:
                     continue
@@ -317,7 +322,7 @@ class Carrier:
         finally:
             with self._lock:
                 self._spilling -= 1
-                self._tier2.finish_spill(spill, kept)
+                self._ledger.spilling.finish(spill, kept)
         self._on_change()
 
     def _spilled(self, spill: Spill) -> list[bool]:
@@ -365,7 +370,8 @@ class Carrier:
             is_done = all(gone[forgets[0].group])
         finally:
             with self._lock:
-                (self._tier2.forgotten if is_done else self._tier2.not_forgotten)(forgets)
+                forgetting = self._ledger.forgetting
+                (forgetting.forgotten if is_done else forgetting.not_forgotten)(forgets)
         self._pause(is_done)
 
     def _purge(self, purge: Purge) -> None:
@@ -379,7 +385,8 @@ class Carrier:
             with self._lock:
                 purge.removal.files += sum(one.files for one in gone if one)
                 purge.removal.file_bytes += sum(one.bytes for one in gone if one)
-                (self._tier2.purged if is_done else self._tier2.not_purged)(purge)
+                forgetting = self._ledger.forgetting
+                (forgetting.purged if is_done else forgetting.not_purged)(purge)
         self._pause(is_done)
 
     def _purged(self, tag: bytes, removal: Removal) -> list[Purged | None]:
@@ -430,7 +437,7 @@ def _dates(notes: Sequence[int | Miss], offset: float, now: float) -> Dates | Re
     stored_at, used_at = [], []
     for note in notes:
         if isinstance(note, Miss):
-            damaged = Reason.SEAL_REFUSED if note in _DAMAGED else Reason.TIER2_LATE
+            damaged = Reason.SEAL_REFUSED if is_damage(note) else Reason.TIER2_LATE
             return _REASONS.get(note, damaged)
         stored, used = _NOTE.unpack(_NUMBER.pack(note))
         stored_at.append(stored - offset)

@@ -154,10 +154,10 @@ def keep_house(ledger: Ledger, now: float) -> None:
         pass
     while clears := ledger.slots.take_clears(CLEARS_AT_ONCE):
         ledger.slots.cleared(clears)
-    while forgets := ledger.tier2.take_forgets(64):
-        ledger.tier2.forgotten(forgets)
-    while purge := ledger.tier2.take_purge():
-        ledger.tier2.purged(purge)
+    while forgets := ledger.forgetting.take(64):
+        ledger.forgetting.forgotten(forgets)
+    while purge := ledger.forgetting.take_purge():
+        ledger.forgetting.purged(purge)
 
 
 def report(totals: Totals, tallies: Mapping[str, Tally]) -> dict[str, Any]:

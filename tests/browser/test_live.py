@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -25,7 +27,7 @@ from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
-from tests.browser.looking import log_in
+from tests.browser.looking import faults, log_in
 from tests.live import LiveConsole, live_console, wait_until
 from tests.telemetry.test_end_to_end import ingest_of
 
@@ -38,6 +40,7 @@ pytestmark = [
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
+FLOOD = 300  # frames: five minutes of them at once
 IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
 
 
@@ -168,6 +171,47 @@ def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callabl
     expect_told(page, world.rename())
 
 
+def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_heard(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    """So no plot freezes the page: how long a drawing takes is measured by benchmarks/pages.py."""
+    wires: list[WebSocketRoute] = []
+
+    def tell(kind: str, seq: int, **data: Any) -> None:
+        now = datetime.now(UTC).isoformat()
+        frame = {"v": 1, "seq": seq, "ts": now, "topic": "org:acme", "kind": kind}
+        wires[-1].send(json.dumps({**frame, "data": {"event": 0, "read_at": now, **data}}))
+
+    def answer(route: WebSocketRoute) -> None:
+        wires.append(route)
+        route.on_message(lambda _: tell("snapshot", 0, events=[], numbers={}, state={}))
+
+    page = open_page(PATH, answer)
+    page.clock.install()
+    page.reload()
+    expect_state(page, "live")
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    tell("heartbeat", 0)  # so that in these seconds it does not take us for silent
+    page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+    page.evaluate(
+        "window.drawn = 0;"
+        "document.querySelector('[data-chart]').on('plotly_afterplot', () => (drawn += 1))"
+    )
+    step = int(time.time()) // 10 * 10
+    for seq in range(1, FLOOD + 1):
+        figures = {"refill.p99": seq / 1000, "refill.p50": seq / 1000}
+        points = [{"at": step + 10 * seq, "figures": figures}]
+        tell("delta", seq, numbers={"at": "", "seconds": 15, "figures": figures, "points": points})
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_text(f"{FLOOD} ms")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.evaluate("drawn") == 0
+    page.clock.run_for(1000)
+    wait_until("it is drawn", lambda: page.evaluate("drawn"))
+    points = page.evaluate("document.querySelector('[data-chart]').data[0].x.length")
+    assert (page.evaluate("drawn"), points) == (1, 91), "of a quarter of an hour, however many came"
+
+
 def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
     world: World, open_page: Callable[..., Page]
 ) -> None:
@@ -244,7 +288,8 @@ def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) 
     assert closing.value.rcvd.code == 1009
 
 
-# The middle of a cell of the heat map that has something in it, and when its step begins.
+# The middle of a cell of the heat map that has something in it, and since when that may have been over:
+# what happens in a second is told, and counted, when it is over.
 CELL = """() => {
     const plots = [...document.querySelectorAll("[data-chart]")];
     const plot = plots.find((one) => one.data?.[0].type === "heatmap");
@@ -257,7 +302,7 @@ CELL = """() => {
     return [
         box.left + middle(xaxis, x[column], x[column + 1]),
         box.top + middle(yaxis, y[row], y[row + 1]),
-        x[column].toISOString(),
+        new Date(x[column].getTime() - 1000).toISOString(),
     ];
 }"""
 
@@ -318,6 +363,7 @@ def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[...
     page.wait_for_function(IS_DRAWN, timeout=MS)
     every = page.locator("figure").filter(has_text="Refill, all of it")
     expect(every.locator(".heatmaplayer image")).to_be_attached(timeout=MS)
+    assert faults(page) == []
     every.scroll_into_view_if_needed()
     x, y, at = page.evaluate(CELL)
     page.mouse.move(x, y)

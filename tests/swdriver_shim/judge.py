@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kvss_agent import seal
-from swdriver_shim.cache.ledger import Ledger, Match, Store
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.slots import Removal
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.storing import Store
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
@@ -306,7 +308,7 @@ class Watched(Ledger):
         self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes] | None = None
     ) -> None:
         super().set_policies(policies, now, tags)
-        self._judge.policies_set(policies, self.model)
+        self._judge.policies_set(policies, self.stock.model)
 
     def match(self, prompt: Prompt, now: float) -> Match:
         expected = self.query(prompt, now)
@@ -329,7 +331,7 @@ class Watched(Ledger):
         first: Sequence[int] = (),
     ) -> Store:
         store = super().begin_store(prompt, verified, now, rules, first)
-        account = self.account(prompt.org)
+        account = self.stock.account(prompt.org)
         limit = account.policy.dram_bytes_max
         assert not store.places or limit is None or account.bytes <= limit, "more than its quota"
         self._judge.store_begun(prompt, verified, rules, store)

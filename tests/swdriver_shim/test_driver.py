@@ -15,6 +15,7 @@ from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Miss, ShardClient, StreamClient, Transport, connect
 from kvss_agent.hosting import HostedShard, Identity
+from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
@@ -178,7 +179,7 @@ def test_many_requests_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None
         for thread in threads:
             thread.join()
         assert wrong == []
-        tally = engine.driver.ledger.account("org1").tally
+        tally = engine.driver.ledger.stock.account("org1").tally
         assert tally.hits["dram"] > 0
 
 
@@ -189,7 +190,7 @@ def test_an_agent_that_is_gone_costs_misses_and_comes_back_empty(fleet: Fleet) -
         fleet.kill()
         assert engine.load(asked) == 0
         assert engine.store(prompt(tokens(7))) == 0
-        assert engine.driver.ledger.account("acme").tally.missed[Reason.AGENT_LOST] > 0
+        assert engine.driver.ledger.stock.account("acme").tally.missed[Reason.AGENT_LOST] > 0
         fleet.make()
 
         def works() -> bool:
@@ -215,7 +216,7 @@ def test_bytes_that_were_damaged_are_a_miss_and_never_served(fleet: Fleet) -> No
     with driving(fleet) as engine:
         asked = prompt(tokens(1, 2, 3))
         engine.store(asked)
-        slot = engine.driver.ledger.explain(asked, 0)["full"][1].slot
+        slot = explain(engine.driver.ledger.stock, asked, 0)["full"][1].slot
         assert slot is not None
         fleet.plane.shards["0.1"].arena.slot(slot)[100] ^= 1
         assert engine.load(asked) == C, "what comes before the damage"
@@ -359,9 +360,9 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
             if len(pulls) == 2:
                 fleet.end_one("0.1")
                 wait_until("it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._old)
-                wait_until("all goes on", lambda: engine.driver.ledger.reachable)
+                wait_until("all goes on", lambda: engine.driver.ledger.stock.reachable)
                 assert engine.load(prompts[4]) == 0
-                assert engine.driver.ledger.reachable, "one home is gone, and nobody else waits for it"
+                assert engine.driver.ledger.stock.reachable, "one home is gone, nobody waits"
             return Pulled(done=False, bytes=0)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from)

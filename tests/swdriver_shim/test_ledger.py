@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from swdriver_shim.cache.ledger import LOOK_AHEAD_SECONDS, NAMESPACES_MAX, SLICE, SWEPT_SECONDS, Ledger
+from swdriver_shim.cache.agenda import LOOK_AHEAD_SECONDS
+from swdriver_shim.cache.ledger import SLICE, Ledger
+from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.slots import USE_SECONDS_MAX, Removal
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.cache.stock import NAMESPACES_MAX, SWEPT_SECONDS
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
@@ -35,7 +39,7 @@ def store(made: Ledger, asked: Prompt, now: float = 0, rules: Rules = AS_USUAL) 
 
 def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
     """What a match of this prompt counts as missed."""
-    tally = made.account(asked.org).tally
+    tally = made.stock.account(asked.org).tally
     before = tally.missed.copy()
     made.release(made.match(asked, now))
     made.check_integrity()
@@ -51,10 +55,10 @@ def finish(made: Ledger) -> None:
         pass
     while clears := made.slots.take_clears(64):
         made.slots.cleared(clears)
-    while forgets := made.tier2.take_forgets(64):
-        made.tier2.forgotten(forgets)
-    while purge := made.tier2.take_purge():
-        made.tier2.purged(purge)
+    while forgets := made.forgetting.take(64):
+        made.forgetting.forgotten(forgets)
+    while purge := made.forgetting.take_purge():
+        made.forgetting.purged(purge)
 
 
 def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:
@@ -68,8 +72,8 @@ def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None
     match = made.match(longer, 1)
     assert match.tokens == 2 * C
     assert [column.slot for column in match.columns[0]] == [0, 1]
-    assert made.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
-    assert made.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
+    assert made.stock.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
+    assert made.stock.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
 
 
 def test_both_sides_of_isolation() -> None:
@@ -154,8 +158,10 @@ def test_no_hit_after_expiry_though_nobody_has_swept(
     assert missed(made, asked, alive_until) == {Reason.EXPIRED: C}
     assert not made.sweep(alive_until + 2)
     assert missed(made, asked, alive_until + 2) == {Reason.EXPIRED: C}, "it is remembered"
-    assert (made.overstay.columns, made.overstay.seconds_max) == (0, 2), "no sweeper comes at once"
-    assert made.account("acme").bytes == 0
+    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (0, 2), (
+        "no sweeper comes at once"
+    )
+    assert made.stock.account("acme").bytes == 0
 
 
 def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
@@ -163,7 +169,7 @@ def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
     store(made, prompt(conversation(1)), 0)
     store(made, prompt(conversation(2)), 1)
     made.sweep(10 + SWEPT_SECONDS + 0.5)
-    assert (made.overstay.columns, made.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
+    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
 
 
 def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
@@ -173,7 +179,7 @@ def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
     made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=5))}, 6)
     assert made.query(asked, 6) == 0
     made.sweep(6)
-    assert made.account("acme").bytes == 0
+    assert made.stock.account("acme").bytes == 0
     store(made, asked, 6)
     made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=500))}, 7)
     made.sweep(100)
@@ -255,12 +261,12 @@ def test_a_hard_quota_is_never_exceeded_and_pays_for_itself() -> None:
     store(made, prompt(conversation(9), "globex"))
     store(made, prompt(conversation(1, 2)), 0)
     store(made, prompt(conversation(3)), 1)
-    assert made.account("acme").bytes == 2 * COLUMN_BYTES
+    assert made.stock.account("acme").bytes == 2 * COLUMN_BYTES
     assert missed(made, prompt(conversation(1, 2)), 1) == {Reason.QUOTA: C}
     assert made.query(prompt(conversation(9), "globex"), 1) == C
     made.set_policies({"acme": OrgPolicies(policy=Policy(dram_bytes_max=0))}, 2)
     made.sweep(2)
-    assert made.account("acme").bytes == 0
+    assert made.stock.account("acme").bytes == 0
     assert store(made, prompt(conversation(1)), 3) == []
 
 
@@ -270,8 +276,8 @@ def test_who_is_over_its_share_pays_first() -> None:
         store(made, prompt(conversation(kind)), kind)
     for kind in range(6):
         store(made, prompt(conversation(kind), "globex"), 10 + kind)
-    assert made.account("acme").bytes == 2 * COLUMN_BYTES
-    assert made.account("globex").bytes == 4 * COLUMN_BYTES
+    assert made.stock.account("acme").bytes == 2 * COLUMN_BYTES
+    assert made.stock.account("globex").bytes == 4 * COLUMN_BYTES
 
 
 def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_passed_over() -> None:
@@ -284,7 +290,7 @@ def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_pass
     asked = prompt(conversation(1, 2, 3, 4, 5), "initech")
     assert len(store(made, asked, 5)) == 5
     assert made.query(asked, 5) == 5 * C
-    assert {made.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
+    assert {made.stock.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
     made.release(pinned)
     made.check_integrity()
 
@@ -302,7 +308,7 @@ def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
     made.release(match)
     assert made.query(prompt(conversation(1, 2, 3, 4)), 0) == 4 * C, "others may go on from the middle"
     draft = match.columns[2][1]
-    made.refuse(draft, Reason.SEAL_REFUSED)
+    made.restoring.refuse(draft, Reason.SEAL_REFUSED)
     assert missed(made, prompt(conversation(1, 2)), 1) == {Reason.SEAL_REFUSED: C}
 
 
@@ -448,16 +454,16 @@ def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
     for now in range(seconds):
         store(made, asked[now % 3], now)
         made.sweep(now)
-    waiting = [column for due in made._due.values() for column in due]
+    waiting = [column for due in made.stock.agenda._due.values() for column in due]
     assert len(waiting) == 2, "those that are here"
-    assert len(made._due) <= LOOK_AHEAD_SECONDS + 1
+    assert len(made.stock.agenda._due) <= LOOK_AHEAD_SECONDS + 1
     last = asked[(seconds - 1) % 3]
     for now in range(seconds, 365 * day + seconds - 2, LOOK_AHEAD_SECONDS):
         made.sweep(now)
     assert made.query(last, 365 * day + seconds - 2) == C
     made.sweep(365 * day + seconds - 1)
-    assert made.account("acme").bytes == 0
-    assert not made._due
+    assert made.stock.account("acme").bytes == 0
+    assert not made.stock.agenda._due
 
 
 def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
@@ -465,15 +471,15 @@ def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
     for kind in range(64):
         store(made, prompt(conversation(kind + 1)))
     assert store(made, prompt(conversation(100))) == [], "its slot has to be emptied first"
-    assert made.account("acme").bytes == 63 * COLUMN_BYTES
-    assert made.tier2.begin_spill(1, 64) is None, "nothing is copied anywhere"
-    assert made.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
+    assert made.stock.account("acme").bytes == 63 * COLUMN_BYTES
+    assert made.spilling.begin(1, 64) is None, "nothing is copied anywhere"
+    assert made.stock.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
     finish(made)
     for kind in range(200, 202):
         assert len(store(made, prompt(conversation(kind)))) == 1
-    assert made.account("acme").bytes == 64 * COLUMN_BYTES
+    assert made.stock.account("acme").bytes == 64 * COLUMN_BYTES
     made.set_policies({}, 2)
-    assert not made.tier2.is_short_of_room
+    assert not made.spilling.is_short_of_room
     assert len(store(made, prompt(conversation(300)))) == 1
     made.check_integrity()
 
@@ -511,10 +517,10 @@ def test_while_an_agent_is_lost_nothing_is_served_or_stored_and_nothing_goes() -
     made = ledger()
     asked = prompt(conversation(1))
     store(made, asked)
-    made.reachable = False
+    made.stock.reachable = False
     assert missed(made, asked) == {Reason.AGENT_LOST: C}
     assert store(made, prompt(conversation(2))) == []
-    made.reachable = True
+    made.stock.reachable = True
     assert made.query(asked, 0) == C
 
 
@@ -523,10 +529,10 @@ def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     asked = prompt(conversation(1, 2))
     store(made, asked)
     match = made.match(asked, 0)
-    made.refuse(match.columns[0][1], Reason.SEAL_REFUSED)
+    made.restoring.refuse(match.columns[0][1], Reason.SEAL_REFUSED)
     made.shorten(match, C, Reason.SEAL_REFUSED)
     made.release(match)
-    tally = made.account("acme").tally
+    tally = made.stock.account("acme").tally
     assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
 
 
@@ -548,11 +554,11 @@ def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:
     made.release(found)
     asked.extend(conversation(3))
     made.recount(found, 0)
-    assert made.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
+    assert made.stock.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
     made.check_integrity()
     more = made.again(found, 0, C)
     made.release(more)
-    assert made.account("acme").tally.requested == 3 * C + 5
+    assert made.stock.account("acme").tally.requested == 3 * C + 5
     made.check_integrity()
     asked.rewind(C)
     made.recount(more, 0)
@@ -563,13 +569,13 @@ def test_a_prompt_is_explained_column_by_column() -> None:
     made = ledger(acme=Policy(ttl_last_use_seconds=10))
     store(made, prompt(conversation(1, 2)), 0, Rules(priority=50))
     made.release(made.match(prompt(conversation(1)), 4))
-    told = made.explain(prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
+    told = explain(made.stock, prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
     assert [column.state for column in told] == ["ready", "ready", "never_stored", "never_stored"]
     assert [column.tokens for column in told] == [C, C, C, 3]
     first = told[0]
     assert (first.age_seconds, first.idle_seconds, first.expires_in_seconds) == (5, 1, 9)
     assert (first.uses, first.priority, first.slot) == (1, 50, 0)
-    assert made.explain(prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
+    assert explain(made.stock, prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
 
 
 def test_a_shape_that_makes_no_sense_is_refused() -> None:
@@ -591,11 +597,11 @@ def test_of_a_unit_all_columns_are_found_or_none() -> None:
     asked = Keys("acme", SECRET, NAMESPACE, 2 * C).prompt(conversation(1, 2, 3, 4, 5, rest=9))
     assert len(store(made, asked)) == 3 * 4, "the fifth column is half a unit, and the rest no tail"
     assert made.query(asked, 0) == 4 * C
-    [third] = [one for one in made.account("acme").columns(0) if one.key == asked.keys[2]]
-    made.refuse(third, Reason.SEAL_REFUSED)
+    [third] = [one for one in made.stock.account("acme").columns(0) if one.key == asked.keys[2]]
+    made.restoring.refuse(third, Reason.SEAL_REFUSED)
     assert made.query(asked, 0) == 2 * C
-    [first] = [one for one in made.account("acme").columns(0) if one.key == asked.keys[0]]
-    made.refuse(first, Reason.SEAL_REFUSED)
+    [first] = [one for one in made.stock.account("acme").columns(0) if one.key == asked.keys[0]]
+    made.restoring.refuse(first, Reason.SEAL_REFUSED)
     assert made.query(asked, 0) == 0
-    assert len(made.explain(asked, 0)["full"]) == 4
+    assert len(explain(made.stock, asked, 0)["full"]) == 4
     made.check_integrity()

@@ -23,12 +23,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from swdriver_shim.cache import second_tier
-from swdriver_shim.cache.ledger import Ledger, Match, Store
+from swdriver_shim.cache import spilling
+from swdriver_shim.cache.forgetting import Forget
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.second_tier import Dates, Forget, Recall, Spill
-from swdriver_shim.cache.slots import USE_SECONDS_MAX, Clear, Removal, Use
+from swdriver_shim.cache.recalling import Recall
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.slots import USE_SECONDS_MAX, Clear, Use
+from swdriver_shim.cache.spilling import Dates, Spill
+from swdriver_shim.cache.storing import Store
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
@@ -145,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for column in hit:
                 if (group, column.slot) not in self.memory:
                     assert (group, column.slot) in self.lost, "nothing lies there"
-                    self.ledger.refuse(column, Reason.SEAL_REFUSED)  # as a refill would
+                    self.ledger.restoring.refuse(column, Reason.SEAL_REFUSED)  # as a refill would
                     continue
                 read[group, column.slot] = self.legal(asked, group, column)
                 self.used_at[group, column.key] = self.now
@@ -176,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def refuse(self, found: Match, data: st.DataObject) -> None:
         hit = [column for columns in found.columns for column in columns]
         if hit:
-            self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
+            self.ledger.restoring.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
 
     @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES, have_from=FIRST)
     def begin_store(self, asked: Prompt, verified: int, rules: Rules, have_from: Sequence[int]) -> Store:
@@ -197,7 +203,7 @@ class LedgerMachine(RuleBasedStateMachine):
         policy = self.policy(asked.org)
         if store.places:
             limit = policy.dram_bytes_max
-            assert limit is None or self.ledger.account(asked.org).bytes <= limit
+            assert limit is None or self.ledger.stock.account(asked.org).bytes <= limit
             assert not rules.no_store
             assert policy.tiers is not Tiers.NONE
         return store
@@ -264,7 +270,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(asked=PROMPTS)
     def explain(self, asked: Prompt) -> None:
-        told = self.ledger.explain(asked, self.now)
+        told = explain(self.ledger.stock, asked, self.now)
         hit = self.ledger.query(asked, self.now) // COLUMN_TOKENS
         for group in self.layout.groups:
             states = [column.state for column in told[group.name]]
@@ -286,14 +292,14 @@ class LedgerMachine(RuleBasedStateMachine):
             uses: Any
             for uses in (self.reading, self.writing, self.copying):
                 uses.pop(use, None)
-        for account in self.ledger.accounts.values():
+        for account in self.ledger.stock.accounts.values():
             for group in range(len(self.layout.groups)):
                 for column in account.columns(group):
                     if column.state is State.READY:
                         policy = account.policy
                         until = policy.expires_at(column.stored_at, column.used_at, column.ttl)
                         assert until > self.now - 1
-        assert self.ledger.overstay.columns == 0 or self.ledger.overstay.seconds_max >= 0
+        assert self.ledger.stock.overstay.columns == 0 or self.ledger.stock.overstay.seconds_max >= 0
 
     @rule()
     def reclaim(self) -> None:
@@ -323,7 +329,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return spill or multiple()
 
     def spilled(self) -> Spill | None:
-        spill = self.ledger.tier2.begin_spill(self.now, 3)
+        spill = self.ledger.spilling.begin(self.now, 3)
         if spill is None:
             return None
         slots = self.copying[spill] = {}
@@ -353,7 +359,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if is_kept:
                 held = slots[one.group, one.slot]
                 self.disk.setdefault((one.group, one.key), (held, one.dates))
-        self.ledger.tier2.finish_spill(spill, kept)
+        self.ledger.spilling.finish(spill, kept)
 
     @rule(asked=PROMPTS, data=st.data())
     def keep(self, asked: Prompt, data: st.DataObject) -> None:
@@ -390,7 +396,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def look_up(self, asked: Prompt) -> list[Recall]:
         before = self.ledger.query(asked, self.now)
-        search = self.ledger.tier2.search(asked, before // COLUMN_TOKENS, self.now)
+        search = self.ledger.recalling.search(asked, before // COLUMN_TOKENS, self.now)
         if search is None:
             return []
         there: list[set[int]] = []
@@ -404,10 +410,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 question = search.send(answer)
         except StopIteration as ended:
             there = ended.value
-        recalls = self.ledger.tier2.begin_recall(asked, there, self.now)
+        recalls = self.ledger.recalling.begin(asked, there, self.now)
         for recall in recalls:
             assert self.policy(asked.org).tiers is Tiers.TIER2
-            assert self.ledger.tier2.start(recall, self.now)
+            assert self.ledger.recalling.start(recall, self.now)
             self.begin_recall(recall)
         return recalls
 
@@ -431,7 +437,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.memory[column.home.group, slot] = held
                 if recall.shards is None and column.state is State.COMING and column.slot == slot:
                     self.used_at[name] = dates.used_at
-        self.ledger.tier2.finish_recall(recall, self.now, found)
+        self.ledger.recalling.finish(recall, self.now, found)
 
     @rule(data=st.data())
     def lose_an_agent(self, data: st.DataObject) -> None:
@@ -441,21 +447,21 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.lost |= {slot for slot in self.memory if slot[0] == group}
         self.memory = {slot: held for slot, held in self.memory.items() if slot[0] != group}
-        self.ledger.lose(group, frozenset({0}))
+        self.ledger.restoring.lose(group, frozenset({0}))
         self.reclaim()
 
     @rule(target=recalls)
     def restore(self) -> Any:
-        recall = self.ledger.tier2.begin_restore(3)
+        recall = self.ledger.restoring.begin(3)
         if recall is None:
             return multiple()
-        self.ledger.tier2.start(recall, self.now)
+        self.ledger.recalling.start(recall, self.now)
         self.begin_recall(recall)
         return recall
 
     @rule(target=forgets)
     def take_forgets(self) -> list[Forget]:
-        self.taken.append(self.ledger.tier2.take_forgets(2))
+        self.taken.append(self.ledger.forgetting.take(2))
         return self.taken[-1]
 
     @rule(taken=consumes(forgets), works=st.sampled_from([True, True, False]))
@@ -464,19 +470,19 @@ class LedgerMachine(RuleBasedStateMachine):
         if works:
             for one in taken:
                 self.disk.pop((one.group, one.key), None)
-            self.ledger.tier2.forgotten(taken)
+            self.ledger.forgetting.forgotten(taken)
         else:
-            self.ledger.tier2.not_forgotten(taken)
+            self.ledger.forgetting.not_forgotten(taken)
 
     @rule(works=st.sampled_from([True, True, False]))
     def purge_disk(self, *, works: bool) -> None:
-        purge = self.ledger.tier2.take_purge()
+        purge = self.ledger.forgetting.take_purge()
         if purge and works:
             org = purge.account.org
             self.disk = {name: kept for name, kept in self.disk.items() if kept[0].org != org}
-            self.ledger.tier2.purged(purge)
+            self.ledger.forgetting.purged(purge)
         elif purge:
-            self.ledger.tier2.not_purged(purge)
+            self.ledger.forgetting.not_purged(purge)
 
     # What always holds
 
@@ -494,7 +500,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def every_token_is_accounted_for(self) -> None:
         for org, asked in self.asked.items():
-            tally = self.ledger.account(org).tally
+            tally = self.ledger.stock.account(org).tally
             assert tally.requested == asked == tally.hits.total() + tally.missed.total()
 
     @invariant()
@@ -511,21 +517,21 @@ class LedgerMachine(RuleBasedStateMachine):
             self.finish_store(store, fails=False)
         for spill in list(self.copying):
             del self.copying[spill]
-            self.ledger.tier2.finish_spill(spill, [])
+            self.ledger.spilling.finish(spill, [])
         for recall in [use for use in self.writing if isinstance(use, Recall)]:
             del self.writing[recall]
-            self.ledger.tier2.finish_recall(recall, self.now, {})
-        for org in list(self.ledger.accounts):
+            self.ledger.recalling.finish(recall, self.now, {})
+        for org in list(self.ledger.stock.accounts):
             self.purge(org, None)
         self.reclaim()
-        while self.ledger.tier2.begin_restore(10):
+        while self.ledger.restoring.begin(10):
             raise AssertionError("of what is purged nothing is restored")
         for taken in self.taken:
             self.forget(taken, works=True)
-        while taken := self.ledger.tier2.take_forgets(100):
+        while taken := self.ledger.forgetting.take(100):
             self.forget(taken, works=True)
-        while purge := self.ledger.tier2.take_purge():
-            self.ledger.tier2.not_purged(purge)
+        while purge := self.ledger.forgetting.take_purge():
+            self.ledger.forgetting.not_purged(purge)
             self.purge_disk(works=True)
         while True:
             self.clear(works=True)
@@ -533,7 +539,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if not self.clears:
                 break
         assert all(removal.done for removal, _ in self.purges)
-        assert not any(account.bytes for account in self.ledger.accounts.values())
+        assert not any(account.bytes for account in self.ledger.stock.accounts.values())
         assert not any(pool.used for pool in self.ledger.slots.pools)
         self.nothing_contradicts_itself()
 
@@ -546,7 +552,7 @@ def machine(layout: Layout) -> type[LedgerMachine]:
 def test_whatever_happens_only_what_may_be_served_is_served(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(second_tier, "RESERVE_PART", 3)
+    monkeypatch.setattr(spilling, "RESERVE_PART", 3)
     run = settings(
         max_examples=100,
         stateful_step_count=50,

@@ -216,7 +216,7 @@ def test_what_memory_had_no_room_for_comes_back_from_tier_2_in_time(tmp_path: Pa
             mine = keeper(driver)
             mine.put(names(1, 2, 3), BYTES_MAX)
             mine.get(names(1, 2, 3))
-            wait_until("they are kept", lambda: driver.ledger.tier2.flow.spilled == 3)
+            wait_until("they are kept", lambda: driver.ledger.spilling.spilled.columns == 3)
             assert len(kept(files)) == 6
             pool = driver.ledger.slots.pools[0]
             for slots in (0, SLOTS):

@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swdriver_shim.cache.ledger import Ledger, Store
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.cache.storing import Store
 from swdriver_shim.keys import COLUMN_TOKENS, Named
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
@@ -149,13 +150,13 @@ class Objects(RuleBasedStateMachine):
     @invariant()
     def it_holds_together(self) -> None:
         self.ledger.check_integrity()
-        assert self.ledger.account("globex").bytes <= QUOTA * COLUMN
+        assert self.ledger.stock.account("globex").bytes <= QUOTA * COLUMN
 
     def teardown(self) -> None:
         for found in [*self.dead, *(found for found, *_ in self.finding)]:
             self.objects.finish(found, (), self.now)
         for org, asked in self.asked.items():
-            tally = self.ledger.account(org).tally
+            tally = self.ledger.stock.account(org).tally
             tally.check_integrity()
             assert tally.requested == asked
         self.ledger.check_integrity()
@@ -176,6 +177,6 @@ def kept() -> Iterator[ObjectLedger]:
 def test_an_object_counts_as_one_column(kept: ObjectLedger) -> None:
     found = kept.find(keys().named([b"1", b"2", b"1"]), 1.0)
     kept.finish(found, (), 1.0)
-    tally = kept._ledger.account("acme").tally
+    tally = kept._stock.account("acme").tally
     assert (tally.requests, tally.requested) == (1, 3 * COLUMN_TOKENS)
     assert tally.missed == {Reason.NEVER_STORED: 3 * COLUMN_TOKENS}

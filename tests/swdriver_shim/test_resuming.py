@@ -135,7 +135,7 @@ def test_a_calendar_that_was_put_back_keeps_nothing_too_long(
         engine.store(asked)
     calendar.ahead -= 3600
     with life(fleet, notes, calendar) as engine:
-        wait_until("it may serve", lambda: engine.driver.ledger.reachable)
+        wait_until("it may serve", lambda: engine.driver.ledger.stock.reachable)
         assert engine.load(asked) == 0
         assert engine.store(asked) == 2
         assert engine.load(asked) == C
@@ -222,7 +222,7 @@ def test_a_note_that_nobody_can_read_is_no_note(
             engine.store(asked)
         (notes / name).write_bytes(spoil)
         with life(fleet, notes, calendar) as engine:
-            wait_until("it may serve", lambda: engine.driver.ledger.reachable)
+            wait_until("it may serve", lambda: engine.driver.ledger.stock.reachable)
             assert engine.load(asked) == 0
             assert engine.driver.purge("acme", seconds=10).done
             assert not carries(fleet, asked.maker.tag)

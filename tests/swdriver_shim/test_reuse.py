@@ -169,7 +169,7 @@ def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
     monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
     ledger = driver(slots=1000)
     chance = random.Random(3)
-    recorder = ledger.account("acme").recorder
+    recorder = ledger.stock.account("acme").recorder
     for number in range(1500):
         ask(ledger, path(*[chance.randrange(1 << 30) for _ in range(40)]), number * 0.1)
         assert recorder.bytes == len(recorder.log) < (64 << 10) + 3 * sampling.CHUNK_BYTES
@@ -279,7 +279,7 @@ def replayed(prompts: Sequence[Prompt], policy: Policy, step: float) -> float:
     ledger = driver(policy)
     for number, asked in enumerate(prompts):
         ask(ledger, asked, number * step)
-    rate = ledger.account("acme").tally.hit_rate
+    rate = ledger.stock.account("acme").tally.hit_rate
     assert rate is not None
     return rate
 
@@ -308,7 +308,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         ask(now_ledger, path(*blocks), at_s)
         ask(then, path(*blocks), at_s)
     told = foretold([sample_of(now_ledger)], FOREVER, proposed)
-    assert told.proposed.hit_rate == pytest.approx(then.account("acme").tally.hit_rate)
+    assert told.proposed.hit_rate == pytest.approx(then.stock.account("acme").tally.hit_rate)
     assert told.now.hit_rate == told.measured_hit_rate
 
 
@@ -352,7 +352,7 @@ def zipf_traffic() -> tuple[list[Prompt], Sample]:
 def test_without_traffic_nothing_is_foretold() -> None:
     assert Ledger(FULL).reuse("acme", 0.0) is None
     quiet = driver()
-    quiet.account("acme")
+    quiet.stock.account("acme")
     for samples in ([], [sample_of(quiet)]):
         told = foretold(samples, FOREVER, Policy())
         assert told.confidence is None
@@ -369,12 +369,12 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     told = foretold([sample_of(ledger, 99.5)], FOREVER, strict)
     assert told.expiring_columns == 4 * 90
     assert told.expiring_bytes == 4 * 90 * COLUMN_BYTES
-    assert told.now.bytes == ledger.account("acme").bytes == 400 * COLUMN_BYTES
+    assert told.now.bytes == ledger.stock.account("acme").bytes == 400 * COLUMN_BYTES
     assert told.freed_bytes == 400 * COLUMN_BYTES - told.proposed.bytes > 350 * COLUMN_BYTES
     ledger.set_policies({"acme": OrgPolicies(policy=strict)}, 99.5)
     while ledger.sweep(99.5):
         pass
-    assert ledger.account("acme").bytes == (400 - told.expiring_columns) * COLUMN_BYTES
+    assert ledger.stock.account("acme").bytes == (400 - told.expiring_columns) * COLUMN_BYTES
     nothing = foretold([sample_of(ledger, 99.5)], strict, Policy(tiers=Tiers.NONE))
     assert nothing.proposed.hit_rate == 0
     assert nothing.expiring_columns == 40
@@ -462,7 +462,7 @@ def test_a_sample_survives_a_journey() -> None:
     ledger = driver(layout=Layout((Group("full", (64,)), Group("draft", (16,)))))
     ask(ledger, keys().prompt([1] * 200), 1.0)
     made = sample_of(ledger, 2.0)
-    assert made.column_bytes == sum(group.column_bytes for group in ledger.layout.groups)
+    assert made.column_bytes == sum(group.column_bytes for group in ledger.stock.layout.groups)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Sample) == made
     [match, store] = made.events()
     assert [one.tail for one in store.path] == [True]

@@ -66,4 +66,4 @@ def simulate(seed: int, steps: int) -> Counter[str]:
         for _ in range(steps):
             simulation.step()
         simulation.come_to_rest()
-        return simulation.seen + Counter({"turns": simulation.turns.slices})
+        return simulation.world.seen + Counter({"turns": simulation.world.turns.slices})

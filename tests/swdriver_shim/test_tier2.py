@@ -16,8 +16,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
 from kvss_agent.tiering import LoopTiering
-from swdriver_shim.cache.ledger import TIER2
-from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.reasons import TIER2, Reason
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -78,8 +77,8 @@ def is_kept(engine: Engine, files: Path, columns: int) -> None:
         "tier 2 has them",
         lambda: sum(file.name.endswith(".0.0") for file in kept(files)) >= columns,
     )
-    flow = engine.driver.ledger.tier2.flow
-    wait_until("the driver knows", lambda: flow.spilled >= columns)
+    spilled = engine.driver.ledger.spilling.spilled
+    wait_until("the driver knows", lambda: spilled.columns >= columns)
 
 
 def is_evicted(engine: Engine, fleet: Fleet) -> None:
@@ -89,12 +88,12 @@ def is_evicted(engine: Engine, fleet: Fleet) -> None:
         for shard in fleet.plane.shards.values():
             shard.resize(slots)
         wait_until("the driver follows", lambda: {pool.line for pool in pools} == {slots})  # noqa: B023
-    assert not any(account.bytes for account in engine.driver.ledger.accounts.values())
+    assert not any(account.bytes for account in engine.driver.ledger.stock.accounts.values())
 
 
 def of(engine: Engine, org: str = "acme") -> tuple[int, Counter[Reason]]:
     """Tokens that came from tier 2, and those that were missed."""
-    tally = engine.driver.ledger.account(org).tally
+    tally = engine.driver.ledger.stock.account(org).tally
     tally.check_integrity()
     return tally.hits[TIER2], +tally.missed
 
@@ -278,7 +277,7 @@ def test_nothing_is_kept_in_the_clear_that_is_to_be_encrypted(fleet: Fleet, file
         assert engine.load(prompt(tokens(1)), SOON) == 0
         engine.store(prompt(tokens(2)))
         engine.load(prompt(tokens(2)))
-        assert engine.driver.ledger.tier2.begin_spill(time.monotonic(), 10) is None
+        assert engine.driver.ledger.spilling.begin(time.monotonic(), 10) is None
 
 
 def test_what_is_encrypted_needs_its_key_and_a_line_nobody_listens_to(fleet: Fleet, files: Path) -> None:
@@ -323,8 +322,8 @@ def test_what_an_agent_lost_is_restored_from_tier_2(fleet: Fleet, files: Path) -
         fleet.end_one("0.1")
         assert engine.load(prompt(tokens(1, 2, 3))) == 0
         fleet.make_one("0.1", 32 * C, SLOTS, 0)
-        flow = engine.driver.ledger.tier2.flow
-        wait_until("its part is back", lambda: flow.restored == 3)
+        recalled = engine.driver.ledger.recalling.recalled
+        wait_until("its part is back", lambda: recalled.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
         assert engine.load(prompt(tokens(7))) == 0
 
@@ -334,7 +333,7 @@ def test_an_agent_that_ends_is_noticed_before_anybody_asks(fleet: Fleet) -> None
         shard = engine.driver._shards[0][1]
         fleet.end_one("0.1")
         wait_until("it is noticed", lambda: shard.slots is None)
-        wait_until("and told", lambda: not engine.driver.ledger.reachable)
+        wait_until("and told", lambda: not engine.driver.ledger.stock.reachable)
 
 
 def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path) -> None:
@@ -346,7 +345,7 @@ def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path
         assert shard.slots is None
         fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from)
         assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: PULLED)
-        wait_until("its part is back", lambda: engine.driver.ledger.tier2.flow.restored == 3)
+        wait_until("its part is back", lambda: engine.driver.ledger.recalling.recalled.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
 
 
@@ -418,9 +417,9 @@ def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> Non
         for asked in prompts:
             engine.store(asked)
             settle()
-        flow = engine.driver.ledger.tier2.flow
-        assert flow.spilled > 0
-        assert flow.no_time == 0
+        spilled = engine.driver.ledger.spilling.spilled
+        assert spilled.columns > 0
+        assert spilled.no_time == 0
         for asked in prompts:
             assert engine.load(asked, SOON) == 2 * C
             settle()

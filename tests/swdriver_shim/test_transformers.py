@@ -281,7 +281,7 @@ def test_any_window_and_any_prefix_while_others_are_evicted(
         same = compute(world.model, tokens)[0]
         torch.testing.assert_close(done.logits, same, **ROUNDING)
     assert refilled > 25 * C / 2
-    evicted = world.driver.ledger.account("acme").tally.missed
+    evicted = world.driver.ledger.stock.account("acme").tally.missed
     assert evicted["evicted"] > 0  # type: ignore[index]
 
 

@@ -146,7 +146,7 @@ class Engine:
             [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
         ]
         self.driver = Decider(layout, "llama", self.far)
-        self.events = self.driver.ledger.watch = Events(self.unit, 32)
+        self.events = self.driver.ledger.stock.watch = Events(self.unit, 32)
         self.scheduling = Scheduling(
             self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
@@ -375,6 +375,31 @@ def test_what_the_engine_has_itself_is_left_alone(tmp_path: Path) -> None:
         one.end(all_of_it)
 
 
+def test_slow_transfers_are_of_one_request_each_also_where_several_load_in_a_step(
+    tmp_path: Path,
+) -> None:
+    with engine(tmp_path, FULL) as one:
+        [shard] = one.far[0]
+        told = (some(1, 400), "acme"), (some(2, 500), "globex")
+        stored = [request(*each) for each in told]
+        for each in stored:
+            one.serve(each)
+        assert {(slow.direction, slow.request) for slow in shard.take_slowest()} == {
+            ("out", each.request_id) for each in stored
+        }
+        again = [request(*each) for each in told]
+        left = {each: each.num_tokens - one.begin(each) for each in again}
+        one.run(left)
+        assert {(slow.request, slow.columns) for slow in shard.take_slowest()} == {
+            (again[0].request_id, 400 // C),
+            (again[1].request_id, 500 // C),
+        }
+        for each in again:
+            one.check(each, each.num_tokens)
+            one.end(each)
+        one.settle()
+
+
 def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
     with engine(tmp_path, HYBRID) as one:
         asked = request(some(1, 900))
@@ -402,7 +427,7 @@ def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
         again = request(some(1, 600))
         assert one.begin(again) == 576
         [third] = [
-            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+            column for column in one.driver.ledger.stock.account("acme").columns(0) if column.depth == 3
         ]
         one.plane.shards["0.0"].arena.slot(third.slot)[100] ^= 1
         bad: set[int] = set()
@@ -434,7 +459,7 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -
         assert one.driver.worth()["acme"].dram_tokens_min is None
         one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
         assert one.serve(request(some(1, 600))) == 0
-        assert one.driver.ledger.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
+        assert one.driver.ledger.stock.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
 
 
 def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) -> None:
@@ -471,7 +496,7 @@ def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
         there = {news.hashes for news in told}
         for news in one.events.take():
             (there.add if news.is_there else there.remove)(news.hashes)
-        columns = sum(1 for _ in one.driver.ledger.account("acme").columns(0))
+        columns = sum(1 for _ in one.driver.ledger.stock.account("acme").columns(0))
         assert columns - one.unit // C < len(there) * (one.unit // C) <= columns
         assert one.driver.purge("acme").done
         assert {news.hashes for news in one.events.take() if not news.is_there} == there
@@ -483,7 +508,7 @@ def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> N
         again = request(some(1, 600))
         assert one.begin(again) == 576
         [third] = [
-            column for column in one.driver.ledger.account("acme").columns(0) if column.depth == 3
+            column for column in one.driver.ledger.stock.account("acme").columns(0) if column.depth == 3
         ]
         one.plane.shards["0.1"].arena.slot(third.slot)[100] ^= 1
         one.run({again: 24})
@@ -725,7 +750,9 @@ def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_pat
 
 
 def damage(one: Engine, depth: int) -> None:
-    [column] = [each for each in one.driver.ledger.account("acme").columns(0) if each.depth == depth]
+    [column] = [
+        each for each in one.driver.ledger.stock.account("acme").columns(0) if each.depth == depth
+    ]
     one.plane.shards["0.0"].arena.slot(column.slot)[100] ^= 1
 
 

@@ -24,9 +24,9 @@ from kvss_agent.client import Miss
 from swdriver_shim.adapters.vllm.blocks import LEAVE
 from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
-from swdriver_shim.cache.ledger import Store
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.storing import Store
 from swdriver_shim.deciding import Asked, Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import AS_USUAL, Rules
@@ -302,8 +302,8 @@ class Scheduling:
         if refused:
             first = min(column.depth for column in refused) * COLUMN_TOKENS
             first -= first % self._unit
-            self._driver.refuse(refused)
-            self._driver.end_load(load.asked, first)
+            why = self._driver.refuse(refused)
+            self._driver.end_load(load.asked, (first, why))
             one.stored = 0  # what is there still is found out then
             if not self.loads_ahead:  # else nobody has counted on its blocks yet
                 self._failed.append(load)

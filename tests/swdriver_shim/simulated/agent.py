@@ -1,0 +1,187 @@
+"""An agent as far as its data plane, its shards and tier 2 go, and how a driver reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from dataclasses import dataclass
+
+from kvss_agent.arena import Arena
+from kvss_agent.client import line as lines
+from kvss_agent.client import shared, stream
+from kvss_agent.client.line import Address
+from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.mover import PythonMover
+from kvss_agent.serving import DataPlane
+from kvss_agent.tier2.backend import (
+    Failed,
+)
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.store import Tier2
+from kvss_agent.tiering import LoopTiering
+from tests.one_thread import Loop, Process, Turns
+from tests.swdriver_shim.simulated.disk import Disk
+from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
+
+DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
+
+
+@dataclass(frozen=True)
+class To(Address):
+    """The address of an agent of ours."""
+
+    agent: Agent | None = None
+
+    def open(self, tls: object, stall_seconds: float) -> End:  # noqa: ARG002 - one network for all
+        assert self.agent
+        return self.agent.connect(is_near=bool(self.path))
+
+    def __str__(self) -> str:
+        return self.agent.name if self.agent else "nowhere"
+
+
+class Mover(PythonMover):
+    """Copies in two parts, between which others go on."""
+
+    name = "restless"
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def copy_in(self, into: memoryview, source: memoryview) -> int:
+        self._copy(into, source)
+        return self.checksum(source)
+
+    def copy_out(self, into: memoryview, source: memoryview) -> int:
+        self._copy(into, source)
+        return self.checksum(into)
+
+    def _copy(self, into: memoryview, source: memoryview) -> None:
+        half = self._turns.chance.randrange(len(source))
+        into[:half] = source[:half]
+        self._turns.maybe_leave()
+        into[half:] = source[half:]
+
+
+@dataclass
+class Spec:
+    """A shard, as its agent was told to have it."""
+
+    identity: Identity
+    slots: int
+    applied: int
+
+
+class Plane(DataPlane):
+    """Channels come as they are."""
+
+    def _channel(self, sock: End, _: object) -> End:  # type: ignore[override]
+        return sock
+
+
+class Agent:
+    """An agent as far as its data plane, its shards and tier 2 go; what it is told outlives it."""
+
+    def __init__(self, name: str, turns: Turns, disk: Disk, caps: Caps) -> None:
+        self.name = name
+        self.turns = turns
+        self.disk = disk
+        self.caps = caps
+        self.specs: dict[str, Spec] = {}
+        self.process = Process(name)
+        self.process.is_alive = False
+        self.is_heard = True  # by whoever connects
+        self.ends: list[End] = []
+        self.shards: dict[str, HostedShard] = {}
+
+    @property
+    def is_up(self) -> bool:
+        return self.process.is_alive
+
+    def start(self) -> None:
+        self.process = Process(self.name)
+        self.loop = Loop(self.turns)  # type: ignore[abstract]
+        self.loop.start(self.process)
+        self.shards = {}
+        self.turns.start(self._start, "start", self.process)
+
+    def has(self, shard: str) -> bool:
+        return shard in self.shards
+
+    def start_again(self) -> None:
+        if not self.is_up:
+            self.start()
+
+    def listen(self) -> None:
+        self.is_heard = True
+
+    def _start(self) -> None:
+        self.tiering = LoopTiering(self.loop)
+        self.plane = Plane(self.shards, {DRIVER: SECRET}, self.tiering, stall_seconds=STALL_SECONDS)
+        for spec in self.specs.values():
+            self.provide(spec)
+        asyncio.run_coroutine_threadsafe(self._open(), self.loop)
+
+    async def _open(self) -> None:
+        opened = Tier2(self.disk, self.caps, threads=2)
+        while True:
+            with contextlib.suppress(Failed):
+                await opened.open()
+                self.tiering.store = opened
+                return
+
+    def provide(self, spec: Spec) -> None:
+        arena = Arena.allocate(spec.identity.slot_bytes, spec.slots)
+        self.shards[spec.identity.name] = HostedShard(
+            spec.identity, arena, spec.applied, clock=lambda: self.turns.now, wake_me=self.plane.wake
+        )
+
+    def crash(self) -> None:
+        self.process.is_alive = False
+        for end in self.ends:
+            end.cut(self.turns.chance.choice((0, 10_000)))
+        self.ends.clear()
+        for shard in self.shards.values():
+            shard.arena.close()
+            shard.count.close()
+        self.shards.clear()
+
+    def connect(self, *, is_near: bool) -> End:
+        turns = self.turns
+        turns.leave()
+        if not self.is_heard:
+            turns.wait(None, lines.CONNECT_SECONDS)
+            raise OSError(errno.ETIMEDOUT, "no answer")
+        if not self.is_up:
+            raise OSError(errno.ECONNREFUSED, "nobody listens")
+        family = socket.AF_UNIX if is_near else socket.AF_INET
+        room = turns.chance.choice((300, 3000, 30_000))
+        there, back = Pipe(room), Pipe(room)
+        mine, yours = End(turns, there, back, family), End(turns, back, there, family)
+        self.ends = [end for end in self.ends if not end.outgoing.is_over]
+        self.ends.append(mine)
+
+        def admit() -> None:
+            if self.plane._refuse_or_admit(mine, None):  # type: ignore[arg-type]
+                mine.close()
+
+        turns.start(admit, "accept", self.process)
+        return yours
+
+
+class Near(shared.SharedClient):
+    """Sets of clients are looked through in the same order each time."""
+
+    order = 0
+
+    def __hash__(self) -> int:
+        return self.order
+
+
+class Far(stream.StreamClient):
+    order = 0
+
+    def __hash__(self) -> int:
+        return self.order

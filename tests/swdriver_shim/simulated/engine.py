@@ -1,0 +1,293 @@
+"""What an engine and its people ask of a driver, and whether they get what they should."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from swdriver_shim.driver import Driver, Loaded
+from swdriver_shim.keys import Keys, Prompt
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.judge import Sight
+from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys
+from tests.swdriver_shim.simulated.world import EACH, LAYOUT, ORGS, C, World
+
+ASKING_MAX: Final = 8  # requests at once
+Place = tuple[int, int, int, int]  # group, shard, depth, tokens
+
+
+class EngineFailed(Exception):
+    """What an engine raises where it is read from."""
+
+
+class Engine:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = chance = world.chance
+        self._turns, self._judge, self._seen = world.turns, world.judge, world.seen
+        self.asking = 0
+        self._orgs = ORGS[: chance.randint(1, 3)]
+        self._namespaces = (NAMESPACE, OTHER)[: chance.randint(1, 2)]
+        self._talks: deque[tuple[Keys, bytes]] = deque(maxlen=chance.choice((3, 6, 12)))
+        self._given: deque[tuple[bytearray, bytes]] = deque(maxlen=50)
+        self._kinds = chance.choice((2, 3))  # of columns: with few of them prompts share prefixes
+
+    @property
+    def _driver(self) -> Driver:
+        assert self._world.driver
+        return self._world.driver
+
+    def wishes(self) -> list[tuple[Callable[[], None], float]]:
+        """And how often, against each other."""
+        return [
+            (self.request, 30),
+            (self.load, 25),
+            (self.pass_time, 10),
+            (self.verb, 6),
+            (self.delete, 1),
+            (self.purge, 0.5),
+            (self.set_policy, 1),
+        ]
+
+    def check(self) -> None:
+        for place, before in self._given:
+            assert place == before, "written to after it was given"
+
+    def pass_time(self) -> None:
+        self._turns.pass_time(self._chance.choice((0.05, 0.2, 1.0)))
+
+    def start(self, work: Callable[[], None], name: str) -> None:
+        if self.asking < ASKING_MAX:
+            self.asking += 1
+
+            def run() -> None:
+                work()
+                self.asking -= 1
+
+            self._turns.start(run, name, self._world.process)
+
+    def _asked(self) -> Prompt:
+        """Something new, or what was stored before: the same again, or a part of it and something
+        else."""
+        chance = self._chance
+        if self._talks and chance.random() < 0.85:
+            maker, tokens = chance.choice(self._talks)
+            if chance.random() < 0.7:
+                return maker.prompt(tokens)
+            tokens = tokens[: 4 * C * chance.randint(1, 4)]
+        else:
+            maker = keys(chance.choice(self._orgs), chance.choice(self._namespaces))
+            tokens = b""
+        asked = maker.prompt(tokens[: len(tokens) // (4 * C) * 4 * C])
+        asked.extend(self._more())
+        return asked
+
+    def _more(self) -> list[int]:
+        chance = self._chance
+        whole = [chance.randrange(self._kinds) for _ in range(chance.choice((0, 0, 1, 1, 2, 3)))]
+        return [kind for kind in whole for _ in range(C)] + [1] * chance.choice((0, 0, 0, 1, 40, 63))
+
+    def request(self) -> None:
+        """What an engine does: load, compute the rest, store."""
+        asked = self._asked()
+        chance = self._chance
+        rules = Rules(
+            no_store=chance.random() < 0.03,
+            ttl_seconds=chance.choice((None, None, None, None, 3, 10)),
+            priority=chance.choice((None, None, None, 0, 100)),
+            continue_id=chance.choice(("", "talk 1", "talk 2")),
+        )
+
+        def work() -> None:
+            self._load(asked)
+            if chance.random() < 0.1:
+                asked.rewind(chance.randint(0, asked.tokens))
+            if asked.tokens < 5 * C:
+                asked.extend(self._more())
+            self._store(asked, rules)
+            self._talks.append((asked.maker, bytes(asked._raw)))
+            self._judge.forget(asked)
+
+        self.start(work, "request")
+
+    def load(self) -> None:
+        asked = self._asked()
+
+        def work() -> None:
+            self._load(asked)
+            self._judge.forget(asked)
+
+        self.start(work, "load")
+
+    def _load(self, asked: Prompt) -> int:
+        got: dict[Place, bytearray] = {}
+
+        def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            place = got[group, shard, depth, tokens] = bytearray(EACH * tokens)
+            self._turns.maybe_leave()
+            return memoryview(place)
+
+        seconds = self._chance.choice((0.0, 0.0, 0.5, 5.0))
+        loaded = self._driver.load(asked, into, seconds=seconds)
+        self._check_loaded(asked, loaded, 0, got)
+        for _ in range(self._chance.randint(0, 2)):
+            had = loaded.tokens
+            got.clear()
+            loaded = self._driver.load_more(loaded, into, seconds=seconds)
+            self._check_loaded(asked, loaded, had, got)
+            self._seen["more was loaded"] += loaded.tokens > had
+        self._seen["load"] += 1
+        self._seen["hit"] += loaded.tokens > 0
+        self._seen["hit altogether"] += loaded.tokens == asked.tokens > 0
+        return loaded.tokens
+
+    def _check_loaded(
+        self, asked: Prompt, loaded: Loaded, had: int, got: dict[Place, bytearray]
+    ) -> None:
+        """All that is needed behind the first so many tokens is there, and what it should be."""
+        assert had <= loaded.tokens <= asked.tokens
+        sight: Sight = self._judge.sight(asked)
+        whole, rest = divmod(loaded.tokens, C)
+        for group, of in enumerate(LAYOUT.groups):
+            columns = [(depth, C) for depth in range(of.first_needed(loaded.tokens), whole)]
+            columns += [(whole, rest)] if rest else []
+            for depth, tokens in columns:
+                if depth * C + tokens <= had:
+                    continue
+                for shard in range(len(of.bytes_per_token)):
+                    place = (group, shard, depth, tokens)
+                    assert place in got, "a part is missing"
+                    self._judge.check_part(asked, place, bytes(got[place]), sight)
+                    self._given.append((got[place], bytes(got[place])))
+
+    def _store(self, asked: Prompt, rules: Rules) -> None:
+        verified = asked.tokens
+        if self._chance.random() < 0.25:
+            verified = self._chance.randint(0, asked.tokens)
+        written = self._judge.begins(asked, verified, rules)
+        fails = self._chance.choice((0.0, 0.0, 0.0, 0.02))
+        lent: list[bytearray] = []
+
+        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            if self._chance.random() < fails:
+                raise EngineFailed
+            content = bytearray(written.content(group, shard, depth * C + tokens, EACH * tokens))
+            lent.append(content)
+            self._turns.maybe_leave()
+            return memoryview(content)
+
+        try:
+            stored = self._driver.store(asked, verified, read, rules)
+            self._seen["stored"] += stored.columns
+            self._seen["not stored"] += stored.failed
+        except EngineFailed:
+            self._seen["an engine failed"] += 1
+        for content in lent:  # it is used for something else now
+            content[:] = b"\xee" * len(content)
+
+    def verb(self) -> None:
+        driver, asked, chance = self._driver, self._asked(), self._chance
+
+        def work() -> None:
+            match chance.randrange(7):
+                case 0:
+                    driver.set_priority(asked, chance.choice((0, 35, 100)))
+                case 1:
+                    driver.set_ttl(asked, chance.choice((1, 5, 20)))
+                case 2:
+                    driver.evict_policy(
+                        asked.org, chance.choice(("lru", "lfu", "slru", "s3fifo", "cost"))
+                    )
+                case 3:
+                    assert driver.query(asked) <= asked.tokens
+                case 4:
+                    driver.explain(asked)
+                case 5:
+                    driver.prefetch(asked.org, chance.choice(("talk 1", "talk 2")))
+                case 6:
+                    driver.computed(asked.org, chance.randint(1, 500), chance.choice((0.0, 0.01, 5.0)))
+
+        self.start(work, "verb")
+
+    def delete(self) -> None:
+        driver, asked, chance = self._driver, self._asked(), self._chance
+
+        def work() -> None:
+            is_shared = chance.random() < 0.6
+            receipt = driver.delete(asked, shared=is_shared, seconds=chance.choice((0, 5, 30)))
+            self._seen["deleted columns"] += receipt.columns
+            self._world.inspect()
+
+        self.start(work, "delete")
+
+    def purge(self) -> None:
+        driver, chance = self._driver, self._chance
+        org = chance.choice(self._orgs)
+        namespace = chance.choice((None, None, NAMESPACE, OTHER))
+
+        def work() -> None:
+            tag = keys(org).tag
+            driver.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
+            self._world.inspect()
+
+        self.start(work, "purge")
+
+    def set_policy(self) -> None:
+        chance = self._chance
+        seconds = (None, None, None, 2, 10, 60)
+        policy = Policy(
+            ttl_first_use_seconds=chance.choice(seconds),
+            ttl_last_use_seconds=chance.choice(seconds),
+            tiers=chance.choice((*Tiers, *[Tiers.TIER2] * 6)),
+            dram_bytes_max=chance.choice((None, None, None, 0, 40 * 4096, 20 * 4096)),
+            share=chance.randint(1, 3),
+            priority=chance.choice((30, 35)),
+            eviction=chance.choice(("default", "lru", "lfu", "slru", "s3fifo")),
+            encrypt_tier2=chance.random() < 0.05,
+            scrub=chance.random() < 0.4,
+        )
+        self._world.policies = {
+            **self._world.policies,
+            chance.choice(self._orgs): OrgPolicies(policy=policy),
+        }
+        self.set_policies(self._world.policies)
+
+    def set_policies(self, policies: Mapping[str, OrgPolicies]) -> None:
+        driver = self._driver
+        self.start(lambda: driver.set_policies(policies), "policies")
+
+    def find_out(self) -> None:
+        """Who sends something hears that a connection has broken."""
+        kind = 10
+        while any(group.slots < 12 for group in self._driver.groups()):
+            kind += 1
+            self._store_all(keys().prompt([kind] * C))
+            self._turns.wait(None, 0.5)
+
+    def show_life(self, driver: Driver) -> None:
+        for _ in range(200):
+            for org in ORGS:
+                driver.computed(org, 100, 100.0)  # or else computing may be faster than fetching
+        for org in ORGS:
+            asked = keys(org).prompt([7] * (2 * C) + [8] * 5)
+            for _ in range(20):  # some connections may not have been used since they broke
+                if self._store_all(asked) and self._load(asked) == asked.tokens:
+                    break
+                self._turns.wait(None, 1.0)
+            else:
+                raise AssertionError("what was just stored is missed")
+            self._judge.forget(asked)
+        for org in ORGS:
+            assert driver.purge(org, tag=keys(org).tag, seconds=30).done
+        self._world.inspect()
+        assert not any(disk.contents for disk in self._world.disks)
+        assert not any(pool.used for pool in driver.ledger.slots.pools)
+
+    def _store_all(self, asked: Prompt) -> bool:
+        written = self._judge.begins(asked, asked.tokens, Rules())
+
+        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+            return memoryview(written.content(group, shard, depth * C + tokens, EACH * tokens))
+
+        return not self._driver.store(asked, asked.tokens, read).failed

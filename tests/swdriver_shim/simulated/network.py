@@ -1,0 +1,121 @@
+"""Connections in one thread: they break at any byte, stall, and go deaf."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvss_agent.breach import Breach, Cause
+from kvss_agent.channel import Closed, PlainChannel
+from kvss_agent.mover import Bytes
+from tests.one_thread import Task, Turns
+
+STALL_SECONDS: Final = 10.0
+
+
+@dataclass(eq=False)
+class Pipe:
+    """One direction of a connection: bytes on their way, and file descriptors that come along."""
+
+    room: int
+    bytes: bytearray = field(default_factory=bytearray)
+    descriptors: list[int] = field(default_factory=list)
+    is_over: bool = False  # nothing more is sent
+    is_deaf: bool = False  # nothing more is heard
+    held_until: float = 0.0
+    readers: list[Task] = field(default_factory=list)
+    writers: list[Task] = field(default_factory=list)
+
+
+class End(PlainChannel):
+    """One end of a connection."""
+
+    def __init__(
+        self, turns: Turns, incoming: Pipe, outgoing: Pipe, family: socket.AddressFamily
+    ) -> None:
+        self.turns = turns
+        self.family = family
+        self.incoming = incoming
+        self.outgoing = outgoing
+        self.descriptors = []
+        self.socket = self  # type: ignore[assignment]
+        self._sending = turns.threading.Lock()
+
+    def receive_into(self, place: memoryview) -> int:
+        pipe, turns = self.incoming, self.turns
+        turns.maybe_leave()
+        if not self.comes_within(STALL_SECONDS):
+            raise TimeoutError
+        if pipe.is_deaf or not pipe.bytes:
+            raise Closed
+        most = turns.chance.choice((1, 70, 600, 5000, 5000))
+        count = min(len(place), len(pipe.bytes), most)
+        place[:count] = pipe.bytes[:count]
+        del pipe.bytes[:count]
+        turns.wake_all(pipe.writers)
+        return count
+
+    def receive_with_descriptors(self, place: memoryview) -> int:
+        count = self.receive_into(place)
+        self.descriptors += self.incoming.descriptors
+        self.incoming.descriptors.clear()
+        return count
+
+    def comes_within(self, seconds: float) -> bool:
+        pipe, turns = self.incoming, self.turns
+        until = turns.now + seconds
+        while not pipe.is_deaf and (pipe.held_until > turns.now or not (pipe.bytes or pipe.is_over)):
+            left = until - turns.now
+            if left <= 0:
+                return False
+            held = pipe.held_until - turns.now
+            turns.wait(pipe.readers, min(left, held) if held > 0 else left)
+        return True
+
+    def has_more(self) -> bool:
+        return bool(self.incoming.bytes) and self.incoming.held_until <= self.turns.now
+
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        pipe, turns = self.outgoing, self.turns
+        with self._sending:
+            pipe.descriptors += [os.dup(one) for one in descriptors]
+            for part in parts:
+                left = memoryview(part)
+                while left:
+                    turns.maybe_leave()
+                    if pipe.is_over or pipe.is_deaf:
+                        raise Closed
+                    room = pipe.room - len(pipe.bytes)
+                    if room <= 0:
+                        if not turns.wait(pipe.writers, STALL_SECONDS):
+                            raise Breach(Cause.STALLED, "the peer does not read")
+                        continue
+                    pipe.bytes += left[:room]
+                    left = left[room:]
+                    turns.wake_all(pipe.readers)
+
+    def close(self) -> None:
+        self.hang_up()
+        self.outgoing.is_over = True
+        self._tell()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def hang_up(self) -> None:
+        self.incoming.is_deaf = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for pipe in (self.incoming, self.outgoing):
+            self.turns.wake_all(pipe.readers)
+            self.turns.wake_all(pipe.writers)
+
+    def cut(self, lost: int) -> None:
+        """The connection breaks: of what is on its way, so many bytes never come."""
+        for pipe in (self.incoming, self.outgoing):
+            del pipe.bytes[max(0, len(pipe.bytes) - lost) :]
+            pipe.is_over = True
+        self._tell()

@@ -1,0 +1,168 @@
+"""A driver, its agents and their disks, all of them at the mercy of one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Self
+from unittest import mock
+
+from kvss_agent import channel, connection, hosting, pulling, serving
+from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
+from kvss_agent.client import line as lines
+from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.tier2 import store as stores
+from kvss_agent.tier2.address import parse
+from kvss_agent.tier2.index import Caps
+from swdriver_shim import deciding, driver
+from swdriver_shim.cache import spilling
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.moving import carrier
+from swdriver_shim.moving import shard as moving
+from swdriver_shim.moving.shard import Shard
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from tests.one_thread import Process, Turns, installed
+from tests.swdriver_shim.judge import Judge, Watched, WatchedDriver
+from tests.swdriver_shim.prompts import NAMESPACE
+from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
+from tests.swdriver_shim.simulated.disk import Disk
+from tests.swdriver_shim.simulated.network import STALL_SECONDS
+
+C = COLUMN_TOKENS
+EACH = 16  # bytes per token, of every shard
+LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
+ORGS: Final = ("acme", "globex", "initech")
+MODULES: Final = (
+    *(deciding, driver, carrier, moving),
+    *(lines, requests, shared, stream, window),
+    *(channel, connection, hosting, pulling, serving, stores),
+)
+At = tuple[int, int]  # of a shard: its group, and which of it
+
+
+class World:
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.seen: Counter[str] = Counter()
+        self.turns = Turns(chance, restless=chance.choice((0.05, 0.2, 0.5)))
+        self.judge = Judge(LAYOUT, self.seen)
+        self.mover = Mover(self.turns)
+        self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
+        self.disks = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
+        self.agents = [
+            Agent(name, self.turns, self.disks[at % len(self.disks)], self.caps())
+            for at, name in enumerate(("one", "two", "three"))
+        ]
+        self.homes: dict[At, Agent] = {}
+        self.resizing: dict[HostedShard, list[int]] = {}
+        self.clients = 0
+        self.policies: dict[str, OrgPolicies] = {}
+        self.driver: Driver | None = None
+        self.process = Process("driver")
+        self._installed = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        enter = self._installed.enter_context
+        enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
+        enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
+        enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
+        enter(mock.patch.object(spilling, "RESERVE_PART", self.chance.choice((3, 5, 32))))
+        enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
+        self._make()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._installed.close()
+        for agent in self.agents:
+            for shard in agent.shards.values():
+                shard.arena.close()
+                shard.count.close()
+
+    def _make(self) -> None:
+        for at in self.places():
+            agent = self.homes[at] = self.chance.choice(self.agents)
+            agent.specs[name_of(at)] = self.spec(at, 0)
+        for agent in self.agents:
+            agent.start()
+        while self.turns.go_on():
+            pass
+        for org in ORGS:
+            self.policies[org] = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
+        self.turns.start(self._drive, "start", self.process)
+
+    def _drive(self) -> None:
+        self.shards = [
+            [self._shard((group, index)) for index in range(len(of.bytes_per_token))]
+            for group, of in enumerate(LAYOUT.groups)
+        ]
+        self.driver = WatchedDriver(
+            LAYOUT,
+            "llama",
+            self.shards,
+            clock=lambda: self.turns.now,
+            wall_clock=lambda: self.turns.now + 1.7e9 + 0.3,
+        )
+        self.driver.judge = self.judge
+        self.driver.set_policies(self.policies)
+
+    def caps(self) -> Caps:
+        total = self.chance.choice((1 << 30, 1 << 30, 20 * 4096, 5 * 4096))
+        return Caps(total, self.chance.choice((1 << 30, 20 * 4096)))
+
+    def spec(self, at: At, applied: int) -> Spec:
+        name = name_of(at)
+        size = LAYOUT.groups[at[0]].slot_bytes[at[1]]
+        readers = frozenset({DRIVER})
+        identity = Identity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
+        return Spec(identity, self.chance.randint(5, 10), applied)
+
+    def _shard(self, at: At) -> Shard:
+        return Shard(name_of(at), self.connect(at, self.homes[at]))
+
+    def connect(self, at: At, agent: Agent) -> Callable[[], ShardClient]:
+        is_near = self.chance.random() < 0.5
+
+        def connect() -> ShardClient:
+            credentials = Credentials(DRIVER, SECRET, stall_seconds=STALL_SECONDS)
+            self.clients += 1
+            if is_near:
+                near = Near(To(path="near", agent=agent), name_of(at), credentials, self.mover)
+                near.order = self.clients
+                return near
+            far = Far(To(host="far", agent=agent), name_of(at), credentials, self.mover, write=True)
+            far.order = self.clients
+            return far
+
+        return connect
+
+    @staticmethod
+    def places() -> list[At]:
+        return [
+            (group, index)
+            for group, of in enumerate(LAYOUT.groups)
+            for index in range(len(of.bytes_per_token))
+        ]
+
+    def inspect(self) -> None:
+        """Look into every slot and file."""
+        done = self.judge.receipts()
+        for agent in self.agents:
+            for name, shard in agent.shards.items():
+                # What is about to be given back is not emptied before.
+                for slot in range(min(shard.arena.slots, *self.resizing.get(shard, ()), 99)):
+                    self.judge.check_slot((int(name[0]), slot), shard.arena.slot(slot), done)
+        for disk in self.disks:
+            for name, file in disk.contents.items():
+                if address := parse(name):
+                    self.judge.check_file(
+                        address.tag, address.key, bytes(file.raw[:256]), file.published, done
+                    )
+
+
+def name_of(at: At) -> str:
+    return f"{at[0]}.{at[1]}"
