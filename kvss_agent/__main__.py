@@ -83,7 +83,8 @@ def _identity(agent: Agent, url: str, memory_bytes: int) -> Identity:
     }
     nics = [{"name": nic, "leaf": leaf} for nic, leaf in settings.nics]
     topic = f"node:{settings.name}"
-    return Identity("nodes", topic, settings.name, settings.token, facts, {"nics": nics})
+    once = {"nics": nics}
+    return Identity("nodes", topic, settings.name, settings.token, facts, once, is_new=settings.is_new)
 
 
 def _data_address(agent: Agent) -> Address:

@@ -79,6 +79,7 @@ class Identity:
     token: str = field(repr=False)  # of its control API, which the console will ask
     facts: Mapping[str, Any]  # told with each heartbeat
     once: Mapping[str, Any]  # told at joining
+    is_new: bool = False  # no console can know us yet
 
     def path(self, verb: str) -> str:
         return f"/api/v1/{self.kind}/{self.name}/{verb}"
@@ -104,6 +105,7 @@ class Member:
         self.identity = identity
         self.standing = standing
         self._credential = credential(identity.token, identity.topic)
+        self._is_unknown = identity.is_new and bool(console.join_token)
         self._failures = 0
 
     async def run(self) -> None:
@@ -119,18 +121,29 @@ class Member:
     async def once(self, client: httpx.AsyncClient) -> float:
         """Tell that we are there, or join; and after how many seconds again. Raises nothing."""
         try:
-            us = self.identity
-            answer = await self._ask(client, "heartbeat", self._credential, us.facts)
-            if answer.status_code == HTTPStatus.UNAUTHORIZED and self.console.join_token:
-                told = {**us.facts, **us.once, "control_token": us.token}
-                answer = await self._ask(client, "join", self.console.join_token, told)
+            answer = await (self._join(client) if self._is_unknown else self._beat(client))
         except httpx.HTTPError as error:
+            if not isinstance(error, httpx.ConnectError):
+                self._is_unknown = False  # it may have heard us
             return self._away(f"{type(error).__name__}: {error}".rstrip(": "))
+        self._is_unknown = False
         if answer.is_success:
             return self._joined(answer)
         if answer.is_client_error and answer.status_code != HTTPStatus.TOO_MANY_REQUESTS:
             return self._refused(answer)
         return self._away(f"it answers {answer.status_code}")
+
+    async def _beat(self, client: httpx.AsyncClient) -> httpx.Response:
+        """Joining instead, where it does not know us (any more) and we may."""
+        answer = await self._ask(client, "heartbeat", self._credential, self.identity.facts)
+        if answer.status_code == HTTPStatus.UNAUTHORIZED and self.console.join_token:
+            return await self._join(client)
+        return answer
+
+    async def _join(self, client: httpx.AsyncClient) -> httpx.Response:
+        us = self.identity
+        told = {**us.facts, **us.once, "control_token": us.token}
+        return await self._ask(client, "join", self.console.join_token, told)
 
     async def _ask(
         self, client: httpx.AsyncClient, verb: str, bearer: str, body: Mapping[str, Any]

@@ -34,6 +34,7 @@ class Options:
         values = vars(parser.parse_args(arguments))
         self._given = {name: value for name, value in values.items() if value is not None}
         self.problems: list[str] = []
+        self.has_made_token = False
         for variable, value in environment.items():
             if variable.startswith(prefix):
                 name = variable.removeprefix(prefix).lower()
@@ -68,6 +69,7 @@ class Options:
                 else:
                     with os.fdopen(descriptor, "w") as kept:
                         kept.write(secrets.token_urlsafe(32) + "\n")
+                    self.has_made_token = True
             token = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             self.problems.append(f"The token cannot be kept in {path}: {error}")

@@ -34,6 +34,7 @@ class Settings:
     unix: Path
     control: tuple[str, int]
     token: str = field(repr=False)
+    is_new: bool = False  # the token was made just now: nobody can know it yet
     tcp: tuple[str, int] | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -148,7 +149,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     given.check()
     token = given.token(token_file, state_dir)
     given.check()
-    return replace(settings, token=token)
+    return replace(settings, token=token, is_new=given.has_made_token)
 
 
 def take_console(given: Options) -> Console | None:

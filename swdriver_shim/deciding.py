@@ -4,7 +4,7 @@ An engine that decides in one process and moves bytes in others has a `Decider` 
 the `Shard`s that its workers hold (`halves`), and tells it how each move went:
 
     asked = driver.begin_load(prompt)     # asked.match: slots to refill from, which stay as they are
-    driver.end_load(asked, refused)       # what was not as it should be is not served again
+    driver.end_load(asked, came)          # what was not as it should be is not served again
     store = driver.begin_store(prompt, verified)     # store.places: slots to evict to
     driver.end_store(store, failed)
 
@@ -41,7 +41,7 @@ from swdriver_shim.cache.storing import Store
 from swdriver_shim.cache.trails import Trail
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.carrier import Carrier, Seeking
+from swdriver_shim.moving.carrier import Carrier, Seeking, is_damage, reason_of
 from swdriver_shim.moving.pace import Pace
 from swdriver_shim.moving.shard import Keeper
 from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
@@ -267,23 +267,27 @@ class Decider:
                 moved.refill.record(seconds)
                 moved.refilled_bytes += size
 
-    def refuse(self, refused: Mapping[Column, Miss]) -> None:
+    def refuse(self, refused: Mapping[Column, Miss]) -> Reason:
         """What is not as it should be is not served again; an agent that is lost may come back with
-        everything."""
+        everything. Why the rest of the prompt is missed, where nobody tries again."""
         with self._lock:
             if Miss.LOST in refused.values():
                 self.ledger.stock.reachable = False
                 self._wake.set()
-                return
-            for column in refused:
-                self.ledger.restoring.refuse(column, Reason.SEAL_REFUSED)
+                return Reason.AGENT_LOST
+            for column, miss in refused.items():
+                self.ledger.restoring.refuse(column, reason_of(miss))
+        if damage := sorted({miss for miss in refused.values() if is_damage(miss)}):
+            log.warning("Not what was stored, and not served: %s", ", ".join(damage))
+        first = min(refused, key=lambda column: column.depth)
+        return reason_of(refused[first])
 
-    def end_load(self, asked: Asked, tokens: int | None = None) -> None:
-        """Nobody reads those slots any more. `tokens`: only so many came, since what is behind them was
+    def end_load(self, asked: Asked, came: tuple[int, Reason] | None = None) -> None:
+        """Nobody reads those slots any more. `came`: only so many tokens, and why the others were
         refused."""
         with self._lock:
-            if tokens is not None:
-                self.ledger.shorten(asked.match, tokens, Reason.SEAL_REFUSED)
+            if came is not None:
+                self.ledger.shorten(asked.match, *came)
             self.ledger.release(asked.match)
             self.ledger.remember(asked.match, self._clock())
 
@@ -406,6 +410,10 @@ class Decider:
             if found is None or not self.ledger.is_current(found.maker):
                 return None
             return found, self._clock() - found.at
+
+    def orgs_of_request(self, request: str) -> list[str]:
+        with self._lock:
+            return self.ledger.stock.requests.orgs_of(request)
 
     def newest_requests(self, org: str, most: int) -> list[tuple[Remembered, float]]:
         with self._lock:

@@ -124,7 +124,7 @@ class Driver(Decider):
         return self._load(asked, into, seconds)
 
     def _load(self, asked: Asked, into: Part, seconds: float) -> Loading:
-        tokens: int | None = None
+        came: tuple[int, Reason] | None = None
         try:
             if seconds > 0:
                 asked = self._wait(asked, seconds)
@@ -135,12 +135,12 @@ class Driver(Decider):
                 if not refused:
                     self.note_refill(asked.match, time.perf_counter() - began)
                     break
-                self.refuse(refused)
+                why = self.refuse(refused)
                 asked = self.again(asked)
             else:
-                tokens = 0
+                came = 0, why
         finally:
-            self.end_load(asked, tokens)
+            self.end_load(asked, came)
         match = asked.match
         there = max(match.tokens, match.had)
         return Loading(there, match.asked, asked.coming, match=match, seeking=asked.seeking)

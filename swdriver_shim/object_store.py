@@ -19,7 +19,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS, Named
-from swdriver_shim.moving.carrier import Carrier
+from swdriver_shim.moving.carrier import Carrier, reason_of
 from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -194,8 +194,8 @@ class ObjectStore:
             self._ledger.stock.reachable = False
             self._wake()
             return
-        for place in refused:
-            self._ledger.restoring.refuse(found.columns[place], Reason.SEAL_REFUSED)
+        for place, miss in refused.items():
+            self._ledger.restoring.refuse(found.columns[place], reason_of(miss))
 
     def _bring_more(self, asked: Named, here: Sequence[bool], seconds: float) -> bool:
         """Have tier 2 asked for what is not here, and wait for it at most so long; whether there may be

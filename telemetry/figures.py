@@ -6,6 +6,7 @@ They come from the same rows as answers to questions do, so a figure is what a c
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +23,7 @@ from telemetry.storage import Shapes, cells_of
 from telemetry.topics import NODE, kind_of
 
 LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before
+MINUTE_SECONDS: Final = 60
 STEP_SECONDS_MIN: Final = 5.0  # of a step that is under way, before its rates mean something
 _SHAPES: Final = Shapes()
 _ROWS: Final = (
@@ -115,17 +117,18 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
 def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]:
     """Of each of `count` steps from `start` on, all multiples of a minute: the same figures, and
     `memory`, the bytes held on average. A step of which nothing is stored has none."""
-    steps: list[list[tuple[Shape, Cells]]] = [[] for _ in range(count)]
+    steps: list[dict[int, list[tuple[Shape, Cells]]]] = [defaultdict(list) for _ in range(count)]
     for _, shape, bucket, cells in rows_of(topic, "1m", start, start + count * step):
-        steps[(bucket - start) // step].append((shape, cells))
+        steps[(bucket - start) // step][bucket // MINUTE_SECONDS].append((shape, cells))
     names, found = names_of(topic), list[Figures]()
-    for pieces in steps:
-        if not pieces:
+    for minutes in steps:
+        if not minutes:
             found.append({})
             continue
-        shape, cells = merged(pieces)
+        shape, cells = merged([piece for pieces in minutes.values() for piece in pieces])
         pairs = list(shape.pairs(cells))
-        found.append({**_figures(pairs, names, step), **dict(_memory(pairs, names, step))})
+        held = dict(_memory(pairs, names, len(minutes) * MINUTE_SECONDS))
+        found.append({**_figures(pairs, names, step), **held})
     return found
 
 
@@ -180,7 +183,8 @@ def _paths(listed: list[tuple[Series, Cell]], names: Names) -> Iterator[tuple[st
 def _memory(
     listed: list[tuple[Series, Cell]], names: Names, seconds: float
 ) -> Iterator[tuple[str, float]]:
-    """Of all places together. Over seconds that are not over yet it would waver: it is not told live."""
+    """Of all places together, on average of the minutes of which something is known. Over seconds that
+    are not over yet it would waver: it is not told live."""
     held = add_gauges([cell for one, cell in listed if one.name == names.memory])
     if held[1]:
         yield "memory", held[0] / seconds

@@ -15,7 +15,7 @@ from console.accounts.browser import requester
 from console.accounts.models import NAME
 from console.alerts import fixing, services
 from console.alerts.delivering import active_silences, silence_of
-from console.alerts.fixes import Fix
+from console.alerts.fixes import Call, Fix
 from console.alerts.models import Alert, Comment, Silence
 from console.alerts.services import Filters
 from console.api.fields import NO_NUL, Input, Reason, SearchText
@@ -83,6 +83,7 @@ class FixStepOut(Schema):
 class CallOut(Schema):
     method: Literal["POST", "PUT"]
     path: str
+    headers: dict[str, str] = Field(description="Beside those of every call.")
     body: dict[str, Any]
 
 
@@ -92,6 +93,7 @@ class FixOut(Schema):
     plan: list[FixStepOut]
     refusal: str = Field(description="Why you can't do it; empty where you can.")
     call: CallOut | None = Field(description="Of this API, that does it.")
+    followed_at: str = Field(description="The page of the operation that may end it already.")
 
 
 class AlertWithHistory(AlertOut):
@@ -168,14 +170,18 @@ def _whole(alert: Alert) -> AlertWithHistory:
 
 
 def show_fix(fix: Fix) -> FixOut:
-    call = fix.call
     return FixOut(
         kind=fix.kind,
         text=fix.text,
         plan=[FixStepOut(what=one.what, before=one.before, after=one.after) for one in fix.plan],
         refusal=fix.refusal,
-        call=CallOut(method=call.method, path=call.path, body=dict(call.body)) if call else None,
+        call=_show_call(fix.call) if fix.call else None,
+        followed_at=fix.followed_at,
     )
+
+
+def _show_call(call: Call) -> CallOut:
+    return CallOut(method=call.method, path=call.path, headers=dict(call.headers), body=dict(call.body))
 
 
 def _state(text: str) -> Any:

@@ -37,6 +37,7 @@ class Fix:
     plan: tuple[Change, ...] = ()
     call: Call | None = None
     refusal: str = ""  # why the one who asks can't do it
+    followed_at: str = ""  # the page of the operation that may end it already
 
     @property
     def can_be_done(self) -> bool:

@@ -17,6 +17,8 @@ from console.fleet import nodes
 from console.fleet import services as fleet
 from console.fleet.models import Node
 from console.metrics.catalog import METRICS
+from console.operations.models import Operation
+from console.operations.services import running_on
 from console.orgs.models import Org
 from console.placement.plan import Move as PlannedMove
 from console.placement.topology import State, Tier
@@ -28,7 +30,7 @@ from console.sessions.models import Session, Shard
 from console.sessions.world import key_of
 from console.sizes import size
 from telemetry.queries import TOPIC, Fold, Question, ask
-from telemetry.topics import kind_of
+from telemetry.topics import kind_of, of_session
 
 ONCE: Final = {"Idempotency-Key": "$(uuidgen)"}
 OF_ANY_VERSION: Final = {"If-Match": "*", **ONCE}
@@ -50,6 +52,8 @@ class Move:
         shard = _shard(principal, alert)
         if shard is None:
             return None
+        if running := running_on(of_session(shard.job.session.name)):
+            return _under_way(running)
         move = self._move(shard)
         if move is None:
             return Fix(f"No move helps now. {shard.why}".strip())
@@ -98,6 +102,8 @@ class BringBack:
         session = self._session(principal, alert)
         if session is None:
             return None
+        if running := running_on(of_session(session.name)):
+            return _under_way(running)
         plan = moves.plan_back_on_rails(session)
         if not plan.moves:
             return Fix(f"No move takes a stream of {session.name} off the spine now.")
@@ -246,6 +252,11 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
 
 def _followed(operation_id: object) -> str:
     return reverse("operation", args=[operation_id])
+
+
+def _under_way(operation: Operation) -> Fix:
+    """Nothing else is begun meanwhile; what is left to do is found out when it has ended."""
+    return Fix(f"Under way: {operation.sentence}.", followed_at=_followed(operation.pk))
 
 
 def _visible_session(principal: Principal, name: str) -> Session | None:

@@ -82,23 +82,23 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
 @signed_in
 def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id)
-    facts = {
+    live = {
         "alert": alert,
         "questions": timeline.questions(alert),
-        "live_topic": services.live_topic(request.principal, alert),
+        "fixes": fixing.of(request.principal, alert),
+        "entries": timeline.of(alert),
     }
     if request.headers.get("HX-Request") == "true":
-        return render(request, "alerts/facts.html", facts)
+        return render(request, "alerts/live.html", live)
     role = services.role_over(request.principal, alert.org_id)
     rule = alert.definition
     context = {
-        **facts,
+        **live,
+        "live_topic": services.live_topic(request.principal, alert),
         "rule": rule,
         "runbook": runbooks.rendered(rule.runbook) if rule else "",
         "charts": timeline.charts(request.principal, alert),
-        "entries": timeline.of(alert),
         "changes": services.changed_before(request.principal, alert),
-        "fixes": fixing.of(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,

@@ -58,8 +58,7 @@ class Incident:
         self._wait(f"session {SESSION} has a job, and nothing moves", _is_settled)
         self._wait(f"{TOPIC} has traffic", evict_p99)
         if across := [one.name for one in _streams() if one.tier == Tier.SPINE]:
-            page = f"{self._address}/sessions/{SESSION}/bring-back/"
-            raise CannotStage(f"{', '.join(across)} crosses the spine already. Bring it back: {page}")
+            raise CannotStage(f"{', '.join(across)} crosses the spine already. {self._way_back}")
         self._tell(
             f"All is well: of the evicts of {TOPIC} 99 % take less than {_shown(evict_p99())}.",
             f"/latency/?topic={TOPIC}&range=15m",
@@ -99,8 +98,19 @@ class Incident:
         self._wait("the alert is over", lambda: _alert(shard) is None)
         self._tell(f"Over: p99 is {_shown(evict_p99())}, and the alert is resolved.", page)
 
+    @property
+    def _way_back(self) -> str:
+        return f"Bring it back: {self._address}/sessions/{SESSION}/bring-back/"
+
     def _put_back(self, shard: Shard) -> None:
-        """To the node that it was on, whatever has happened to it since."""
+        """To the node that it was on, whatever has happened to it since. Raises CannotStage for who does
+        not wait for that."""
+        try:
+            self._move_home(shard)
+        except KeyboardInterrupt:
+            raise CannotStage(f"{shard.name} may be left across the spine. {self._way_back}") from None
+
+    def _move_home(self, shard: Shard) -> None:
         home = shard.node
         self._wait("the operation that runs has ended", lambda: not _is_busy())
         now = Shard.objects.select_related("node").get(pk=shard.pk)

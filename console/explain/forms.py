@@ -6,10 +6,9 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from console.explain.services import Question
+from console.explain.services import REQUEST_MAX, Question
 
 TEXT_MAX = 900_000  # a request may have a megabyte
-REQUEST_MAX = 200
 TOKEN_MAX = (1 << 32) - 1
 _KEY = re.compile(r"[0-9a-f]{32}")
 _WORD = re.compile(r"[^\s,;()\[\]]+")  # so that a list may be pasted as some program writes it

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import groupby
 from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -18,12 +19,14 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.control.sending import UNREACHED, Endpoint, ask, trusted, why_unreached
 from console.fleet.models import Driver
-from console.orgs.services import get_org
+from console.orgs.services import get_org, visible_orgs
+from console.search.services import Found, finder
 from console.sessions.services import get_session
 
 DRIVERS_MAX: Final = 64
 TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)  # a page shows what there is without who is slow
 NEWEST_MAX: Final = 20
+REQUEST_MAX: Final = 200  # characters of a name
 _KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 T = TypeVar("T")
@@ -72,6 +75,10 @@ class Home(Struct, frozen=True):
     node: str
     tier: str
     link: str
+
+
+class _Whose(Struct, frozen=True):
+    org: str
 
 
 class _Told(Struct, frozen=True):
@@ -180,10 +187,30 @@ def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], lis
     return sorted(found, key=lambda one: one[1].age_seconds)[:NEWEST_MAX], silent
 
 
+@finder("prompts", far=True)
+def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
+    """By the name that an engine gave the request: just so, for drivers know no other way."""
+    if len(text) > REQUEST_MAX or not text.isprintable():
+        return []
+    drivers, _ = _drivers(principal, "")
+    told = _asked(drivers, "GET", f"/v1/requests?{urlencode({'request': text})}", list[_Whose], None)
+    asked = {(whose.org, one.driver.name) for one in told for whose in one.said or ()}
+    visible = visible_orgs(principal).filter(slug__in={org for org, _ in asked})
+    theirs = set(visible.values_list("slug", flat=True))
+    return [
+        Found(text, f"of {org}, on {driver}", "explain", org, {"request": text})
+        for org, driver in sorted(asked)
+        if org in theirs
+    ][:most]
+
+
 def runs(columns: Sequence[Column]) -> list[Run]:
     """What is alike in a row, as one."""
-    listed = groupby(columns, key=lambda one: (one.state, one.tier2, one.priority))
-    return [_run(list(alike)) for _, alike in listed]
+    return [_run(list(alike)) for _, alike in groupby(columns, key=_likeness)]
+
+
+def _likeness(one: Column) -> tuple[object, ...]:
+    return one.state, one.tier2, one.priority, one.expires_in_seconds is None
 
 
 def _run(columns: Sequence[Column]) -> Run:

@@ -21,11 +21,12 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.control import services as control
-from console.fleet import description, services, storing
+from console.fleet import description, running, services, storing
 from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
 from console.fleet.sizes import in_units
+from console.operations.services import Busy
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
@@ -134,21 +135,29 @@ def _said_of(node: Any, nics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 def difference(before: Things, after: Things) -> Difference:
     """What is to be done to get from one to the other, and which of it can't be done now."""
     differs = [thing for thing in {**before, **after} if before.get(thing) != after.get(thing)]
-    used = {
-        (kind, name): count
-        for kind in (NODE, BOX)
-        for name, count in _streams(kind, before, after, differs).items()
-    }
+    refused = _refused(before, after, differs)
     found = [
-        Change(
-            *thing,
-            before.get(thing),
-            after.get(thing),
-            f"{used[thing]} streams run there. Drain it first." if thing in used else "",
-        )
-        for thing in differs
+        Change(*thing, before.get(thing), after.get(thing), refused.get(thing, "")) for thing in differs
     ]
     return Difference(sorted(found, key=lambda change: (KINDS.index(change.kind), change.name)))
+
+
+def _refused(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Thing, str]:
+    """What can't be done now, and what to do about it."""
+    gone = {thing for thing in differs if thing not in after}
+    found = {
+        (NODE, name): f"{count} streams run there. Drain it first."
+        for name, count in _streams(NODE, before, after, differs).items()
+    }
+    found |= {
+        (BOX, name): f"{count} streams begin there. End their jobs first."
+        for name, count in _streams(BOX, before, after, differs).items()
+    }
+    for name, session in running.sessions_of({name for kind, name in gone if kind == BOX}).items():
+        found[BOX, name] = f"It is of session {session}. Shrink or delete that first."
+    for name, operation in running.operations_on({name for kind, name in gone if kind == NODE}).items():
+        found[NODE, name] = str(Busy(operation))
+    return found
 
 
 def _streams(kind: Any, before: Things, after: Things, differs: Iterable[Thing]) -> dict[str, int]:

@@ -1,11 +1,12 @@
-"""What runs on the fleet, for its pages: streams and their paths, and how far everybody follows.
+"""What runs on the fleet: streams and their paths, sessions and operations, and who follows how far.
 
-The only place where the fleet's pages look at what is above it. All of it is counted by the database.
+The only place where the fleet looks at what is above it. All of it is counted by the database.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
 from console.sessions.models import SessionBox, Shard
+from telemetry.topics import of_source
 
 SHOWN_MAX: Final = 100
 TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPINE: ("bad", "spine")}
@@ -89,6 +91,19 @@ def on_box(box: Box) -> OnBox:
         left_out=max(0, found.count() - SHOWN_MAX) if len(shards) > SHOWN_MAX else 0,
         held=held.prefetch_related("jobs__job__driver").first(),
     )
+
+
+def sessions_of(boxes: Collection[str]) -> dict[str, str]:
+    """By box the session that has it."""
+    held = SessionBox.objects.filter(box__name__in=boxes)
+    return dict(held.values_list("box__name", "session__name"))
+
+
+def operations_on(nodes: Collection[str]) -> dict[str, Operation]:
+    """By node what works on it now."""
+    topics = {of_source("agent", name): name for name in nodes}
+    at_work = Operation.objects.filter(target__in=topics, done=False)
+    return {topics[operation.target]: operation for operation in at_work}
 
 
 def target_of(kind: str, name: str) -> Target | None:

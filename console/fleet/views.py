@@ -86,7 +86,8 @@ def _node_page(
         "events": events_of(nodes.topic(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
         "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
-        "labels_form": labels_form or LabelsForm(initial={"labels": lines, "version": node.version}),
+        "labels_form": labels_form
+        or LabelsForm(initial={"labels": lines, "version": node.version}, auto_id="labels_%s"),
         "labels_open": labels_form is not None,
         "may_cordon": principal.on_platform(Role.ON_CALL),
         "may_change": principal.on_platform(Role.PLATFORM_ADMIN),
@@ -120,7 +121,7 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
 @require_POST
 @signed_in
 def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
-    form = LabelsForm(request.POST)
+    form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
         node = _for_change(request, name, Role.PLATFORM_ADMIN)
         if form.is_valid() and form.cleaned_data["version"] != node.version:

@@ -16,6 +16,7 @@ from console.alerts.delivering import active_silences, silence_of
 from console.alerts.life import OPEN, State
 from console.alerts.models import Alert, Silence
 from console.alerts.services import Evaluator, gravest_first, of_orgs, role_over, visible_alerts
+from console.alerts.services import live_topic as alerts_topic
 from console.alerts.silences import visible_silences
 from console.audit.models import AuditEntry
 from console.audit.services import record, visible_entries
@@ -25,7 +26,7 @@ from console.operations.models import Operation
 from console.operations.services import visible_operations
 from console.orgs.models import Org
 from console.orgs.services import get_org
-from telemetry.topics import ALERTS, of_org
+from telemetry.topics import ALERTS, FLEET, of_org
 
 HOURS: Final = (8, 12, 24, 72)
 HOURS_DEFAULT: Final = 12
@@ -87,6 +88,13 @@ def hand_over(principal: Principal, org: str = "", hours: int = HOURS_DEFAULT) -
         change_count=changes.count(),
         notes=list(visible_notes(principal).filter(its, at__gte=since)[:SHOWN_MAX]),
     )
+
+
+def live_topic(principal: Principal, org: str) -> str:
+    """What tells that the page is to be read anew, beside now and then. `org` is theirs to see."""
+    if org:
+        return of_org(org)
+    return FLEET if principal.on_platform(Role.VIEWER) else alerts_topic(principal)
 
 
 def visible_notes(principal: Principal) -> QuerySet[Note]:

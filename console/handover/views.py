@@ -26,17 +26,25 @@ def hand_over(request: SignedInRequest) -> HttpResponse:
         raise Http404("There is no such org.")
     orgs = visible_orgs(request.principal)
     form = NoteForm(request.POST or None, orgs=orgs, initial={"org": org})
+    query = urlencode({"org": org, "hours": hours})
     if request.method == "POST" and form.is_valid():
         services.write(request.principal, form.cleaned_data["org"], form.cleaned_data["text"])
-        return redirect(f"{reverse('hand-over')}?{urlencode({'org': org, 'hours': hours})}#notes")
-    context = {
+        return redirect(f"{reverse('hand-over')}?{query}#notes")
+    live = {
         "found": services.hand_over(request.principal, org, hours),
+        "may_write": _may_write(request.principal),
+    }
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "handover/live.html", live)
+    context = {
+        **live,
         "form": form,
+        "query": query,
+        "live_topic": services.live_topic(request.principal, org),
         "orgs": orgs,
         "asked": org,
         "hours": hours,
         "spans": services.HOURS,
-        "may_write": _may_write(request.principal),
     }
     return render(request, "handover/hand_over.html", context)
 

@@ -149,7 +149,12 @@ def query(request: HttpRequest, asked: Query[Asked]) -> AnswerOut:
     openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
 )
 def query_csv(request: HttpRequest, asked: Query[Asked]) -> HttpResponse:
-    return HttpResponse(as_csv(_answer(request, asked)), content_type="text/csv; charset=utf-8")
+    name = f"{asked.topic}-{asked.name}-{asked.fold}".replace(":", "-").replace("*", "all")
+    return HttpResponse(
+        as_csv(_answer(request, asked)),
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}.csv"'},
+    )
 
 
 class EventOut(Schema):

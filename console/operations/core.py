@@ -98,9 +98,14 @@ class Position:
 CANCELLED: Final = "Cancelled"
 
 
+def can_go_back(position: Position, shape: Shape) -> bool:
+    """Whether it would, if somebody wanted it. Once a final step may have begun it is too late."""
+    return position.state is State.RUNNING and not _is_final(position, shape)
+
+
 def cancelled(position: Position, shape: Shape, now: datetime) -> Position:
-    """Go back because somebody wants it. Once a final step may have begun it is too late: no change."""
-    if position.state is not State.RUNNING or _is_final(position, shape):
+    """Go back because somebody wants it, where it can; else no change."""
+    if not can_go_back(position, shape):
         return position
     return _back(position, Failed(CANCELLED, "It was cancelled."), now)
 

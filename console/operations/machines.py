@@ -75,6 +75,11 @@ def machine(kind: str) -> Callable[[M], M]:
     return register
 
 
+def is_known(kind: str) -> bool:
+    """Not those of another version."""
+    return kind in _machines
+
+
 def machine_of(kind: str) -> type[Machine]:
-    """Raises LookupError for a kind that this version does not know."""
+    """Raises LookupError for a kind that is not known."""
     return _machines[kind]

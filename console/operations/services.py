@@ -129,6 +129,11 @@ def may_change(principal: Principal, operation: Operation) -> bool:
     return held is not None and held >= operation.role and not principal.read_only
 
 
+def can_go_back(operation: Operation) -> bool:
+    """Whether cancelling it would make a difference by now."""
+    return core.can_go_back(_position(operation), machine_of(operation.kind).shape())
+
+
 @transaction.atomic
 def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
     """Have it go back to where it was. Again, or when it has ended, it changes nothing."""
@@ -138,7 +143,7 @@ def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operat
     operation.cancel_requested = True
     operation.wake_at = timezone.now()
     operation.save(update_fields=["cancel_requested", "wake_at"])
-    _record(principal, "operation.cancel", operation, reason)
+    _record(principal, "operation.cancel", operation, "is asked to go back", reason)
     _advance_on_commit(operation)
     return operation
 
@@ -153,7 +158,7 @@ def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operati
     _put(operation, core.again(_position(operation), now), now)
     operation.wake_at = now
     operation.save()
-    _record(principal, "operation.retry", operation, reason)
+    _record(principal, "operation.retry", operation, "is tried again", reason)
     _advance_on_commit(operation)
     return operation
 
@@ -293,7 +298,7 @@ def _note_end(operation: Operation) -> None:
     )
 
 
-def _record(principal: Principal, action: str, operation: Operation, reason: str) -> None:
+def _record(principal: Principal, action: str, operation: Operation, what: str, reason: str) -> None:
     record(
         principal,
         action,
@@ -303,6 +308,7 @@ def _record(principal: Principal, action: str, operation: Operation, reason: str
         org_id=operation.org_id,
         reason=reason,
         topics=[operation.target, OPERATIONS],
+        sentence=f"“{operation.sentence}” {what}.",
     )
 
 

@@ -13,7 +13,7 @@ from console.accounts.browser import SignedInRequest, signed_in
 from console.operations import services
 from console.operations.core import State
 from console.operations.forms import FilterForm
-from console.operations.machines import machine_of
+from console.operations.machines import is_known, machine_of
 from console.operations.models import Operation
 
 PER_PAGE = 50
@@ -43,13 +43,24 @@ def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse
         "operation": operation,
         "target_page": _target_page(operation),
         "steps": _steps(operation),
-        "may_change": services.may_change(request.principal, operation),
-        "is_stuck": operation.state == State.STUCK,
+        **_actions(request, operation),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(
         request, "operations/operation_live.html" if fragment else "operations/operation.html", context
     )
+
+
+def _actions(request: SignedInRequest, operation: Operation) -> dict[str, bool]:
+    """What somebody may do with it now. Of a kind that this version does not know, nothing."""
+    may_change = services.may_change(request.principal, operation) and is_known(operation.kind)
+    is_stuck = operation.state == State.STUCK
+    going_on = may_change and not operation.cancel_requested
+    return {
+        "is_stuck": is_stuck,
+        "may_retry": may_change and is_stuck,
+        "may_cancel": going_on and services.can_go_back(operation),
+    }
 
 
 @require_POST
@@ -83,10 +94,9 @@ def _target_page(operation: Operation) -> str:
 
 def _steps(operation: Operation) -> list[tuple[str, str, str]]:
     """For each step: its sentence, the kind of its status, and the status in words."""
-    try:
-        steps = machine_of(operation.kind).steps
-    except LookupError:
+    if not is_known(operation.kind):
         return []  # of another version of the console
+    steps = machine_of(operation.kind).steps
     return [(step.sentence, *_status(operation, number)) for number, step in enumerate(steps)]
 
 

@@ -82,7 +82,7 @@ def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     context = {
         "form": form,
         "org": org,
-        "delete_form": DeleteOrgForm(),
+        "delete_form": DeleteOrgForm(auto_id="delete_%s"),
         "may_delete": request.principal.on_platform(Role.PLATFORM_ADMIN),
     }
     return render(request, "orgs/edit.html", context)

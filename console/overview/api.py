@@ -46,7 +46,9 @@ class FleetOut(Schema):
 
 class OverviewOut(Schema):
     at: datetime
-    told_at: datetime | None = Field(description="When any process last told of itself.")
+    told_at: datetime | None = Field(
+        description="When a driver last told its numbers, from which all these come."
+    )
     topic: str = Field(description="Whose numbers these are; empty for who may see none.")
     verdict: str
     figures: list[FigureOut]

@@ -35,7 +35,7 @@ from console.overview import trends
 from console.placement.topology import State as NodeState
 from console.placement.topology import Tier
 from console.sessions.models import Session, Shard
-from telemetry.figures import OF_DRIVERS, Figures, figures_now, figures_past
+from telemetry.figures import OF_DRIVERS, Figures, Now, figures_now, figures_past
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
 
@@ -131,7 +131,8 @@ class Overview:
     topic: str  # whose numbers; empty for who may see none
     org: Org | None
     at: datetime
-    told_at: datetime | None  # when anything was last told of by any process
+    told_at: datetime | None  # when a driver last told its numbers: they are all from drivers
+    tells: bool  # whether numbers of the topic have just come: without, nobody knows of traffic
     figures: list[Figure] = field(default_factory=list)
     fleet: Fleet | None
     sessions: int
@@ -193,13 +194,19 @@ def overview(principal: Principal, org: str = "") -> Overview:
     gravest = list(gravest_first(found)[:ALERTS_SHOWN])
     about = Q(org=of) if of else Q() if sees_all else Q(pk__in=[])
     sessions = Session.objects.filter(about)
+    current = figures_now([topic], time.time()).get(topic)
     its_fleet = _fleet(principal) if sees_all and not of else None
     return Overview(
         topic=topic,
         org=of,
         at=datetime.now(UTC),
-        told_at=Source.objects.aggregate(at=Max("seen_at"))["at"],
-        figures=_figures(topic, gravest, its_fleet.memory_ready if its_fleet else 0) if topic else [],
+        told_at=Source.objects.filter(kind="driver").aggregate(at=Max("seen_at"))["at"],
+        tells=current is not None,
+        figures=(
+            _figures(topic, current, gravest, its_fleet.memory_ready if its_fleet else 0)
+            if topic
+            else []
+        ),
         fleet=its_fleet,
         sessions=sessions.count(),
         sessions_waiting=sessions.filter(waiting_since__isnull=False).count(),
@@ -243,10 +250,8 @@ def _streams(sessions: QuerySet[Session]) -> list[tuple[str, str, int]]:
 # Figures
 
 
-def _figures(topic: str, gravest: list[Alert], memory_ready: int) -> list[Figure]:
-    now = time.time()
-    end = int(now) // 60 * 60
-    told = figures_now([topic], now).get(topic)
+def _figures(topic: str, told: Now | None, gravest: list[Alert], memory_ready: int) -> list[Figure]:
+    end = int(time.time()) // 60 * 60
     current: Figures = told.figures if told else {}
     past = figures_past(topic, end - STEPS * STEP_SECONDS, STEP_SECONDS, STEPS)
     [yesterday] = figures_past(topic, end - STEP_SECONDS - DAY_SECONDS, STEP_SECONDS, 1)

@@ -33,17 +33,16 @@ def line(values: Values) -> str:
 def changes(
     values: Values, yesterday: float | None, *, is_share: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Against an hour ago, where the values begin, and against yesterday: which way, and how much."""
+    """Against an hour ago, where the values begin, and against yesterday: which way, and how much.
+    Nothing where nothing is known of then, or of now."""
     now = values[-1] if values else None
-    if now is None or (values[0] is None and yesterday is None):
-        yield "", "no past to hold it against" if now is not None else "nothing in the last minutes"
+    if now is None:
         return
     for before, when, span in (
         (values[0], "an hour ago", "in an hour"),
         (yesterday, "yesterday", "in a day"),
     ):
         if before is None:
-            yield "", f"nothing to hold against {when}"
             continue
         apart = now - before if is_share else _factor(now, before)
         if abs(apart) < _SAME:

@@ -44,8 +44,11 @@ def search(
         ),
     ],
     most: Annotated[int, Query(ge=1, le=MOST, description="Of each kind.")] = services.OF_A_KIND_MAX,
+    far: Annotated[
+        bool, Query(description="Instead of the database drivers are asked, which takes longer.")
+    ] = False,
 ) -> list[GroupOut]:
-    groups = services.search(requester(request), q, most)
+    groups = services.search(requester(request), q, most, far=far)
     return [
         GroupOut(
             kind=group.kind,

@@ -4,13 +4,17 @@ Each app says how its things are found, by a function that shows nobody what the
 
     @finder("nodes")
     def find_nodes(principal: Principal, text: str, most: int) -> list[Found]: ...
+
+What is not in the database is asked for only where somebody waits for it (`far=True`): not at every
+letter that is typed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
 from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When
 from django.urls import reverse
@@ -29,10 +33,12 @@ class Found:
     detail: str
     route: str  # the name of its page
     argument: Any  # that its address has
+    query: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
-        return reverse(self.route, args=[self.argument])
+        path = reverse(self.route, args=[self.argument])
+        return f"{path}?{urlencode(self.query)}" if self.query else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +56,36 @@ class Group:
 
 Finder = Callable[[Principal, str, int], Sequence[Found]]
 _finders: dict[str, Finder] = {}
+_far_finders: dict[str, Finder] = {}
 
 
-def finder(kind: str) -> Callable[[Finder], Finder]:
+def finder(kind: str, *, far: bool = False) -> Callable[[Finder], Finder]:
     """Register how things of a kind, as pages call several of them, are found: at most `most` of them,
     the nearest first, and only what the principal may see."""
 
     def register(function: Finder) -> Finder:
-        _finders[kind] = function
+        (_far_finders if far else _finders)[kind] = function
         return function
 
     return register
 
 
 def kinds() -> list[str]:
-    return sorted(_finders)
+    return sorted([*_finders, *_far_finders])
 
 
-def search(principal: Principal, text: str, most: int = OF_A_KIND_MAX) -> list[Group]:
+def search(
+    principal: Principal, text: str, most: int = OF_A_KIND_MAX, *, far: bool = False
+) -> list[Group]:
     """What is found of each kind, first where something is called just so; kinds of which nothing is
-    are left out. Nothing for no text."""
+    are left out. Nothing for no text. `far`: of what is not in the database, and nothing else."""
     text = text.strip()[:TEXT_MAX]
     if not text or "\x00" in text:
         return []
     groups = []
-    for kind in kinds():
-        found = _finders[kind](principal, text, most + 1)
+    finders = _far_finders if far else _finders
+    for kind in sorted(finders):
+        found = finders[kind](principal, text, most + 1)
         if found:
             groups.append(Group(kind, found[:most], len(found) > most))
     return sorted(groups, key=lambda group: not group.has(text))

@@ -13,13 +13,16 @@ ON_THE_PAGE = 25  # of a kind
 @require_safe
 @signed_in
 def search(request: SignedInRequest) -> HttpResponse:
-    """A page; or while somebody types, what they would find on it first."""
+    """A page; or while somebody types, what they would find on it first. With `far` what is not in the
+    database: the page asks for it by itself, and shows it when it comes."""
     text = request.GET.get("q", "")[: services.TEXT_MAX].replace("\x00", "")
+    far = "far" in request.GET
     fragment = request.headers.get("HX-Request") == "true"
-    most = services.OF_A_KIND_MAX if fragment else ON_THE_PAGE
-    context = {
-        "text": text,
-        "groups": services.search(request.principal, text, most),
-        "kinds": services.kinds(),
-    }
+    most = services.OF_A_KIND_MAX if fragment and not far else ON_THE_PAGE
+    context: dict[str, object] = {"text": text, "far": far, "kinds": services.kinds()}
+    if far:
+        context["far_groups"] = services.search(request.principal, text, most, far=True)
+        if fragment:
+            return render(request, "search/far.html", context)
+    context["groups"] = services.search(request.principal, text, most)
     return render(request, "search/found.html" if fragment else "search/search.html", context)

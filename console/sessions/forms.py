@@ -13,6 +13,17 @@ WAIT_MINUTES_MAX = WAIT_SECONDS_MAX // 60
 AS_THE_RULES_SAY = [("", "as the rules say"), *PATHS]
 
 
+class FilterForm(forms.Form):
+    """The filters of the list of sessions; all of them live in the address, as in the API."""
+
+    org = forms.CharField(max_length=48, required=False, help_text="Its short name.")
+    waiting = forms.NullBooleanField(
+        required=False,
+        label="State",
+        widget=forms.Select(choices=[("", "all"), ("true", "waiting"), ("false", "not waiting")]),
+    )
+
+
 class PlannedForm(ReasonMixin):
     """Something that is planned first, and may wait for its place."""
 
@@ -118,11 +129,17 @@ class DeleteForm(ReasonMixin):
     field_order = ["typed", "end_jobs", "reason"]
 
 
-class UpgradeForm(ReasonMixin):
-    version = forms.CharField(
-        max_length=60, required=False, help_text="None: any other than it runs now."
+class LeavingForm(ReasonMixin):
+    """For draining a node, and for upgrading it."""
+
+    version = forms.RegexField(
+        r"^[\x21-\x7e]*$",
+        max_length=60,
+        required=False,
+        label="Upgrade to",
+        help_text="A version; none: any other than it runs now.",
     )
-    field_order = ["version", "reason"]
+    field_order = ["reason", "version"]
 
 
 class RulesForm(ReasonMixin):

@@ -20,7 +20,7 @@ from console.placement import explain
 from console.placement.topology import Misconfigured
 from console.sessions import jobs, leaving, moves, services
 from console.sessions.changing import StalePlan
-from console.sessions.forms import JobForm, MoveForm, UpgradeForm
+from console.sessions.forms import JobForm, LeavingForm, MoveForm
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.views import planned, refusal
 
@@ -118,21 +118,25 @@ def bring_back(request: SignedInRequest, name: str) -> HttpResponse:
 @require_POST
 @signed_in
 def drain(request: SignedInRequest, name: str) -> HttpResponse:
-    form = ReasonMixin(request.POST)
-    reason = form.cleaned_data["reason"] if form.is_valid() else ""
-    return _begun(
-        request, lambda: leaving.drain(request.principal, name, reason=reason), "fleet-node", name
-    )
+    return _left(request, name, ReasonMixin(request.POST), leaving.drain)
 
 
 @require_POST
 @signed_in
 def upgrade(request: SignedInRequest, name: str) -> HttpResponse:
-    form = UpgradeForm(request.POST)
-    values = form.cleaned_data if form.is_valid() else {"version": "", "reason": ""}
-    return _begun(
-        request, lambda: leaving.upgrade(request.principal, name, **values), "fleet-node", name
-    )
+    return _left(request, name, LeavingForm(request.POST), leaving.upgrade)
+
+
+def _left(
+    request: SignedInRequest, name: str, form: ReasonMixin, leave: Callable[..., Operation]
+) -> HttpResponse:
+    if form.is_valid():
+        return _begun(
+            request, lambda: leave(request.principal, name, **form.cleaned_data), "fleet-node", name
+        )
+    for field, errors in form.errors.items():
+        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+    return redirect("fleet-node", name)
 
 
 def _begun(

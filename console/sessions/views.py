@@ -24,7 +24,14 @@ from console.placement.topology import Misconfigured, State, Tier
 from console.sessions import picture, services, sizing
 from console.sessions import rules as ruling
 from console.sessions.changing import StalePlan
-from console.sessions.forms import DeleteForm, MoveForm, NewSessionForm, PlannedForm, ResizeForm
+from console.sessions.forms import (
+    DeleteForm,
+    FilterForm,
+    MoveForm,
+    NewSessionForm,
+    PlannedForm,
+    ResizeForm,
+)
 from console.sessions.memory import memory_of
 from console.sessions.models import Session, Shard
 from console.sessions.planning import CannotPlan, Proposal
@@ -43,10 +50,20 @@ Begin = Callable[[], Operation]
 @require_safe
 @signed_in
 def list_sessions(request: SignedInRequest) -> HttpResponse:
-    found = services.visible_sessions(request.principal).order_by("name")
+    form = FilterForm(request.GET)
+    values = form.cleaned_data if form.is_valid() else {}
+    found = services.filtered(services.visible_sessions(request.principal), **values).order_by("name")
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
-    rows = [(session, services.sizes(session)) for session in page]
-    context = {"page": page, "rows": rows, "query": "", "may_add": any(_orgs_for_new(request))}
+    query = request.GET.copy()
+    query.pop("page", None)
+    context = {
+        "form": form,
+        "page": page,
+        "rows": [(session, services.sizes(session)) for session in page],
+        "query": query.urlencode(),
+        "filtered": any(query.values()),
+        "may_add": any(_orgs_for_new(request)),
+    }
     fragment = request.headers.get("HX-Request") == "true"
     return render(request, "sessions/list_live.html" if fragment else "sessions/list.html", context)
 
@@ -138,7 +155,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
         "form": form,
         "session": session,
         "size": services.sizes(session),
-        "delete_form": DeleteForm(),
+        "delete_form": DeleteForm(auto_id="delete_%s"),
         "rules": ruling.in_force(session.org, session.path),
     }
     return planned(request, form, plan, begin, "sessions/resize.html", context)

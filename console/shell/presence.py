@@ -1,4 +1,5 @@
-"""The processes of this console, as they tell of themselves through telemetry."""
+"""The processes of this console, as they tell of themselves through telemetry. Agents and drivers are
+the fleet's: however many there are, none of ours is lost among them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from telemetry.models import Source
 SHOWN = timedelta(minutes=10)  # for how long a silent process stays on the page
 STALE = timedelta(seconds=10)
 SHOWN_MAX = 200
-EXPECTED = ("web", "worker", "beat", "ingest", "rollup")
+KINDS = ("web", "worker", "beat", "ingest", "rollup")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Presence:
 
 def presence() -> Presence:
     now = timezone.now()
-    sources = Source.objects.filter(seen_at__gt=now - SHOWN).order_by("kind", "-seen_at")
+    sources = Source.objects.filter(kind__in=KINDS, seen_at__gt=now - SHOWN).order_by("kind", "-seen_at")
     processes = [
         Process(
             kind=source.kind,
@@ -49,4 +50,4 @@ def presence() -> Presence:
         for source in sources[:SHOWN_MAX]
     ]
     alive = {process.kind for process in processes if not process.stale}
-    return Presence(processes, [kind for kind in EXPECTED if kind not in alive], now)
+    return Presence(processes, [kind for kind in KINDS if kind not in alive], now)

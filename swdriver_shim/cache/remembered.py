@@ -89,6 +89,10 @@ class Requests:
     def find(self, org: str, request: str) -> Remembered | None:
         return self._kept.get((org, request))
 
+    def orgs_of(self, request: str) -> list[str]:
+        """Whose request it was: two orgs may have called one alike."""
+        return [org for org, name in self._kept if name == request]
+
     def newest(self, org: str, most: int) -> list[Remembered]:
         its = (one for (of, _), one in reversed(self._kept.items()) if of == org)
         return list(islice(its, most))

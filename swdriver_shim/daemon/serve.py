@@ -82,4 +82,6 @@ def _identity(settings: Settings, url: str) -> Identity:
     facts = {"control_url": settings.control_url or url, "software_version": daemon.version()}
     model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
     topic = f"driver:{settings.name}"
-    return Identity("drivers", topic, settings.name, settings.token, facts, model)
+    return Identity(
+        "drivers", topic, settings.name, settings.token, facts, model, is_new=settings.is_new
+    )

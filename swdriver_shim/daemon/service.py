@@ -288,7 +288,10 @@ class Service:
         return as_json(await _in(self._for_controller, explaining.explain, self.shim, body))
 
     async def requests(self, request: Request) -> Response:
-        """The last requests of an org that had a name."""
+        """The last requests of an org that had a name; or whose one of this name was."""
+        if name := request.query_params.get("request"):
+            found = await _in(self._for_controller, self.shim.driver.orgs_of_request, name)
+            return as_json([{"org": org} for org in found])
         org = request.query_params.get("org", "")
         return as_json(await _in(self._for_controller, explaining.newest, self.shim, org))
 

@@ -33,6 +33,7 @@ class Settings:
     state_dir: Path
     control: tuple[str, int]
     token: str = field(repr=False)
+    is_new: bool = False  # the token was made just now: nobody can know it yet
     log_format: str = "text"
     lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
     telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
@@ -91,7 +92,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     given.check()
     token = given.token(token_file, settings.state_dir)
     given.check()
-    return replace(settings, token=token)
+    return replace(settings, token=token, is_new=given.has_made_token)
 
 
 def _model(text: str) -> ModelSpec:

@@ -50,6 +50,19 @@ _DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 T = TypeVar("T")
 
 
+def is_damage(miss: Miss) -> bool:
+    return miss in _DAMAGED
+
+
+def reason_of(miss: Miss) -> Reason:
+    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is called
+    so, which wakes somebody: over a slow path an evict is still on its way, and an agent that began
+    anew, or is too busy, has nothing to give."""
+    if is_damage(miss):
+        return Reason.SEAL_REFUSED
+    return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
+
+
 class Seeking:
     """A look-up in tier 2. `done` when all that it brings is here."""
 
@@ -424,7 +437,7 @@ def _dates(notes: Sequence[int | Miss], offset: float, now: float) -> Dates | Re
     stored_at, used_at = [], []
     for note in notes:
         if isinstance(note, Miss):
-            damaged = Reason.SEAL_REFUSED if note in _DAMAGED else Reason.TIER2_LATE
+            damaged = Reason.SEAL_REFUSED if is_damage(note) else Reason.TIER2_LATE
             return _REASONS.get(note, damaged)
         stored, used = _NOTE.unpack(_NUMBER.pack(note))
         stored_at.append(stored - offset)

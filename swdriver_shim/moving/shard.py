@@ -428,7 +428,7 @@ class Shard:
         for index, answer in zip(at, answers, strict=True):
             found[index] = answer
 
-    def view(self, columns: Sequence[Look]) -> Sight:
+    def view(self, columns: Sequence[Look], request: str = "") -> Sight:
         """The same to read in place, where the transport can."""
         views: list[Views] = []
         with self._reading(columns) as (wanted, missing, by_home, paths):
@@ -443,7 +443,8 @@ class Shard:
                 else:
                     answers, seconds = views[-1].columns, time.perf_counter() - began
                     came = [len(one) for one in answers if not isinstance(one, Miss)]
-                    self._count_in(paths[client], seconds, [columns[i] for i in at], sum(came), "")
+                    asked = [columns[i] for i in at]
+                    self._count_in(paths[client], seconds, asked, sum(came), request)
                 for index, answer in zip(at, answers, strict=True):
                     found[index] = answer
         # What is leased stays mapped though the home change from here on: its views hold the memory.

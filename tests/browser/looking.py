@@ -23,7 +23,8 @@ def log_in(page: Page, console: LiveConsole) -> None:
 
 def faults(page: Page, rules: list[str] | None = None) -> list[str]:
     """What a screen reader stumbles over, as far as it is serious, and scrolling sideways. With `rules`
-    only these of axe's."""
+    only these of axe's.
+    """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE)
     violations = page.evaluate(
@@ -35,6 +36,9 @@ def faults(page: Page, rules: list[str] | None = None) -> list[str]:
         if violation["impact"] in ("serious", "critical")
         for node in violation["nodes"]
     ]
+    # A label names the first thing of its id only, which axe does not say.
+    ids: list[str] = page.locator("[id]").evaluate_all("(found) => found.map((one) => one.id)")
+    found += [f"the id {name} is there twice" for name in sorted(set(ids)) if ids.count(name) > 1]
     if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
         found.append("it scrolls sideways")
     return found

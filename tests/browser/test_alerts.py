@@ -34,6 +34,10 @@ cause = make_alert("agent-silent", "node:ax-7", pk=1, begun_at=timezone.now())
 make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, hidden_by=cause, state="no_data")
 windows = {"windows": ["5 m and 1 h"]}
 make_alert("refill-slow", "org:acme", acme, pk=3, evidence=windows, value=0.4, threshold=0.25)
+from tests.console.sessions.fleets import make_across
+make_across(acme)
+stream = {"driver": "job7", "stream": "full.1", "node": "ax1"}
+make_alert("spine-placement", "session:chat", acme, pk=4, labels=stream)
 """
 _OVER = """
 import django; django.setup()
@@ -83,7 +87,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         # What fires, and what that explains; and since nobody evaluates, that as well.
         page.goto("/alerts/")
         expect(page.get_by_role("alert")).to_contain_text("Rules are not evaluated")
-        expect(page.get_by_role("heading", name="2 alerts")).to_be_visible()
+        expect(page.get_by_role("heading", name="3 alerts")).to_be_visible()
         assert faults(page) == []
         page.get_by_role("link", name="1 more").click()
         expect(page.get_by_text("explained by").first).to_be_visible()
@@ -123,10 +127,26 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         with page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
             pass
         expect(chosen).to_be_checked()
+        chosen.focus()  # as it is for who has clicked it
         page.keyboard.press("a")
         expect(page.locator(".messages")).to_contain_text("1 alert: in hand.")
         expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("admin")
         assert faults(page) == []
+
+        # From the alert to its fix by keys alone; and the alert's own page says what is being done.
+        for _ in range(3):
+            page.keyboard.press("j")
+        expect(page.get_by_role("link", name="A stream is placed across the spine")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Move it now")).to_be_visible()
+        page.wait_for_load_state("load")  # from then on it listens to keys
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.keyboard.press("f")
+        expect(page.get_by_role("heading", name="Move job7.full.1 of chat to ax2")).to_be_visible()
+        page.go_back()
+        expect(page.locator("#fixes")).to_contain_text("Under way: Move job7.full.1 of chat to ax2.")
+        expect(page.locator("#entries")).to_contain_text("Done: Move job7.full.1 from ax1 to ax2")
+        page.goto("/alerts/")
 
         # What becomes known while the page is open appears on it.
         expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("firing")
@@ -145,8 +165,16 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.keyboard.press("d")
         page.get_by_role("textbox", name="Note").fill("ax-7: power supply at 9")
         page.get_by_role("button", name="Leave note").click()
-        notes = page.get_by_role("region", name="Notes")
+        notes = page.get_by_role("region", name="Notes", exact=True)
         expect(notes).to_contain_text("power supply at 9")
+        page.get_by_role("textbox", name="Note").fill("and its ")
+        with context.new_page() as other:
+            other.goto("/hand-over/")
+            other.get_by_role("textbox", name="Note").fill("said by somebody else")
+            other.get_by_role("button", name="Leave note").click()
+            expect(other.get_by_role("region", name="Notes", exact=True)).to_contain_text("else")
+        expect(notes).to_contain_text("said by somebody else")
+        expect(page.get_by_role("textbox", name="Note")).to_have_value("and its ")
         expect(page.get_by_role("region", name="Silences")).to_contain_text("ends soon")
         assert faults(page) == []
         page.emulate_media(media="print")

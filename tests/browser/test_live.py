@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -38,6 +40,7 @@ pytestmark = [
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
+FLOOD = 300  # frames: five minutes of them at once
 IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
 
 
@@ -166,6 +169,47 @@ def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callabl
     expect_state(page, "asking every 5 s")
     expect(page.locator("[data-live-figure='refill.p99']")).to_have_text("3.76 ms", timeout=MS)
     expect_told(page, world.rename())
+
+
+def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_heard(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    """So no plot freezes the page: how long a drawing takes is measured by benchmarks/pages.py."""
+    wires: list[WebSocketRoute] = []
+
+    def tell(kind: str, seq: int, **data: Any) -> None:
+        now = datetime.now(UTC).isoformat()
+        frame = {"v": 1, "seq": seq, "ts": now, "topic": "org:acme", "kind": kind}
+        wires[-1].send(json.dumps({**frame, "data": {"event": 0, "read_at": now, **data}}))
+
+    def answer(route: WebSocketRoute) -> None:
+        wires.append(route)
+        route.on_message(lambda _: tell("snapshot", 0, events=[], numbers={}, state={}))
+
+    page = open_page(PATH, answer)
+    page.clock.install()
+    page.reload()
+    expect_state(page, "live")
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    tell("heartbeat", 0)  # so that in these seconds it does not take us for silent
+    page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+    page.evaluate(
+        "window.drawn = 0;"
+        "document.querySelector('[data-chart]').on('plotly_afterplot', () => (drawn += 1))"
+    )
+    step = int(time.time()) // 10 * 10
+    for seq in range(1, FLOOD + 1):
+        figures = {"refill.p99": seq / 1000, "refill.p50": seq / 1000}
+        points = [{"at": step + 10 * seq, "figures": figures}]
+        tell("delta", seq, numbers={"at": "", "seconds": 15, "figures": figures, "points": points})
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_text(f"{FLOOD} ms")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.evaluate("drawn") == 0
+    page.clock.run_for(1000)
+    wait_until("it is drawn", lambda: page.evaluate("drawn"))
+    points = page.evaluate("document.querySelector('[data-chart]').data[0].x.length")
+    assert (page.evaluate("drawn"), points) == (1, 91), "of a quarter of an hour, however many came"
 
 
 def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(

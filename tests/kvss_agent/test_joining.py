@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -82,6 +84,41 @@ async def test_who_is_unknown_joins_if_it_may() -> None:
     seconds, standing = await once(answer)
     assert (seconds, standing.state) == (REFUSED_SECONDS, "refused")
     assert "--join-token" in standing.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (httpx.Response(200, json={}), "heartbeat"),
+        (httpx.ConnectError("it is only just starting"), "join"),
+        (httpx.ReadTimeout("who knows whether it has heard us"), "heartbeat"),
+        (httpx.Response(401), "heartbeat"),
+    ],
+)
+async def test_who_cannot_be_known_yet_joins_and_sends_no_heartbeat_before(
+    first: httpx.Response | httpx.HTTPError, then: str
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path.rpartition("/")[2])
+        if len(asked) == 1 and isinstance(first, httpx.HTTPError):
+            raise first
+        return first if isinstance(first, httpx.Response) else httpx.Response(200, json={})
+
+    new = replace(IDENTITY, is_new=True)
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+        us = Member(Console("http://console", "tgj_x"), new, Standing())
+        await us.once(client)
+        await us.once(client)
+    assert asked[:2] == ["join", then]
+
+
+def test_a_token_that_was_made_just_now_is_known_to_nobody(tmp_path: Path) -> None:
+    options = ["--state-dir", str(tmp_path)]
+    assert parse(options, {}).is_new
+    assert not parse(options, {}).is_new
 
 
 def broken(_request: httpx.Request) -> httpx.Response:

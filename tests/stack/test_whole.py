@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pty
 import pwd
@@ -304,24 +305,28 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own
     assert own.end() == os.EX_OK
     own.assert_nothing_is_left(pids)
     assert "bytes that came back" not in own.said, "some were wrong"
+    assert "Unauthorized" not in own.said, "heartbeats of those who have not joined"
 
 
 def stop_an_incident_half_way(stack: Whole) -> None:
-    """`make incident`, and Ctrl-C as soon as a stream is on its way across the spine."""
+    """`make incident` at a terminal, and Ctrl-C as soon as a stream is on its way across the spine."""
+    ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*stack.launch, *COMMAND, "incident"],
         cwd=PROJECT,
         env=stack.environment,
-        stdin=subprocess.DEVNULL,
+        stdin=theirs,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout
-        for line in process.stdout:
-            if line.startswith("2/6"):
-                break
+        os.write(ours, b"\n")  # the first time that it asks whether to go on
+        heard = list(itertools.takewhile(lambda line: "2/6" not in line, process.stdout))
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
+    os.close(ours)
+    os.close(theirs)
+    assert "All is well" in heard[0]
     assert process.returncode == os.EX_OK
     assert "The fleet is as it was." in said
 

@@ -90,8 +90,7 @@ class Halves:
                             refused[column] = one
                         else:
                             assert one == kv(asked, group, index, column.depth, column.tokens)
-        self.driver.refuse(refused)
-        self.driver.end_load(loading, 0 if refused else None)
+        self.driver.end_load(loading, (0, self.driver.refuse(refused)) if refused else None)
         return 0 if refused else match.tokens
 
 
@@ -116,6 +115,29 @@ def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
         assert both.load(asked) == asked.tokens
         assert both.load(prompt(tokens(1, 2), "globex")) == 0
         assert both.driver.groups()[0].slots == 20
+
+
+@pytest.mark.parametrize(
+    ("miss", "reason"),
+    [
+        *((miss, Reason.SEAL_REFUSED) for miss in (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)),
+        (Miss.LATE, Reason.WRITING),
+        *((miss, Reason.AGENT_LOST) for miss in (Miss.ABSENT, Miss.REFUSED, Miss.LOST)),
+    ],
+)
+def test_only_bytes_that_are_damaged_are_said_to_be(
+    tmp_path: Path, miss: Miss, reason: Reason, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of such somebody is woken, and finds in the log what it was: not where an evict is still on its
+    way over a slow path."""
+    with halves(tmp_path) as both:
+        asked = prompt(tokens(1, 2))
+        both.store(asked)
+        loading = both.driver.begin_load(asked)
+        why = both.driver.refuse({loading.match.columns[0][1]: miss})
+        both.driver.end_load(loading, (0, why))
+        assert both.driver.orgs()[0].missed_tokens == {reason: asked.tokens}
+    assert (f"not served: {miss}" in caplog.text) == (reason is Reason.SEAL_REFUSED)
 
 
 def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:

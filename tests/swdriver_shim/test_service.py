@@ -236,6 +236,9 @@ def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemo
     [newest] = daemon.control("requests?org=acme").json()
     assert (newest["request"], newest["asked_tokens"]) == ("r-7", 3 * C)
     assert daemon.control("requests?org=globex").json() == []
+    name = newest["request"]
+    assert daemon.control(f"requests?request={name}").json() == [{"org": "acme"}]
+    assert daemon.control("requests?request=another").json() == []
     for body, status, sentence in (
         ({"org": "globex", "request": "r-7"}, 404, "knows of no request r-7"),
         ({"org": "nobody", "request": "r-7"}, 404, "told nothing of that org"),

@@ -375,6 +375,31 @@ def test_what_the_engine_has_itself_is_left_alone(tmp_path: Path) -> None:
         one.end(all_of_it)
 
 
+def test_slow_transfers_are_of_one_request_each_also_where_several_load_in_a_step(
+    tmp_path: Path,
+) -> None:
+    with engine(tmp_path, FULL) as one:
+        [shard] = one.far[0]
+        told = (some(1, 400), "acme"), (some(2, 500), "globex")
+        stored = [request(*each) for each in told]
+        for each in stored:
+            one.serve(each)
+        assert {(slow.direction, slow.request) for slow in shard.take_slowest()} == {
+            ("out", each.request_id) for each in stored
+        }
+        again = [request(*each) for each in told]
+        left = {each: each.num_tokens - one.begin(each) for each in again}
+        one.run(left)
+        assert {(slow.request, slow.columns) for slow in shard.take_slowest()} == {
+            (again[0].request_id, 400 // C),
+            (again[1].request_id, 500 // C),
+        }
+        for each in again:
+            one.check(each, each.num_tokens)
+            one.end(each)
+        one.settle()
+
+
 def test_groups_of_which_some_have_windows(tmp_path: Path) -> None:
     with engine(tmp_path, HYBRID) as one:
         asked = request(some(1, 900))

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
+from django.conf import settings as django
 from msgspec.structs import replace
 
 from kvss_agent.http_api import Invalid
@@ -22,7 +24,10 @@ from swdriver_shim.adapters.vllm.working import Worker
 from swdriver_shim.moving.granting import NotGranted
 from swdriver_shim.moving.halves import MovingHalf, Place
 from swdriver_shim.policy import Rules
+from telemetry import transfers
+from telemetry.records import STREAM, decode
 from tests.kvss_agent.process import agent, document, spec
+from tests.live import wait_until
 
 
 def setting(**more: Any) -> Setting:
@@ -129,7 +134,7 @@ def at(one: Any, directory: Path, **more: Any) -> Setting:
 
 
 @contextlib.contextmanager
-def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[Deciding, Setting]]:
+def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[Deciding, Setting, Worker]]:
     with agent(directory / "agent") as one:
         told = at(one, directory, **more)
         half = MovingHalf()
@@ -137,7 +142,7 @@ def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[Deciding, Settin
         worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
         deciding = Deciding(told, [facts(half.place)])
         try:
-            yield deciding, told
+            yield deciding, told, worker
         finally:
             deciding.close()
             worker.close()
@@ -159,7 +164,7 @@ def asking(token: object = None, **more: Any) -> Any:
 def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
     tmp_path: Path, unsigned: str | None
 ) -> None:
-    with deciding_at(tmp_path, unsigned_org=unsigned) as (deciding, told):
+    with deciding_at(tmp_path, unsigned_org=unsigned) as (deciding, told, _):
         assert deciding.shim.is_ready
 
         def org(request: Any) -> str | None:
@@ -200,7 +205,7 @@ class Running:
 @pytest.mark.parametrize("change", ["out", "secret"])
 def test_of_an_org_that_is_taken_out_nothing_more_is_kept(tmp_path: Path, change: str) -> None:
     """Its requests that are under way go on, for nobody."""
-    with deciding_at(tmp_path) as (deciding, setting):
+    with deciding_at(tmp_path) as (deciding, setting, _):
         told = deciding.shim.desired
         assert told
         request = Running(mint(setting.claims_key, "job7", "acme"), 640)
@@ -215,3 +220,29 @@ def test_of_an_org_that_is_taken_out_nothing_more_is_kept(tmp_path: Path, change
         after = replace(told, generation=2, orgs=(*kept, *others))
         deciding.shim.set_desired(msgspec.json.encode(after))
         assert deciding.scheduling.step({"running": 512}, lambda _: table, []).stores == []
+
+
+def test_its_numbers_and_slowest_transfers_are_told(tmp_path: Path) -> None:
+    client: Any = redis.Redis.from_url(django.REDIS_URL)
+    seen = client.xrevrange(STREAM, count=1)
+    after = seen[0][0] if seen else b"0"
+    with deciding_at(tmp_path, telemetry=django.REDIS_URL) as (deciding, setting, worker):
+        request = Running(mint(setting.claims_key, "job7", "acme"), 129)
+        table = [list(range(1, 30))]
+        deciding.scheduling.matched(request, 0)
+        deciding.scheduling.allocated(request, table, 0)
+        step = deciding.scheduling.step({"running": 129}, lambda _: table, [])
+        worker.load(step)
+        worker.computed(step)
+        wait_until("it is saved", lambda: worker.counts["saves"])
+    told = [fields for _, fields in client.xrange(STREAM, min=b"(" + after)]
+    assert {decode(fields).name for fields in told} == {"job7"}
+    [slow] = [one for fields in told for one in transfers.decode(fields)]
+    assert (slow.org, slow.request, slow.stream) == ("acme", "running", "full.0")
+    assert (slow.direction, slow.columns) == ("out", 2)
+
+
+def test_a_stream_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    raw = msgspec.json.encode(setting(telemetry="localhost"))
+    with pytest.raises(Invalid, match=r"`telemetry` has to be .*redis://"):
+        read(written(tmp_path, raw))

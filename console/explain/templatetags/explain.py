@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from django import template
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from console.explain.services import Then
+from console.explain.services import Question, Then
 from console.policies.templatetags.policies import percent
 from console.shell.templatetags.console import in_words, status
 
 register = template.Library()
 
+SHOWN: Final = 4  # of what was pasted, in the call that does the same
 TIERS: Final = {"dram": "hit in memory", "tier2": "hit in tier 2"}
 # What each reason means to somebody who can do something about it.
 REASONS: Final = {
@@ -46,6 +50,27 @@ def hit_sentence(then: Then) -> str:
 @register.simple_tag
 def hit_part(then: Then) -> str:
     return str(percent(then.hit_tokens / then.asked_tokens if then.asked_tokens else None))
+
+
+@register.simple_tag
+def body_of(question: Question | None, session: str) -> str:
+    """What is sent to ask the same over REST, as a shell takes it. Of many tokens or keys the first."""
+    asked: dict[str, Any] = {"request": "…"}
+    if question:
+        told = {
+            "request": question.request,
+            "tokens": _some(question.tokens),
+            "keys": _some(question.keys),
+            "adapter": question.adapter,
+        }
+        asked = {name: value for name, value in told.items() if value}
+    if session:
+        asked["session"] = session
+    return shlex.quote(json.dumps(asked, ensure_ascii=False))
+
+
+def _some(pasted: Sequence[object]) -> list[object]:
+    return [*pasted[:SHOWN], *(["…"] if len(pasted) > SHOWN else [])]
 
 
 @register.simple_tag

@@ -7,12 +7,19 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.placement.topology import Tier
+from console.sessions.forms import LeavingForm
 from console.shell.templatetags.console import bar, status
 
 register = template.Library()
 
 LOOKS = {"rail": "ok", "leaf": "warn", "spine": "bad"}
 NO_PATH = {"": "no node", "unknown": "path not told"}
+
+
+@register.simple_tag
+def leaving_form() -> LeavingForm:
+    """For the page of a node, which is the fleet's."""
+    return LeavingForm(auto_id="leaving_%s")
 
 
 @register.simple_tag

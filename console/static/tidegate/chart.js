@@ -214,8 +214,10 @@ function start() {
     const chart = new Chart(element, data);
     charts.push(chart);
     if (data.span !== null) chart.keepAsking();
-    const image = element.closest("figure").querySelector("[data-chart-image]");
-    image.addEventListener("click", () => saveImage(element, element.dataset.chart));
+    const figure = element.closest("figure");
+    const title = `${figure.querySelector("h2").textContent} · ${data.topic}`;
+    const image = figure.querySelector("[data-chart-image]");
+    image.addEventListener("click", () => saveImage(element, element.dataset.chart, title));
   }
   // One after another, and in between the page listens to whoever uses it.
   let isDrawing = false;

@@ -2,9 +2,14 @@
 const WIDTH = 1200;
 const HEIGHT = 500;
 const SCALE = 2;
+const TITLE = 36; // pixels
 
-export async function saveImage(plot, name) {
-  const svg = await Plotly.toImage(plot, { format: "svg", width: WIDTH, height: HEIGHT, imageDataOnly: true });
+// Elsewhere nobody sees beside which heading it stood.
+export async function saveImage(plot, name, title) {
+  const { data, layout } = plot;
+  const margin = { ...layout.margin, t: layout.margin.t + TITLE };
+  const titled = { data, layout: { ...layout, margin, title: { text: title, x: 0.01, font: { size: 16 } } } };
+  const svg = await Plotly.toImage(titled, { format: "svg", width: WIDTH, height: HEIGHT, imageDataOnly: true });
   const image = new Image(WIDTH, HEIGHT);
   image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
   await image.decode();

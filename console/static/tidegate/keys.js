@@ -4,7 +4,7 @@ import { keepRows, pressed } from "./rows.js";
 const CHORD_MS = 1200;
 
 function typing(target) {
-  return target.closest("input, select, textarea, [contenteditable]") !== null;
+  return target.closest("input:not([type=checkbox], [type=radio]), select, textarea, [contenteditable]") !== null;
 }
 
 export function startKeys() {

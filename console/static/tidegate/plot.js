@@ -104,7 +104,7 @@ export function layoutOf(data, times, element) {
     hovermode: data.isHeatMap ? "closest" : "x unified",
     hoverlabel: { bgcolor: panel, bordercolor: grid, font: { color: text } },
     showlegend: !data.isHeatMap && data.series.length + data.earlier.length > 1,
-    legend: { orientation: "h", x: 0, y: -0.18, font: { size: 11, color: quiet } },
+    legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom", font: { size: 11, color: quiet } },
     dragmode: false, // choosing.js has its own
     xaxis: { ...axis, type: "date", range },
     yaxis: yAxis(data, axis),

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from swdriver_shim.adapters.vllm.events import Events
 from swdriver_shim.adapters.vllm.orders import Saved
 from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
+from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.deciding import Receipt
@@ -33,6 +35,7 @@ from swdriver_shim.moving.granting import grant, part_name, shard_name
 from swdriver_shim.moving.halves import FarShard, Line, Place
 from swdriver_shim.moving.homes import Home
 from swdriver_shim.moving.paths import PathSpec
+from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +131,16 @@ class Deciding:
             is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
+        self._telling = Telling(
+            setting.telemetry,
+            None,
+            "driver",
+            daemon.software(),
+            name=setting.driver,
+            collect=partial(metrics.collect, self.shim),
+            limits=self.shim.limits,
+            slowest=self.shim.take_slowest,
+        )
         for shard in self.shim.observed()["shards"]:
             if shard["state"] != "here":
                 log.warning("Shard %s is not there: %s", shard["shard"], shard["reason"])
@@ -136,6 +149,7 @@ class Deciding:
     def close(self) -> None:
         if self._api:
             self._api.close()
+        self._telling.stop()  # while shards can still be asked
         self.scheduling.close()
         self.shim.stop()
         for line in self._lines:

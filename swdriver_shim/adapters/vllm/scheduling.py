@@ -302,8 +302,8 @@ class Scheduling:
         if refused:
             first = min(column.depth for column in refused) * COLUMN_TOKENS
             first -= first % self._unit
-            self._driver.refuse(refused)
-            self._driver.end_load(load.asked, first)
+            why = self._driver.refuse(refused)
+            self._driver.end_load(load.asked, (first, why))
             one.stored = 0  # what is there still is found out then
             if not self.loads_ahead:  # else nobody has counted on its blocks yet
                 self._failed.append(load)

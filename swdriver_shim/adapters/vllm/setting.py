@@ -27,6 +27,8 @@ from kvss_agent.client import Address
 from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
+from kvss_agent.options import redis_url
+from kvss_agent.settings import REDIS_URL
 from swdriver_shim.adapters.claims import KEY_BYTES_MIN
 from swdriver_shim.adapters.vllm.blocks import Unfit
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
@@ -80,6 +82,8 @@ class Setting(Document, frozen=True):
     # What takes longer to load than to compute, by what was measured, is computed.
     only_if_faster: bool = True
     api: ApiSpec | None = None
+    # `redis://…` of the stream that numbers are told to, as the daemon's `--telemetry`.
+    telemetry: Text | None = None
     # Where one life of the engine leaves what the next goes on with: what is in agents' memory then
     # outlives a restart. Without it only tier 2 does.
     state_dir: Annotated[str, Meta(max_length=4096)] | None = None
@@ -132,6 +136,11 @@ def read(path: Path) -> Setting:
             Address.parse(found.agent.address)
         except ValueError as error:
             raise Invalid(f"{path}: the agent's address: {error}.") from error
+    if found.telemetry:
+        try:
+            redis_url(found.telemetry)
+        except ValueError:
+            raise Invalid(f"{path}: `telemetry` has to be {REDIS_URL}.") from None
     if found.unsigned_org and found.unsigned_org not in {org.name for org in found.orgs}:
         raise Invalid(f"{path}: there is no org {found.unsigned_org} for requests without a claim.")
     return found

@@ -13,6 +13,7 @@ and is then given up, and counted: no step waits longer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -26,7 +27,7 @@ from typing import Final
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Bank, Mark
-from swdriver_shim.adapters.vllm.orders import Loaded, Order, Refused, Report, Saved, Step
+from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Refused, Report, Saved, Step
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.moving.halves import MovingHalf
@@ -246,7 +247,7 @@ class Worker:
                         for one, column in zip(batch, out, strict=True):
                             here.gather(one.part, [places[at] for at in one.blocks], column.payload)
                             time.sleep(0)  # the interpreter is for whoever computes
-                if not shard.evict(out):
+                if not shard.evict(out, save.order.request):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
                 size += each * len(batch)
@@ -303,26 +304,23 @@ class Loading:
     def _load(self, group: int) -> None:
         began = time.perf_counter()
         blocks, shard = self._worker.groups[group], self._worker.shard(group)
-        wanted = [
-            (order, index, one)
-            for order in self._step.loads
-            for index, one in enumerate(order.columns[group])
-        ]
+        wanted = [order for order in self._step.loads if order.columns[group]]
         if shard is None or not wanted:
             return
-        looks = [Look(one.slot, one.key, order.tag, COLUMN_TOKENS) for order, _, one in wanted]
         misses: dict[tuple[int, int], str] = {}
-        with shard.view(looks) as columns:
-            for (order, index, _), column in zip(wanted, columns, strict=True):
-                if isinstance(column, Miss):
-                    misses[order.number, index] = column
-                elif len(column) != blocks.shape.column_bytes:
-                    misses[order.number, index] = Miss.STALE
-            there = [
-                (one, column)
-                for (order, index, one), column in zip(wanted, columns, strict=True)
-                if (order.number, index) not in misses and not isinstance(column, Miss)
-            ]
+        there: list[tuple[Carry, memoryview]] = []
+        with contextlib.ExitStack() as seen:
+            for order in wanted:  # each for itself: orders may be of several orgs
+                carried = order.columns[group]
+                looks = [Look(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
+                columns = seen.enter_context(shard.view(looks, order.request))
+                for index, (one, column) in enumerate(zip(carried, columns, strict=True)):
+                    if isinstance(column, Miss):
+                        misses[order.number, index] = column
+                    elif len(column) != blocks.shape.column_bytes:
+                        misses[order.number, index] = Miss.STALE
+                    else:
+                        there.append((one, column))
             wanted_blocks = [at for one, _ in there for at in one.blocks]
             landing = blocks.landing(wanted_blocks, self._after[group])
             last = {of.name: layer for layer, of in enumerate(blocks.layers)}  # it may have several
@@ -332,7 +330,7 @@ class Loading:
                 self._marks[of.name] = blocks, landing.flush(layer)
                 if last[of.name] == layer:
                     self._layers[of.name].set()
-            del there, columns
+            del there, columns, column
         for order in self._step.loads:
             loaded = self._loaded[order.number]
             loaded.refused = [one for one in loaded.refused if one.group != group] + [

@@ -15,10 +15,10 @@ from console.alerts.life import Verdict
 from console.alerts.models import Alert, Flip
 from console.alerts.rules import Crossing, World
 from console.alerts.timeline import questions
-from console.fleet.models import Box, Node
+from console.fleet.models import Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.sessions.models import Session, Shard
 from telemetry.metrics import Kind
 from telemetry.rollup import RollUp
 from telemetry.shapes import Series
@@ -26,7 +26,8 @@ from tests.conftest import People
 from tests.console.alerts.numbers import at, judged, line
 from tests.console.alerts.test_evaluating import NOW, heard, put
 from tests.console.alerts.test_evaluating import tick as tick_of
-from tests.console.sessions.fleets import make_driver, make_fleet
+from tests.console.alerts.things import make_alert
+from tests.console.sessions.fleets import make_across
 
 PLACED, BURST = BY_SLUG["spine-placement"], BY_SLUG["spine-burst"]
 PATH = {
@@ -42,33 +43,8 @@ PATH = {
 
 @pytest.fixture
 def chat(people: People) -> Session:
-    """A job of acme's whose second stream was placed across the spine, though its rail is free now."""
     RollUp().tend_days(NOW.timestamp())
-    make_fleet(boxes=1)
-    session = Session.objects.create(
-        name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
-    )
-    box = Box.objects.get(name="cs1")
-    SessionBox.objects.create(session=session, box=box, ready=True)
-    job = Job.objects.create(session=session, name="serve", driver=make_driver("job7"), running=True)
-    for index in range(4):
-        across = index == 1
-        Shard.objects.create(
-            job=job,
-            group="full",
-            index=index,
-            box=box,
-            domain=index,
-            wio=3,
-            slot_bytes=4096,
-            slots=10,
-            node=Node.objects.get(name="ax1" if across else f"ax{index + 1}"),
-            tier=(Tier.SPINE if across else Tier.RAIL).value,
-            port_leaf=f"l{index + 1}",
-            nic_leaf="l1" if across else f"l{index + 1}",
-            why="ax2 was cordoned" if across else "",
-        )
-    return session
+    return make_across(people.acme)
 
 
 def tick() -> int:
@@ -129,6 +105,43 @@ def test_the_alert_says_which_move_would_end_it_and_does_it(
     shard = Shard.objects.get(index=1)
     assert shard.next_node
     assert (shard.next_node.name, shard.operation) == ("ax2", operation)
+
+
+def test_all_streams_of_a_session_are_brought_back_as_one_operation(
+    chat: Session, people: People, browser_of: Callable[..., Client]
+) -> None:
+    """Of the session that has most on a link that is full, or of which too much crosses the spine."""
+    Shard.objects.filter(index=2).update(
+        tier=Tier.SPINE.value, node=Node.objects.get(name="ax4"), nic_leaf="l4"
+    )
+    carried = {"bytes_by_session": {"gone": 1e9, "chat": 2e9}}
+    full = make_alert("spine-burst", "fleet", labels={"link": "l2-up"}, evidence=carried)
+    share = make_alert("spine-share", "session:chat", people.acme)
+    for alert in (full, share):
+        fix, _ = fixing.of(SYSTEM, alert)
+        assert fix.text == "Bring 2 streams of chat back on rails. Jobs go on."
+        assert {(one.what, one.before, one.after) for one in fix.plan[:-1]} == {
+            ("job7.full.1", "ax1", "ax2, on its rail"),
+            ("job7.full.2", "ax4", "ax3, on its rail"),
+        }
+    asked = {"kind": "bring-back"}
+    assert browser_of(people.stranger).post(f"/alerts/{share.pk}/fix/", asked).status_code == 404
+    assert browser_of(people.viewer).post(f"/alerts/{share.pk}/fix/", asked).status_code == 403
+    on_call = browser_of(people.on_call)
+    done = on_call.post(f"/alerts/{share.pk}/fix/", asked)
+    operation = Operation.objects.get()
+    assert (operation.kind, operation.actor_name) == ("session.bring-back", people.on_call.username)
+    assert done["Location"] == f"/operations/{operation.pk}/"
+    homes = Shard.objects.exclude(next_node=None).order_by("index")
+    assert list(homes.values_list("next_node__name", flat=True)) == ["ax2", "ax3"]
+
+    page = on_call.get(f"/alerts/{share.pk}/").content.decode()
+    assert "Bring them back now" not in page, "it is being done"
+    assert f'href="/operations/{operation.pk}/"' in page
+    live = on_call.get(f"/alerts/{share.pk}/", headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in live
+    for told in ('id="fixes" hx-swap-oob', "Under way: ", 'id="entries" hx-swap-oob', "Done: Bring 2"):
+        assert told in live, "a page that stays open says so, too"
 
 
 def test_where_no_move_helps_it_says_why(chat: Session) -> None:

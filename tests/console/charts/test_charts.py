@@ -98,6 +98,7 @@ def test_the_csv_of_a_chart_is_where_it_says(
         answer = browser_of(people.viewer).get(address)
         assert answer.status_code == 200, answer.content
         assert answer.content.count(b"\n") > 2
+        assert 'filename="org-acme-swdriver_' in answer["Content-Disposition"]
 
 
 @pytest.mark.django_db

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from console.accounts.models import User
 from console.control import services as control
 from console.explain.forms import ExplainForm
 from console.explain.services import Column, Question, runs
-from console.explain.templatetags.explain import REASONS, TIERS, expiry
+from console.explain.templatetags.explain import REASONS, TIERS, body_of, expiry
 from console.orgs import services as orgs
 from console.policies import callers
 from swdriver_shim.cache.reasons import Reason
@@ -69,6 +71,19 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     assert [found["driver"] for found in by_tokens] == ["one", "two"], "each says what it would do"
     [newest] = member.get("/api/v1/orgs/acme/requests").json()["requests"]
     assert (newest["request"], newest["hit_tokens"]) == ("r-7", 2 * C)
+
+    def found(user: User, text: str) -> Any:
+        return api_of(user).get(f"/api/v1/search?q={text}&far=true").json()
+
+    there = {"name": "r-7", "detail": "of acme, on one", "address": "/orgs/acme/explain/?request=r-7"}
+    for user in (people.viewer, people.platform_viewer):
+        assert found(user, "r-7") == [{"kind": "prompts", "found": [there], "are_more": False}]
+    assert found(people.stranger, "r-7") == found(people.viewer, "r-8") == []
+    typed = browser.get("/search/?q=r-7", headers={"HX-Request": "true"}).content.decode()
+    assert "Nothing that you may see" in typed, "drivers are not asked at every letter"
+    for headers in ({}, {"HX-Request": "true"}):
+        shown = browser.get("/search/?q=r-7&far=", headers=headers).content.decode()
+        assert 'href="/orgs/acme/explain/?request=r-7"' in shown
 
     listed = browser.get("/orgs/acme/explain/").content.decode()
     assert '<a href="/orgs/acme/explain/?request=r-7">' in listed
@@ -150,6 +165,28 @@ def test_columns_that_are_alike_are_one_run() -> None:
     ]
     assert (found[0].slots, found[0].expires_in_seconds, found[0].uses_max) == ((7, 9), (60.0, 62.0), 2)
     assert runs([]) == []
+    kept = Column(3, C, "ready", priority=35)
+    assert [run.expires_in_seconds for run in runs([*ready, kept])] == [(60.0, 62.0), None], "never"
+
+
+@pytest.mark.parametrize(
+    ("question", "session", "body"),
+    [
+        (None, "", {"request": "…"}),
+        (Question(request="it's"), "chat", {"request": "it's", "session": "chat"}),
+        (
+            Question(tokens=range(9), adapter="poems"),
+            "",
+            {"tokens": [0, 1, 2, 3, "…"], "adapter": "poems"},
+        ),
+        (Question(keys=["ab" * 16]), "", {"keys": ["ab" * 16]}),
+    ],
+)
+def test_the_call_that_asks_the_same_is_one_that_a_shell_takes(
+    question: Question | None, session: str, body: dict[str, object]
+) -> None:
+    [word] = shlex.split(body_of(question, session))
+    assert json.loads(word) == body
 
 
 def test_every_reason_is_said_in_words() -> None:

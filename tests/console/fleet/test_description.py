@@ -25,6 +25,8 @@ from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
 from console.fleet.sizes import in_units
+from console.operations import services as operations
+from console.sessions import leaving
 from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
@@ -372,6 +374,17 @@ def test_what_a_session_needs_is_not_removed(world: World) -> None:
     SessionBox.objects.create(session=session, box=world.box)
     before = current()
     without = dump({thing: said for thing, said in before.items() if thing != ("box", "cs-1")})
-    with pytest.raises(Impossible, match="cs-1 of prod still needs what would be removed"):
+    told = "It is of session prod. Shrink or delete that first."
+    assert [change.refused for change in preview(SYSTEM, without)[0].refused] == [told]
+    with pytest.raises(Impossible, match=told):
         apply(SYSTEM, without)
     assert current() == before
+
+
+def test_a_node_that_is_being_upgraded_is_not_removed(world: World) -> None:
+    upgraded = leaving.upgrade(SYSTEM, "ax-1")
+    while operations.advance(upgraded.pk):
+        pass
+    without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})
+    with pytest.raises(Impossible, match="“Upgrade ax-1” is not done yet"):
+        apply(SYSTEM, without)

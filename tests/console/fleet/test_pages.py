@@ -13,10 +13,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
+from console.audit.models import AuditEntry
 from console.control.models import Target
 from console.fleet import description_views, importing
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
+from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from tests.conftest import People
@@ -83,6 +85,18 @@ def test_a_node_is_cordoned_and_labelled_on_its_page(
         form = {"labels": bad, "version": refreshed(world.here).version}
         assert "field--bad" in said(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
+
+
+def test_a_node_is_upgraded_to_a_version_from_its_page(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    client = browser_of(people.platform_on_call)
+    refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "no version"}, follow=True)
+    assert "version: Enter a valid value" in refused.content.decode()
+    assert not Operation.objects.exists()
+    client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.2.0", "reason": "loud fan"})
+    assert Operation.objects.get().plan == {"node": "ax-1", "version": "0.2.0"}
+    assert AuditEntry.objects.get(action="node.upgrade").reason == "loud fan"
 
 
 def test_a_node_that_is_lost_says_what_it_will_be(

@@ -99,6 +99,13 @@ def test_page_and_api_say_the_same(
     assert "Open: 1 alert" in page
     assert "silenced until" in page
     assert "Leave note" not in page
+    assert 'data-live-topic="org:acme"' in page
+    everything = browser_of(people.platform_on_call).get("/hand-over/").content.decode()
+    assert 'data-live-topic="fleet"' in everything
+    assert "Leave note" in everything
+    live = browser_of(people.platform_on_call).get("/hand-over/", headers={"HX-Request": "true"})
+    assert "Open: 1 alert" in live.content.decode()
+    assert "<form" not in live.content.decode(), "what is being written stays"
 
 
 def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:

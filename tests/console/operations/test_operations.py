@@ -87,7 +87,8 @@ def test_cancelling_goes_back_and_doing_so_again_changes_nothing(people: People)
     assert run(operation).state == State.CANCELLED
     assert effects() == ["a", "not a"]
     assert services.cancel(admin, operation.pk).state == State.CANCELLED
-    assert Event.objects.filter(kind="operation.cancel").count() == 1
+    told = Event.objects.get(kind="operation.cancel")
+    assert told.sentence == "“Do tests.waits” is asked to go back."
 
 
 @pytest.mark.django_db
@@ -313,6 +314,10 @@ def test_the_pages_tell_the_same_to_those_who_may_see_it(
     assert ">Cancel<" not in page
     on_call = browser_of(people.on_call)
     assert ">Cancel<" in on_call.get(f"/operations/{operation.pk}/").content.decode()
+    beyond = start("tests.waits", "session:other", plan={"go on": True}, org_id=people.acme.pk)
+    for _ in range(3):  # c is final
+        services.advance(beyond.pk)
+    assert ">Cancel<" not in on_call.get(f"/operations/{beyond.pk}/").content.decode()
     part = on_call.get(f"/operations/{operation.pk}/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in part
     assert "Do tests.waits" in on_call.get("/operations/").content.decode()

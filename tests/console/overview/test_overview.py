@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
@@ -17,6 +18,7 @@ from console.accounts.principal import SYSTEM
 from console.alerts.models import Evaluation
 from console.operations.services import start
 from console.overview import services, trends
+from console.shell import presence
 from telemetry.folding import Row
 from telemetry.metrics import Kind
 from telemetry.models import Source
@@ -63,11 +65,17 @@ def tell(topic: str, ages: Sequence[float], hits: float = 50) -> None:
     copy_in(FRESH, Names().stored(rows, day_of(now)))
 
 
-def heard() -> None:
-    Source.objects.create(
-        name="driver:job-7", kind="driver", topic="driver:job-7", version="0", host="h", process_id=1,
-        started_at=timezone.now(), sequence=1, seen_at=timezone.now(),
+def source(kind: str, name: str) -> Source:
+    """A process that has just told of itself."""
+    now = timezone.now()
+    return Source(
+        name=f"{kind}:{name}", kind=kind, topic=f"{kind}:{name}", version="0", host="h", process_id=1,
+        started_at=now, sequence=1, seen_at=now,
     )  # fmt: skip
+
+
+def heard() -> None:
+    source("driver", "job-7").save()
     Evaluation.objects.create(rule="overstay", at=timezone.now(), took_ms=1)
 
 
@@ -83,11 +91,11 @@ def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_kn
         ([1.0, 1.5], 2.0, False, ["50 % up in an hour", "25 % down in a day"]),
         ([0.1, 0.4], 0.401, False, ["4 times in an hour", "as yesterday"]),
         ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "as yesterday"]),
-        ([0.0, 3.0], None, False, ["up from nothing in an hour", "nothing to hold against yesterday"]),
-        ([None, 0.0], 0.0, False, ["nothing to hold against an hour ago", "as yesterday"]),
-        ([None, 1.0], None, False, ["no past to hold it against"]),
-        ([1.0, None], 1.0, False, ["nothing in the last minutes"]),
-        ([], 1.0, False, ["nothing in the last minutes"]),
+        ([0.0, 3.0], None, False, ["up from nothing in an hour"]),
+        ([None, 0.0], 0.0, False, ["as yesterday"]),
+        ([None, 1.0], None, False, []),
+        ([1.0, None], 1.0, False, []),
+        ([], 1.0, False, []),
     ],
 )
 def test_a_trend_is_said_in_words(
@@ -100,7 +108,8 @@ def test_a_trend_is_said_in_words(
 @pytest.mark.django_db
 def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> None:
     tell("fleet", [0, 10, 100])
-    tell("fleet", [3700, 3720], hits=80)
+    minute = time.time() % 60 + 3660  # since one that is long over had begun
+    tell("fleet", [minute - second for second in range(0, 60, 10)], hits=80)
     tell("fleet", [86_400 + 120], hits=20)
     alert = make_alert("refill-slow", "org:acme", people.acme)
     found = services.overview(people.principal("platform_viewer"))
@@ -110,8 +119,28 @@ def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> No
     assert set(hits.past[1:-1]) == set(figures["refill.rate"].past[1:-1]) == {None}
     assert figures["hit.dram"].label == "Hits in DRAM"
     assert figures["spine.share"].value == 0.25
-    assert figures["memory"].past[0] == pytest.approx((1 << 30) * 20 / 300)
+    assert figures["memory"].past[0] == 1 << 30, "of the one minute that is known"
     assert (figures["refill.p99"].alert, hits.alert) == (alert, None)
+
+
+@pytest.mark.django_db
+def test_no_traffic_is_said_only_while_drivers_tell_and_their_silence_ages(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """The console's own processes, which go on, make no number fresh."""
+    make_world()
+    heard()
+    source("web", "h").save()
+    tell("fleet", [0, 10, 100])
+    browser = browser_of(people.platform_viewer)
+    page = browser.get("/").content.decode()
+    assert ("no traffic" in page, "nothing told" in page) == (True, False)
+    Source.objects.filter(kind="driver").update(seen_at=timezone.now() - timedelta(minutes=3))
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM telemetry_fresh WHERE bucket > %s", [time.time() - 60])
+    page = browser.get("/").content.decode()
+    assert ("no traffic" in page, "nothing told" in page) == (False, True)
+    assert re.search(r"of the last ten to twenty seconds, as of .{,200}>3 min ago", page, re.DOTALL)
 
 
 @pytest.mark.django_db
@@ -185,6 +214,21 @@ def test_a_console_without_nodes_says_what_to_do(
     assert "The fleet now" not in page
     make_world()
     assert "Begin here" not in browser_of(people.platform_admin).get("/").content.decode()
+
+
+@pytest.mark.django_db
+def test_no_process_of_the_console_is_missed_beside_however_many_agents(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    agents = [source("agent", f"ax-{number}") for number in range(1000)]
+    Source.objects.bulk_create([*agents, *(source(kind, "h") for kind in presence.KINDS)])
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    shown = page.partition('id="processes"')[2]
+    assert "nothing heard" not in shown
+    assert re.findall(r'data-label="Process">(\w+)<', shown) == sorted(presence.KINDS)
+    Source.objects.filter(kind="worker").delete()
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    assert re.search(r"worker: nothing heard for the last 10 s", page)
 
 
 @pytest.mark.django_db

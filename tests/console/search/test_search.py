@@ -105,7 +105,8 @@ def test_page_fragment_and_api_find_the_same(
     assert told[0]["found"] == [{"name": "Acme", "detail": "acme", "address": "/orgs/acme/"}]
     assert "called like “nobody”" in browser.get("/search/?q=nobody").content.decode()
     assert set(kinds()) == {
-        *("alerts", "boxes", "drivers", "nodes", "operations", "orgs", "requests", "sessions")
+        *("alerts", "boxes", "drivers", "nodes", "operations", "orgs", "prompts", "requests"),
+        "sessions",
     }
 
 

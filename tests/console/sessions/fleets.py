@@ -9,8 +9,10 @@ from django.utils import timezone
 
 from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, Stamp
 from console.operations.models import Operation
-from console.placement.topology import State
+from console.orgs.models import Org
+from console.placement.topology import State, Tier
 from console.sessions import moving
+from console.sessions.models import Job, Session, SessionBox, Shard
 
 WIO = (3, 4, 3, 2)
 GIB = 1 << 30
@@ -69,6 +71,35 @@ def make_fleet(boxes: int = 4, **node: Any) -> None:
         make_node(f"ax{number}", f"l{number}", **node)
     for number in range(1, boxes + 1):
         make_box(f"cs{number}")
+
+
+def make_across(org: Org) -> Session:
+    """A job of an org whose second stream was placed across the spine, though its rail is free now."""
+    make_fleet(boxes=1)
+    session = Session.objects.create(
+        name="chat", org=org, boxes_desired=1, boxes_min=1, boxes_increment=1
+    )
+    box = Box.objects.get(name="cs1")
+    SessionBox.objects.create(session=session, box=box, ready=True)
+    job = Job.objects.create(session=session, name="serve", driver=make_driver("job7"), running=True)
+    for index in range(4):
+        across = index == 1
+        Shard.objects.create(
+            job=job,
+            group="full",
+            index=index,
+            box=box,
+            domain=index,
+            wio=3,
+            slot_bytes=4096,
+            slots=10,
+            node=Node.objects.get(name="ax1" if across else f"ax{index + 1}"),
+            tier=(Tier.SPINE if across else Tier.RAIL).value,
+            port_leaf=f"l{index + 1}",
+            nic_leaf="l1" if across else f"l{index + 1}",
+            why="ax2 was cordoned" if across else "",
+        )
+    return session
 
 
 def arrive(operation: Operation) -> None:

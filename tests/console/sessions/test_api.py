@@ -100,7 +100,9 @@ def test_what_is_missing_is_told(api: Api) -> None:
     assert api.send("post", "/sessions", {**CHAT, "boxes": 0}).status_code == 422
 
 
-def test_causes_say_never_or_not_now(api: Api) -> None:
+def test_causes_say_never_or_not_now(
+    api: Api, people: People, browser_of: Callable[..., Client]
+) -> None:
     never = api.send("post", "/sessions", {**CHAT, "boxes": 9, "wait_seconds": 60})
     assert (never.status_code, never.json()["reason"]) == (422, "ExceedsClusterCapacity")
     api.finish(api.send("post", "/sessions", {**CHAT, "boxes": 3}))
@@ -117,6 +119,9 @@ def test_causes_say_never_or_not_now(api: Api) -> None:
     assert told["operation"] == waiting.json()["id"]
     listed = api.client.get("/api/v1/sessions?waiting=true").json()["items"]
     assert [one["name"] for one in listed] == ["another"]
+    page = browser_of(people.platform_viewer).get("/sessions/?waiting=true").content.decode()
+    assert "/sessions/another/" in page
+    assert "/sessions/chat/" not in page
 
 
 def test_a_second_operation_is_refused_with_a_link_to_the_first(api: Api) -> None:

@@ -23,5 +23,5 @@ class Command(BaseCommand):
             Incident(address.rstrip("/")).run()
         except (CannotStage, Busy) as error:
             raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EOFError):  # Ctrl-C, or Ctrl-D where Enter is asked for
             self.stdout.write("Stopped.")

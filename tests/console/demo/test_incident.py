@@ -1,0 +1,37 @@
+"""`make incident` is left at any moment; in full it is run in tests/stack and tests/browser."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import transaction
+
+from console.accounts.principal import SYSTEM
+from console.demo import incident
+from console.operations.services import start
+from console.sessions.models import Session, Shard
+from tests.console.alerts.test_spine import chat  # noqa: F401 - a fixture
+from tests.console.operations import machines  # noqa: F401 - registers them
+
+pytestmark = pytest.mark.django_db
+
+
+def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
+    chat: Session,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Session.objects.update(name=incident.SESSION)
+    with transaction.atomic():
+        start(SYSTEM, "tests.waits", f"session:{incident.SESSION}", "Move it", plan={})
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    with pytest.raises(incident.CannotStage) as told:
+        incident.Incident("http://here")._put_back(Shard.objects.get(index=1))
+    assert str(told.value) == (
+        "job7.full.1 may be left across the spine. "
+        "Bring it back: http://here/sessions/assistants/bring-back/"
+    )
