@@ -30,7 +30,7 @@ from benchmarks.harness import Row, options, show
 from benchmarks.sessions import session_rows
 from console.placement.bringing_back import bring_back
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
-from console.placement.loads import Cost
+from console.placement.loads import FILL, Cost
 from console.placement.plan import Plan
 from console.placement.planner import plan
 from console.placement.rules import Rules
@@ -240,15 +240,20 @@ def least_spine_wio(one: World, stamp: int, seconds: float) -> tuple[float, bool
 
 
 def perfectly_even(one: World) -> float:
-    """The mean square of loads if all nodes of a stamp had the same, and no stream left its stamp."""
+    """The mean square of loads if all nodes of a stamp had the same, and no stream left its stamp.
+
+    Memory is counted in the parts of a node that costs count, of which each stream takes whole ones.
+    """
     total_wio, total_bytes = sum(node.wio for node in one.fleet.nodes), one.fleet.memory_bytes
     found = 0.0
     for stamp in range(STAMPS):
         nodes = [node for node in one.fleet.nodes if _is_in(node.leaves, stamp)]
         wanted = [each for each in one.streams() if _is_in(one.fleet.box[each.box].leaves, stamp)]
         found += sum(each.wio for each in wanted) ** 2 / sum(node.wio for node in nodes) / total_wio
-        stored = sum(each.memory_bytes for each in wanted)
-        found += stored**2 / sum(node.memory_bytes for node in nodes) / total_bytes
+        parts = sum(-(-FILL * each.memory_bytes // MEMORY_BYTES) for each in wanted)
+        found += (
+            (parts / FILL * MEMORY_BYTES) ** 2 / sum(node.memory_bytes for node in nodes) / total_bytes
+        )
     return found
 
 

@@ -12,8 +12,10 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,6 +117,12 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
     return ledger, clock.now
 
 
+def hit_rates(requests: Sequence[Request], orgs: int, case: Case) -> dict[str, float]:
+    """What each org really hits under that policy."""
+    ledger, _ = served(requests, orgs, case)
+    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.stock.accounts.items()}
+
+
 @dataclass
 class Told:
     """What was foretold of an org, and what it was."""
@@ -137,14 +145,13 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
         todo = cases(trace, orgs, quick=quick)
         if not todo:
             continue
+        with ProcessPoolExecutor() as pool:  # gone before anything is timed
+            replayed = list(pool.map(partial(hit_rates, requests, orgs), todo))
         ledger, now = served(requests, orgs, None)
         raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.stock.accounts}
-        del ledger
+        del ledger  # a preview is not to wait for garbage being looked for among its columns
         edited = {org: Traffic.of(msgspec.json.decode(one, type=Sample)) for org, one in raw.items()}
-        for case in todo:
-            real, _ = served(requests, orgs, case)
-            rates = {org: account.tally.hit_rate or 0.0 for org, account in real.stock.accounts.items()}
-            del real  # a preview is not to wait for garbage being looked for among its columns
+        for case, rates in zip(todo, replayed, strict=True):
             told: dict[str, Told] = {}
             for org, rate in rates.items():
                 for _ in range(PREVIEWS):

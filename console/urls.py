@@ -93,7 +93,7 @@ urlpatterns = [
     ),
     path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
     path("orgs/<slug:slug>/policy/preview/", policies.preview, name="policy-preview"),
-    path("orgs/<slug:slug>/policy/reach/", policies.reach, name="policy-reach"),
+    path("orgs/<slug:slug>/policy/reach/", policies.show_reach, name="policy-reach"),
     path("orgs/<slug:slug>/policy/model/", policies.choose_model, name="policy-model"),
     path("orgs/<slug:slug>/policy/model/drop/", policies.drop_model, name="policy-model-drop"),
     path("orgs/<slug:slug>/policy/default/", policies.follow_default, name="policy-default"),

@@ -47,6 +47,10 @@ class Conflict(Exception):
     """The request does not fit what is there now."""
 
 
+class NotNow(Exception):
+    """Nobody can tell before something else is in order."""
+
+
 class Unknown(Exception):
     """There is no such thing."""
 
@@ -298,10 +302,15 @@ class Agent:
     # Verbs
 
     async def purge(self, *, tag: bytes | None, namespace: bytes | None) -> Receipt:
-        """Empty tier 2 of a tag, a namespace, or both. Raises Conflict, Failed and ValueError."""
-        if self.tiering.store is None:
+        """Empty tier 2 of a tag, a namespace, or both. Raises Failed and ValueError; Conflict where
+        there is none, and NotNow where one is not open: files may lie there."""
+        if store := self.tiering.store:
+            return await store.purge(tag=tag, namespace=namespace)
+        if self.tiering.is_off:
             raise Conflict("There is no tier 2 here.")
-        return await self.tiering.store.purge(tag=tag, namespace=namespace)
+        raise NotNow(
+            f"Tier 2 is not open: {self.tier2.reason or self.tier2.state}. Ask again when it is."
+        )
 
     def pull(self, name: str, address: str, shard: str, as_: str, after: int, slots: list[int]) -> Pull:
         """Begin to fetch slots of a shard from another agent. Raises Unknown, Conflict, ValueError."""

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvss_agent import metrics
-from kvss_agent.agent import Agent, Conflict, Unknown
+from kvss_agent.agent import Agent, Conflict, NotNow, Unknown
 from kvss_agent.core import SLOTS_MAX
 from kvss_agent.desired import HEX_16, Document, Name
 from kvss_agent.http_api import (
@@ -61,6 +61,7 @@ _PURGE: Final = msgspec.json.Decoder(PurgeRequest)
 _REFUSALS: Final = {
     Conflict: HTTPStatus.CONFLICT,
     Unknown: HTTPStatus.NOT_FOUND,
+    NotNow: HTTPStatus.SERVICE_UNAVAILABLE,
     Failed: HTTPStatus.BAD_GATEWAY,
 }
 

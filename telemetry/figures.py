@@ -20,7 +20,7 @@ from telemetry.metrics import Kind
 from telemetry.queries import rows_of
 from telemetry.shapes import Series, Shape, merged
 from telemetry.storage import Shapes, cells_of
-from telemetry.topics import NODE, kind_of
+from telemetry.topics import NODE, SESSION, kind_of
 
 LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before
 MINUTE_SECONDS: Final = 60
@@ -37,7 +37,8 @@ Figures = Mapping[str, float]
 
 
 class Names(NamedTuple):
-    """Which metrics the figures of a topic are made of."""
+    """Which metrics the figures of a topic are made of. Where one serves evicts and refills, its label
+    `direction` tells them apart."""
 
     evict: str
     refill: str
@@ -46,6 +47,12 @@ class Names(NamedTuple):
     requested: str = ""
     paths: str = ""
     memory: str = ""
+
+    @property
+    def latencies(self) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+        """A figure, its metric, and which labels its series have."""
+        for figure, name, direction in (("evict", self.evict, "out"), ("refill", self.refill, "in")):
+            yield figure, name, {"direction": direction} if self.evict == self.refill else {}
 
 
 OF_DRIVERS: Final = Names(
@@ -57,20 +64,30 @@ OF_DRIVERS: Final = Names(
     "tidegate_driver_path_bytes_total",
     "swdriver_org_bytes",
 )
-OF_AGENTS: Final = Names("kvss_evict_seconds", "kvss_refill_seconds", "kvss_bytes_total")
+# What drivers measure of each stream, whatever it goes over: shared memory passes agents by.
+_SECONDS, _BYTES = "tidegate_driver_path_seconds", "tidegate_driver_path_bytes_total"
+OF_STREAMS: Final = Names(_SECONDS, _SECONDS, _BYTES, paths=_BYTES)
 HISTOGRAM_FIGURES: Final = ("rate", "p50", "p99")
 
 
 def names_of(topic: str) -> Names:
-    """A node counts what goes through it; orgs, drivers and the fleet, what prompts were given."""
-    return OF_AGENTS if kind_of(topic) == NODE else OF_DRIVERS
+    """Of nodes and sessions, what their streams move; of orgs, drivers and the fleet, what prompts were
+    given."""
+    return OF_STREAMS if kind_of(topic) in (NODE, SESSION) else OF_DRIVERS
 
 
-def figure_of(topic: str, metric: str, fold: str, labels: Mapping[str, str]) -> str:
-    """The figure that tells the newest value of a series; empty where none does."""
+def figure_of(
+    topic: str, metric: str, fold: str, labels: Mapping[str, str], where: Mapping[str, str] | None = None
+) -> str:
+    """The figure that tells the newest value of a series, of those that are chosen by `where`; empty
+    where none does."""
     names = names_of(topic)
-    if metric in (names.evict, names.refill) and fold in HISTOGRAM_FIGURES and not labels:
-        return f"{'evict' if metric == names.evict else 'refill'}.{fold}"
+    if fold in HISTOGRAM_FIGURES and not labels:
+        for figure, name, its in names.latencies:
+            if (metric, where or {}) == (name, its):
+                return f"{figure}.{fold}"
+    if where:
+        return ""
     if metric == names.bytes and fold == "rate" and labels.keys() == {"direction"}:
         return f"bytes.{labels['direction']}"
     if metric == names.hit and fold == "ratio" and labels.keys() <= {"tier"}:
@@ -143,8 +160,9 @@ def _figures(pairs: Iterable[tuple[Series, Cell]], names: Names, seconds: float)
     listed = [(one, cell) for one, cell in pairs if one.name in wanted]
     made = dict(_bytes(listed, names, seconds)) | dict(_hits(listed, names))
     made.update(_paths(listed, names))
-    for figure, name in (("evict", names.evict), ("refill", names.refill)):
-        made.update(_latencies(figure, [cell for one, cell in listed if one.name == name], seconds))
+    for figure, name, its in names.latencies:
+        cells = [cell for one, cell in listed if one.name == name and its.items() <= set(one.labels)]
+        made.update(_latencies(figure, cells, seconds))
     return made
 
 

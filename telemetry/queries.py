@@ -16,14 +16,13 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from django.db import connection
-from msgspec import Raw
 
 from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind, histogram_in
+from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
@@ -400,13 +399,13 @@ class _Histograms:
         self._counts: list[list[int] | None] = [None] * points
         self._seconds = [0.0] * points
 
-    def add(self, point: int, raw: Raw) -> None:
+    def add(self, point: int, cell: list[Any]) -> None:
         counts = self._counts[point]
         if counts is None:
             counts = self._counts[point] = [0] * BUCKETS
-        if cell := histogram_in(raw):
+        if cell:
             self._seconds[point] += cell[0]
-            index: Any = cell[1]
+            index = cell[1]
             for count in cell[2:]:
                 counts[index] += count
                 index += 1

@@ -26,13 +26,12 @@ SHAPES_KEPT: Final = 16_384  # in the memory of a process
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Cells)
-# Of one kind each: the others are left as they are, and so is each histogram, which is a list.
+# Of one kind each: the others are left as they are.
 _OF_KIND: Final = (
     msgspec.msgpack.Decoder(tuple[list[Number], Raw, Raw]),
     msgspec.msgpack.Decoder(tuple[Raw, list[Gauge], Raw]),
-    msgspec.msgpack.Decoder(tuple[Raw, Raw, list[Raw]]),
+    msgspec.msgpack.Decoder(tuple[Raw, Raw, list[Sparse]]),
 )
-_SPARSE: Final = msgspec.msgpack.Decoder(Sparse)
 
 
 class Stored(NamedTuple):
@@ -128,16 +127,9 @@ def cells_of(encoded: bytes | memoryview) -> Cells:
 
 
 def cells_of_kind(encoded: bytes | memoryview, kind: Kind) -> list[Cell]:
-    """Only these: who asks for a counter has not to wait for histograms. Of those, none but the one that
-    is wanted is decoded, by `histogram_in`."""
+    """Only these: who asks for a counter has not to wait for histograms."""
     parts: tuple[Any, ...] = _OF_KIND[kind].decode(encoded)
     found: list[Cell] = parts[kind]
-    return found
-
-
-def histogram_in(raw: Raw) -> list[Any]:
-    """A cell of one, as `cells` has it."""
-    found: list[Any] = _SPARSE.decode(raw)
     return found
 
 

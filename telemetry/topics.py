@@ -1,6 +1,7 @@
 """Of whom numbers are told: a node, a driver, an org, the fleet. No Django.
 
-    node:ax-7, driver:job7, ingest:host   of one process, with all labels
+    node:ax-7, driver:job7, ingest:host   of one process, with all labels; of a node also what drivers
+                                          moved there, since shared memory passes its agent by
     org:acme                              of one org, summed up over drivers
     session:chat                          of one session: what its streams move, by path
     fleet                                 of all processes together
@@ -12,7 +13,9 @@ by topic that numbers are stored: a page, or a chart, reads the rows of its topi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Final
 
 from telemetry.metrics import OTHER
@@ -65,4 +68,8 @@ def _without(labels: Labels, names: AbstractSet[str]) -> Labels:
     return tuple([pair for pair in labels if pair[0] not in names])
 
 
-_SUMMED: Final = {ORG: of_org, SESSION: of_session}
+_SUMMED: Final[Mapping[str, Callable[[str], str]]] = {
+    ORG: of_org,
+    SESSION: of_session,
+    NODE: partial(of_source, "agent"),
+}

@@ -13,6 +13,7 @@ from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
+from console.accounts.principal import Principal
 from console.alerts import fixing, services
 from console.alerts.delivering import active_silences, silence_of
 from console.alerts.fixes import Call, Fix
@@ -68,7 +69,7 @@ class AlertOut(Schema):
     acknowledged_at: datetime | None
     acknowledged_by: str
     assignee: str | None
-    hidden_by: int | None = Field(description="The alert that explains it.")
+    hidden_by: int | None = Field(description="The alert that explains it, for who sees the fleet.")
     silenced_by: int | None
     remedy: str
     runbook: str
@@ -114,11 +115,11 @@ class AssigneeIn(Input):
     reason: Reason = ""
 
 
-def show_alert(alert: Alert, active: list[Silence]) -> AlertOut:
-    return AlertOut(**_fields(alert, active))
+def show_alert(alert: Alert, active: list[Silence], principal: Principal) -> AlertOut:
+    return AlertOut(**_fields(alert, active, principal))
 
 
-def _fields(alert: Alert, active: list[Silence]) -> dict[str, Any]:
+def _fields(alert: Alert, active: list[Silence], principal: Principal) -> dict[str, Any]:
     rule, silence = alert.definition, silence_of(alert, active)
     return {
         "id": alert.pk,
@@ -142,18 +143,18 @@ def _fields(alert: Alert, active: list[Silence]) -> dict[str, Any]:
         "acknowledged_at": alert.acknowledged_at,
         "acknowledged_by": alert.acknowledged_by,
         "assignee": alert.assignee.username if alert.assignee else None,
-        "hidden_by": alert.hidden_by_id,
+        "hidden_by": alert.hidden_by_id if services.sees_causes(principal) else None,
         "silenced_by": silence.pk if silence else None,
         "remedy": rule.remedy if rule else "",
         "runbook": f"docs/runbooks/{rule.runbook}" if rule else "",
     }
 
 
-def _whole(alert: Alert) -> AlertWithHistory:
+def _whole(alert: Alert, principal: Principal) -> AlertWithHistory:
     flips = alert.flips.order_by("-number")[:100]
     comments = alert.comments.order_by("-pk")[:100]
     return AlertWithHistory(
-        **_fields(alert, active_silences(timezone.now())),
+        **_fields(alert, active_silences(timezone.now()), principal),
         flips=[
             FlipOut(
                 number=flip.number,
@@ -217,8 +218,8 @@ def list_alerts(
         q=q,
         hidden=hidden,
     )
-    alerts = filters.apply(services.visible_alerts(principal))
-    show = partial(show_alert, active=active_silences(timezone.now()))
+    alerts = filters.apply(principal)
+    show = partial(show_alert, active=active_silences(timezone.now()), principal=principal)
     return paginate(alerts, "-pk", cursor, limit, show)
 
 
@@ -226,7 +227,8 @@ def list_alerts(
     "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="One alert"
 )
 def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
-    return _whole(services.get_alert(requester(request), alert_id))
+    principal = requester(request)
+    return _whole(services.get_alert(principal, alert_id), principal)
 
 
 @router.get(
@@ -249,7 +251,7 @@ def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Al
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.acknowledge(principal, alert, payload.reason))
+        return _whole(services.acknowledge(principal, alert, payload.reason), principal)
 
 
 @router.post(
@@ -261,7 +263,7 @@ def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> 
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.unacknowledge(principal, alert, payload.reason))
+        return _whole(services.unacknowledge(principal, alert, payload.reason), principal)
 
 
 @router.post(
@@ -287,6 +289,6 @@ def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> Alert
         alert = services.for_change(principal, alert_id)
         try:
             alert = services.assign(principal, alert, payload.username or "", payload.reason)
-            return _whole(alert)
+            return _whole(alert, principal)
         except NoSuchUser as error:
             raise Http404(str(error)) from None

@@ -79,7 +79,7 @@ def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) ->
         except NoSuchUser as error:
             raise Http404(str(error)) from None
         active = active_silences(timezone.now())
-        return Answer(200, AlertsOut(items=[show_alert(alert, active) for alert in changed]))
+        return Answer(200, AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]))
 
     return once(request, key, payload, change)
 

@@ -58,6 +58,16 @@ def visible_alerts(principal: Principal) -> QuerySet[Alert]:
     )
 
 
+def sees_causes(principal: Principal) -> bool:
+    """What explains alerts of others is of the fleet: a leaf, a node, numbers that are late."""
+    return principal.on_platform(Role.VIEWER)
+
+
+def unexplained(principal: Principal) -> Q:
+    """Those that no other one explains; for who does not see that one, all."""
+    return Q(hidden_by=None) if sees_causes(principal) else Q()
+
+
 def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER) -> Alert:
     """The one access function: Http404 for a stranger, Refused for who may not do it."""
     alert = Alert.objects.select_related("org", "assignee", "hidden_by").filter(pk=alert_id).first()
@@ -81,13 +91,15 @@ class Filters:
     q: str = ""
     hidden: bool = False  # also those that others explain
 
-    def apply(self, alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+    def apply(self, principal: Principal) -> QuerySet[Alert]:
+        """To all that they may see."""
+        alerts = visible_alerts(principal)
         if self.state == "open":
             alerts = alerts.filter(state__in=OPEN)
         elif self.state != "all":
             alerts = alerts.filter(state=self.state)
         if not self.hidden:
-            alerts = alerts.filter(hidden_by=None)
+            alerts = alerts.filter(unexplained(principal))
         for name in ("severity", "rule", "topic"):
             if value := getattr(self, name):
                 alerts = alerts.filter(**{name: value})
@@ -249,10 +261,9 @@ class Evaluator:
 @finder("alerts")
 def find_alerts(principal: Principal, text: str, most: int) -> list[Found]:
     """Open ones first; by what is so, by whom it is about, by their rule or their number."""
-    visible = visible_alerts(principal)
-    found = Filters(state="all", q=text, hidden=True).apply(visible)
+    found = Filters(state="all", q=text, hidden=True).apply(principal)
     if text.isdecimal() and len(text) < 19:
-        found |= visible.filter(pk=int(text))
+        found |= visible_alerts(principal).filter(pk=int(text))
     return [
         Found(
             f"{one.title}: {one.subject}",

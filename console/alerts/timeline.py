@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from django.http import Http404
 
 from console.accounts.principal import Principal
 from console.alerts.models import Alert, Notification
+from console.charts.ranges import Range
 from console.metrics.services import check_topic
 from telemetry.queries import Fold
 from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
+AROUND: Final = timedelta(minutes=30)
 # What is judged by counts in buckets, or by sums, is seen better so.
 _FOLDS: Final = {Fold.HEATMAP: "p50 p99", Fold.SUM: "rate"}
 
@@ -100,6 +102,12 @@ def charts(principal: Principal, alert: Alert) -> list[Drawn]:
             " ".join(f"{name}:{text}" for name, text in where.items() if text and " " not in text),
         )
     ]
+
+
+def around(alert: Alert, now: datetime) -> Range:
+    """From half an hour before it began until as long after it was over, or now."""
+    end = now if alert.is_open else min(now, alert.state_since + AROUND)
+    return Range((alert.begun_at - AROUND).timestamp(), end.timestamp())
 
 
 def _asked_of(alert: Alert, read: str) -> str:

@@ -55,11 +55,13 @@ def _filters(form: FilterForm) -> Filters:
 @signed_in
 def list_alerts(request: SignedInRequest) -> HttpResponse:
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
-    alerts = _filters(form).apply(services.visible_alerts(request.principal))
+    alerts = _filters(form).apply(request.principal)
     page = Paginator(services.gravest_first(alerts), PER_PAGE).get_page(request.GET.get("page"))
     query = request.GET.copy()
     query.pop("page", None)
     active = active_silences(timezone.now())
+    sees_causes = services.sees_causes(request.principal)
+    hidden = services.visible_alerts(request.principal).exclude(hidden_by=None)
     context = {
         "form": form,
         "page": page,
@@ -69,7 +71,8 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
         "query": query.urlencode(),
         "filtered": any(query.values()),
         "evaluator": services.Evaluator.now(),
-        "hidden": services.visible_alerts(request.principal).exclude(hidden_by=None).count(),
+        "sees_causes": sees_causes,
+        "hidden": hidden.count() if sees_causes else 0,
         "live_topic": services.live_topic(request.principal),
         "may_change": _may_on_call(request.principal),
         "hours": HOURS,
@@ -95,9 +98,11 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     context = {
         **live,
         "live_topic": services.live_topic(request.principal, alert),
+        "sees_causes": services.sees_causes(request.principal),
         "rule": rule,
         "runbook": runbooks.rendered(rule.runbook) if rule else "",
         "charts": timeline.charts(request.principal, alert),
+        "around": timeline.around(alert, timezone.now()),
         "changes": services.changed_before(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
         "hides": alert.hides.all()[:PER_PAGE],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -19,6 +19,7 @@ from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
+from telemetry.emitter import PERIOD_SECONDS
 from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
@@ -75,6 +76,11 @@ class Row(NamedTuple):
     step: Range
     values: list[Value]
 
+    @property
+    def behind(self) -> Range:
+        """When the transfers were over that are counted in it."""
+        return Range(self.step.start - PERIOD_SECONDS, self.step.end)
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -111,6 +117,7 @@ class Chart:
             "markers": list(self.markers),
             "queries": list(self.queries),
             "slowest": self.slowest,
+            "late": PERIOD_SECONDS,  # so long before its step may have been over what is counted in it
         }
 
     @property
@@ -161,22 +168,36 @@ class Chart:
         return list(zip(names, made, strict=False))
 
 
-def draw(principal: Principal, plan: Plan, over: Range, compare: str = "") -> Chart:
-    """With `compare`, one of EARLIER, the same before that is beside it. Raises Http404 for a topic that
-    is not theirs to see. What can't be answered is said instead."""
-    check_topic(principal, plan.topic)
-    queries = [_query(plan, fold, over) for fold in plan.folds]
-    now = time.time()
-    try:
-        before = _earlier(plan, over, compare, now) if compare and not plan.is_heat_map else []
-        step = before[0].step if before else None  # what is older may be kept in longer ones
-        answers = ask_each([_question(plan, fold, over, step) for fold in plan.folds], now)
-    except Unanswerable as error:
-        return Chart(plan, over, range(0), (), (), queries, str(error))
-    times = _meaningful(answers[0].times, now)
-    series = _series(plan, answers, len(times))
-    chart = Chart(plan, over, times, series, _markers(plan.topic, over), queries)
-    return _held_against(chart, compare, before) if before else chart
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What the charts of a page have in common: who looks, at which time, and what happened in it."""
+
+    principal: Principal
+    over: Range
+    problem: str = ""  # why it is not the time that was asked for
+    compare: str = ""  # one of EARLIER: the same before that is beside each
+    _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of topics that are theirs
+
+    def draw(self, plan: Plan) -> Chart:
+        """Raises Http404 for a topic that is not theirs to see. What can't be answered is said."""
+        markers, over, compare = self._markers(plan.topic), self.over, self.compare
+        queries = [_query(plan, fold, over) for fold in plan.folds]
+        now = time.time()
+        try:
+            before = _earlier(plan, over, compare, now) if compare and not plan.is_heat_map else []
+            step = before[0].step if before else None  # what is older may be kept in longer ones
+            answers = ask_each([_question(plan, fold, over, step) for fold in plan.folds], now)
+        except Unanswerable as error:
+            return Chart(plan, over, range(0), (), (), queries, str(error))
+        times = _meaningful(answers[0].times, now)
+        chart = Chart(plan, over, times, _series(plan, answers, len(times)), markers, queries)
+        return _held_against(chart, compare, before) if before else chart
+
+    def _markers(self, topic: str) -> list[dict[str, Any]]:
+        if topic not in self._happened:
+            check_topic(self.principal, topic)
+            self._happened[topic] = _markers(topic, self.over)
+        return self._happened[topic]
 
 
 def _earlier(plan: Plan, over: Range, compare: str, now: float) -> list[Answer]:
@@ -252,9 +273,7 @@ def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
 
 
 def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
-    if plan.where:
-        return ""
-    return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels)
+    return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels, plan.where)
 
 
 def _markers(topic: str, over: Range) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from console.metrics.services import check_topic
 from telemetry.events import events_of
 from telemetry.figures import figures_now, names_of
 from telemetry.models import Event
-from telemetry.topics import FLEET, SESSION, kind_of
+from telemetry.topics import FLEET, NODE, SESSION, kind_of
 
 EVENTS_SHOWN = 8
 FIGURES = (
@@ -26,7 +26,7 @@ FIGURES = (
     ("Evicts", "evict.rate", "/s"),
     ("Hit rate", "hit.rate", "share"),
 )
-_WITH_PATHS = frozenset({FLEET, SESSION, "driver"})  # of whom it is told how long which path took
+_WITH_PATHS = frozenset({FLEET, SESSION, NODE, "driver"})  # of whom it is told how long which path took
 
 
 @require_safe
@@ -61,20 +61,23 @@ def latency(request: SignedInRequest) -> HttpResponse:
     check_topic(request.principal, topic)
     now = timezone.now()
     told = figures_now([topic], now.timestamp()).get(topic)
-    is_of_agents = not names_of(topic).hit
+    names = names_of(topic)
     context = {
         "topic": topic,
         "figures": [
             (title, name, unit, told.figures.get(name) if told else None)
             for title, name, unit in FIGURES
-            if not (is_of_agents and name == "hit.rate")
+            if names.hit or name != "hit.rate"
         ],
         "told_at": now if told else None,
         "events": _events(topic),
         "topics": topics if topic in topics else [*topics, topic],
-        "names": names_of(topic),
-        "is_of_agents": is_of_agents,
-        "is_of_session": kind_of(topic) == SESSION,
+        "kind": kind_of(topic),
+        "names": names,
+        "where": {
+            figure: " ".join(":".join(pair) for pair in its.items())
+            for figure, _, its in names.latencies
+        },
         "has_paths": kind_of(topic) in _WITH_PATHS,
     }
     return render(request, "latency/latency.html", context)

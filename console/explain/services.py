@@ -3,7 +3,6 @@ is put into runs."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,7 +16,7 @@ from msgspec import Meta, Struct
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.control.sending import UNREACHED, Endpoint, ask, trusted, why_unreached
+from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
 from console.fleet.models import Driver
 from console.orgs.services import get_org, visible_orgs
 from console.search.services import Found, finder
@@ -255,34 +254,22 @@ def _asked(
 ) -> list[_Heard[T]]:
     decoder = msgspec.json.Decoder(kind)
     raw = msgspec.json.encode(body) if body is not None else None
-
-    async def ask_all() -> list[_Heard[T]]:
-        async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
-            return await asyncio.gather(
-                *(_one(client, driver, method, path, decoder, raw) for driver in drivers)
-            )
-
-    return asyncio.run(ask_all())
+    calls = [
+        Call(Endpoint(driver.control_url, str(driver.control_token)), method, path, raw)
+        for driver in drivers
+    ]
+    answers = ask_all(calls, TIMEOUT)
+    return [_heard(driver, answer, decoder) for driver, answer in zip(drivers, answers, strict=True)]
 
 
-async def _one(
-    client: httpx.AsyncClient,
-    driver: Driver,
-    method: str,
-    path: str,
-    decoder: msgspec.json.Decoder[T],
-    body: bytes | None,
-) -> _Heard[T]:
-    endpoint = Endpoint(driver.control_url, str(driver.control_token))
+def _heard(driver: Driver, answer: httpx.Response | str, decoder: msgspec.json.Decoder[T]) -> _Heard[T]:
+    if isinstance(answer, str):
+        return _Heard(driver, None, answer)
+    if answer.status_code in _KNOWS_NOTHING:
+        return _Heard(driver, None)
+    if not answer.is_success:
+        return _Heard(driver, None, refusal(answer))
     try:
-        answer = await ask(client, endpoint, method, path, body)
-        if answer.status_code in _KNOWS_NOTHING:
-            return _Heard(driver, None)
-        answer.raise_for_status()
         return _Heard(driver, decoder.decode(answer.content))
-    except httpx.HTTPStatusError as error:
-        return _Heard(driver, None, f"It answered {error.response.status_code}.")
-    except UNREACHED as error:
-        return _Heard(driver, None, why_unreached(error))
     except msgspec.DecodeError:
-        return _Heard(driver, None, "Its answer makes no sense: is it of this version?")
+        return _Heard(driver, None, NO_SENSE)

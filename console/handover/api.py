@@ -76,15 +76,16 @@ def get_hand_over(
     ] = "",
     hours: Annotated[int, Query(ge=1, le=services.HOURS_MAX)] = services.HOURS_DEFAULT,
 ) -> HandOverOut:
-    found = services.hand_over(requester(request), org, hours)
+    principal = requester(request)
+    found = services.hand_over(principal, org, hours)
     active = active_silences(found.at)
     return HandOverOut(
         at=found.at,
         since=found.since,
         evaluated_at=found.evaluator.at,
         open_count=found.open_count,
-        open=[show_alert(alert, active) for alert, _ in found.open],
-        over=[show_alert(alert, active) for alert in found.over],
+        open=[show_alert(alert, active, principal) for alert, _ in found.open],
+        over=[show_alert(alert, active, principal) for alert in found.over],
         silences=[show_silence(silence) for silence in found.silences],
         operations=[show_operation(one) for one in found.operations],
         change_count=found.change_count,

@@ -101,12 +101,13 @@ def _steps(operation: Operation) -> list[tuple[str, str, str]]:
 
 
 def _status(operation: Operation, number: int) -> tuple[str, str]:
+    """What is as before was taken back, or never begun: afterwards nobody can tell, or needs to."""
     here = number == operation.step
     match State(operation.state):
         case State.SUCCEEDED:
             return "ok", "done"
         case State.FAILED | State.CANCELLED:
-            return "off", "taken back"
+            return "off", "as before"
         case State.STUCK if here:
             return "bad", "stuck"
     going_back = operation.error is not None
@@ -114,4 +115,4 @@ def _status(operation: Operation, number: int) -> tuple[str, str]:
         return ("warn", "being taken back") if going_back else ("warn", "now")
     if number < operation.step:
         return "ok", "done"
-    return ("off", "taken back") if going_back else ("off", "to do")
+    return ("off", "as before") if going_back else ("off", "to do")

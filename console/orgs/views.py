@@ -10,10 +10,10 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
-from console.control.services import applied
 from console.orgs import services
 from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
 from console.policies import services as policies
+from console.policies.reach import reach
 from console.policies.usage import restrictions, usage
 from telemetry.topics import of_org
 
@@ -55,7 +55,7 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
         "org": org,
         "topic": of_org(org.slug),
         "held": held,
-        "reach": applied(held.version.change if held.version else None),
+        "reach": reach(request.principal, held),
         "restrictions": restrictions(held),
         "usage": usage(held),
         "may_prove": role is not None and role >= Role.ON_CALL,

@@ -71,7 +71,8 @@ def get_overview(
         str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Of one org; else of all.")
     ] = "",
 ) -> OverviewOut:
-    found = services.overview(requester(request), org)
+    principal = requester(request)
+    found = services.overview(principal, org)
     active = active_silences(found.at)
     return OverviewOut(
         at=found.at,
@@ -84,7 +85,7 @@ def get_overview(
         sessions_waiting=found.sessions_waiting,
         streams=[CountOut(what=tier, count=count) for _, tier, count in found.streams],
         alert_count=found.alert_count,
-        alerts=[show_alert(alert, active) for alert in found.alerts],
+        alerts=[show_alert(alert, active, principal) for alert in found.alerts],
         evaluated_at=found.evaluator.at,
         operation_count=found.operation_count,
         operations=[show_operation(one) for one in found.operations],

@@ -20,7 +20,7 @@ from console.accounts.roles import Role
 from console.alerts.life import OPEN, State
 from console.alerts.models import Alert
 from console.alerts.rules import Severity, name_of
-from console.alerts.services import Evaluator, gravest_first, visible_alerts
+from console.alerts.services import Evaluator, gravest_first, unexplained, visible_alerts
 from console.audit.models import AuditEntry
 from console.audit.services import visible_entries
 from console.fleet import overview as fleet
@@ -181,7 +181,7 @@ def overview(principal: Principal, org: str = "") -> Overview:
     sees_all = principal.on_platform(Role.VIEWER)
     of = _org(principal, org, sees_all=sees_all)
     topic = of_org(of.slug) if of else FLEET if sees_all else ""
-    found = visible_alerts(principal).filter(state__in=OPEN, hidden_by=None)
+    found = visible_alerts(principal).filter(unexplained(principal), state__in=OPEN)
     operations = visible_operations(principal).filter(done=False)
     entries = visible_entries(principal)
     if of:

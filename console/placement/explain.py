@@ -28,7 +28,7 @@ _WHY: Final = {
     Reason.CORDONED: "cordoned",
     Reason.DRAINING: "draining",
     Reason.MAINTENANCE: "in maintenance",
-    Reason.LOST: "lost",
+    Reason.LOST: "lost, or not joined yet",
     Reason.RULE: "refused by rule",
     Reason.RUNS_ELSEWHERE: "able to take it, but it runs already: bring it back",
 }

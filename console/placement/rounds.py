@@ -120,9 +120,8 @@ def _match(
         price = loads.more(each, pairs.nodes)
     weights = SMALLEST + price - together
     rows, columns = pairs.rows, pairs.nodes
-    if (
-        leave
-    ):  # columns behind the nodes are places outside, one for each; heavy streams are kept in first
+    if leave:
+        # Columns behind the nodes are places outside, one for each; heavy streams are kept in first.
         outside: Floats = 4 * weights.max() * problem.wio[pairs.streams]
         rows = np.append(rows, np.arange(count))
         columns = np.append(columns, first + np.arange(count))

@@ -19,9 +19,8 @@ TARGETS: Final = 4  # nodes at which room is looked for
 ASIDE: Final = 2  # nodes to which each of those who run there may go
 WINDOWS_MAX: Final = 64  # in one plan
 IN_VAIN_MAX: Final = 3  # one after the other: then there is no room to be made
-SEARCH_MAX: Final = (
-    20  # nodes of a search: what a window gains it gains early, if memory is not too short
-)
+# Nodes of a search: what a window gains it gains early, if memory is not too short.
+SEARCH_MAX: Final = 20
 
 
 def tier_of(problem: Problem, places: Sequence[int], one: int) -> Tier | None:

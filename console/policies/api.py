@@ -14,12 +14,13 @@ from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, FieldError, documented
-from console.control.services import Reach, applied
+from console.control.services import Reach
 from console.orgs.api import Slug, ValidateOnly
 from console.orgs.services import for_change, get_org
 from console.policies import documents, plans, previews, services, words
 from console.policies.models import PolicyVersion
 from console.policies.previews import Foretold
+from console.policies.reach import reach
 from console.policies.services import InForce
 from console.policies.shapes import PolicyField
 from swdriver_shim.cache.reuse.preview import Effect, Point
@@ -67,7 +68,7 @@ class RestoreIn(Input):
 
 
 class LaggingOut(Schema):
-    driver: str
+    driver: str = Field(description="Empty, as is `why`: it is of a session that is not yours.")
     why: str
     as_of: datetime | None
 
@@ -132,7 +133,7 @@ class PreviewOut(Schema):
     by_bytes: list[PointOut]
     drivers_asked: int
     drivers: int
-    drivers_silent: list[str]
+    drivers_silent: int
     as_of: datetime
     traffic: bool = Field(description="False: nothing is known yet, and all of this says nothing.")
     reaches_back_seconds: float | None
@@ -140,7 +141,7 @@ class PreviewOut(Schema):
     warnings: list[str]
 
 
-def show(held: InForce, reach: Reach, plan_token: str | None = None) -> PolicyOut:
+def show(held: InForce, reached: Reach, plan_token: str | None = None) -> PolicyOut:
     version = held.version
     return PolicyOut(
         org=held.org.slug,
@@ -154,17 +155,18 @@ def show(held: InForce, reach: Reach, plan_token: str | None = None) -> PolicyOu
         reason=version.reason if version else "",
         author=version.author_name if version else "",
         made_at=version.made_at if version else None,
-        applied=show_reach(reach),
+        applied=show_reach(reached),
         plan_token=plan_token,
     )
 
 
-def show_reach(reach: Reach) -> ReachOut:
+def show_reach(reached: Reach) -> ReachOut:
+    lagging = [LaggingOut(driver=one.name, why=one.why_not, as_of=one.as_of) for one in reached.lagging]
     return ReachOut(
-        drivers=len(reach.standings),
-        has_it=reach.has_it,
-        seconds=reach.seconds,
-        lagging=[LaggingOut(driver=one.name, why=one.why_not, as_of=one.as_of) for one in reach.lagging],
+        drivers=len(reached.standings),
+        has_it=reached.has_it,
+        seconds=reached.seconds,
+        lagging=lagging,
     )
 
 
@@ -182,19 +184,16 @@ def show_version(version: PolicyVersion) -> VersionOut:
     )
 
 
-def _reach(held: InForce) -> Reach:
-    return applied(held.version.change if held.version else None)
-
-
 @router.get(
     "/orgs/{slug}/policy",
     response={200: PolicyOut, **documented(404)},
     summary="The policy in force, and which drivers have it",
 )
 def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
-    held = services.in_force(get_org(requester(request), slug))
+    principal = requester(request)
+    held = services.in_force(get_org(principal, slug))
     response["ETag"] = etag(held.number)
-    return show(held, _reach(held))
+    return show(held, reach(principal, held))
 
 
 @router.put(
@@ -223,7 +222,7 @@ def put_policy(
             _check_plan(payload.plan_token, before, document)
         held = services.set_policy(principal, org, wanted, reason=payload.reason)
         token = plans.token_of(before, document) if validate_only else None
-        return Answer(200, show(held, _reach(held), token), {"ETag": etag(held.number)})
+        return Answer(200, show(held, reach(principal, held), token), {"ETag": etag(held.number)})
 
     return once(request, key, payload, put, keep=not validate_only)
 
@@ -258,7 +257,7 @@ def show_preview(told: Foretold, plan_token: str) -> PreviewOut:
         by_bytes=_points(found.by_bytes),
         drivers_asked=known.asked,
         drivers=known.drivers,
-        drivers_silent=list(known.silent),
+        drivers_silent=known.silent,
         as_of=known.at,
         traffic=confidence is not None,
         reaches_back_seconds=confidence.reaches_back_seconds if confidence else None,
@@ -325,7 +324,7 @@ def restore_version(
         org = for_change(principal, slug)
         check_match(if_match, services.in_force(org).number)
         held = services.restore(principal, org, number, reason=payload.reason)
-        return Answer(200, show(held, _reach(held)), {"ETag": etag(held.number)})
+        return Answer(200, show(held, reach(principal, held)), {"ETag": etag(held.number)})
 
     return once(request, key, payload, restore, keep=not validate_only)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Final
 
 import httpx
 import msgspec
 from django.utils import timezone
 
-from console.control.sending import UNREACHED, Endpoint, ask, trusted, why_unreached
+from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
@@ -24,19 +24,21 @@ from swdriver_shim.policy import OrgPolicies
 DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
 TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow
 FRESH: Final = timedelta(seconds=30)
+# It has never heard of the org, or was not told anything yet.
+KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 KEPT_MAX: Final = 8  # orgs' traffic in memory, some ten megabytes each
 _DECODER: Final = msgspec.json.Decoder(Sample)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What drivers have told of an org. `silent`: those who should have, and did not."""
+    """What drivers have told of an org. `silent`: so many should have, and did not."""
 
     at: datetime
     traffics: tuple[tuple[str, Traffic], ...]  # with the model of each
     asked: int
     drivers: int
-    silent: tuple[str, ...]
+    silent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,15 @@ def known_of(org: Org) -> Known:
 def _asked(org: Org) -> Known:
     there = list(reachable_drivers().order_by("name"))
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
-    answers = list(zip(asked, asyncio.run(_ask(asked, org.slug)), strict=True))
+    calls = [
+        Call(Endpoint(one.control_url, str(one.control_token)), "GET", f"/v1/reuse?org={org.slug}")
+        for one in asked
+    ]
+    answers = list(zip(asked, map(_traffic, ask_all(calls, TIMEOUT)), strict=True))
     told = [(_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)]
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
-    silent = tuple(driver.name for driver, answer in answers if isinstance(answer, str))
+    silent = sum(isinstance(answer, str) for _, answer in answers)
     return Known(timezone.now(), traffics, len(asked), len(there), silent)
 
 
@@ -92,21 +98,15 @@ def _model_of(driver: Driver) -> str:
     return str((driver.model or {}).get("name", ""))
 
 
-async def _ask(drivers: list[Driver], org: str) -> list[Traffic | str | None]:
-    """Its traffic; None from who has never heard of the org; or why there is no answer."""
-    async with httpx.AsyncClient(timeout=TIMEOUT, verify=trusted()) as client:
-        return await asyncio.gather(*(_traffic(client, driver, org) for driver in drivers))
-
-
-async def _traffic(client: httpx.AsyncClient, driver: Driver, org: str) -> Traffic | str | None:
-    endpoint = Endpoint(driver.control_url, str(driver.control_token))
-    try:
-        answer = await ask(client, endpoint, "GET", f"/v1/reuse?org={org}")
-    except UNREACHED as error:
-        return why_unreached(error)
-    if answer.status_code in (404, 409):  # never heard of it, or not told anything yet
+def _traffic(answer: httpx.Response | str) -> Traffic | str | None:
+    """Its traffic; None from who has never heard of the org; or why there is none."""
+    if isinstance(answer, str):
+        return answer
+    if answer.status_code in KNOWS_NOTHING:
         return None
+    if not answer.is_success:
+        return refusal(answer)
     try:
         return Traffic.of(_DECODER.decode(answer.content))
-    except ValueError as error:  # that is what a DecodeError is, too
-        return str(error)
+    except ValueError:  # that is what a DecodeError is, too
+        return NO_SENSE

@@ -17,14 +17,27 @@ from console.policies import documents, services, words
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.purges import receipts_of
 from console.policies.services import InForce
+from kvss_agent.metrics import TIER2_OVERSTAY
 from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
 from telemetry.queries import Fold, Question, ask
-from telemetry.topics import of_org
+from telemetry.topics import FLEET, of_org
 
 DAYS: Final = (1, 7, 30, 90)
 TIERS: Final = ("dram", "tier2")
 ROWS_MAX: Final = 500
+# By tier: what the figures stand for, on the page and in what is signed.
+OVERSTAY: Final = {
+    "dram": "For how long bytes lay in memory beyond their time, at most. They were not served: every "
+    "look-up asks for the time.",
+    "tier2": "For how long any org's file lay beyond its time, at most: agents do not tell orgs apart. "
+    "Its time there is the longest that a policy of its org allows. It was not served.",
+}
+EXPIRED_COLUMNS: Final = {
+    "dram": "Columns whose time was over in memory.",
+    "tier2": "Columns whose time was over in files, as far as drivers knew of them. Those that no "
+    "driver knew of any more are removed by agents, and are not in this count.",
+}
 _STEPS: Final = {1: 600, 7: 3600, 30: 3600, 90: 10_800}
 
 
@@ -36,8 +49,8 @@ class Report:
     start: datetime
     end: datetime
     held: InForce
-    expired: Mapping[str, int | None]  # columns, by tier
-    overstay_seconds_max: float | None  # of bytes in memory; never served
+    overstay: Mapping[str, float | None]  # seconds at most, by tier; see OVERSTAY
+    expired: Mapping[str, int | None]  # columns, by tier; see EXPIRED_COLUMNS
     bytes_now: float | None
     versions: list[PolicyVersion]
     receipts: list[PurgeReceipt]
@@ -46,7 +59,16 @@ class Report:
 
     @property
     def is_told_of(self) -> bool:
-        return self.overstay_seconds_max is not None
+        return self.overstay["dram"] is not None
+
+    @property
+    def overstays(self) -> list[tuple[str, float | None, str]]:
+        """By tier, with what the figure stands for; likewise `expiries`."""
+        return [(tier, self.overstay[tier], OVERSTAY[tier]) for tier in TIERS]
+
+    @property
+    def expiries(self) -> list[tuple[str, int | None, str]]:
+        return [(tier, self.expired[tier], EXPIRED_COLUMNS[tier]) for tier in TIERS]
 
     def statement(self) -> dict[str, Any]:
         """All of it in plain values, as it is signed."""
@@ -62,8 +84,9 @@ class Report:
                 "drivers": self.drivers,
                 "drivers_that_have_it": self.drivers_up_to_date,
             },
-            "overstay_seconds_max": self.overstay_seconds_max,
+            "overstay_seconds_max": dict(self.overstay),
             "expired_columns": dict(self.expired),
+            "meaning": {"overstay_seconds_max": OVERSTAY, "expired_columns": EXPIRED_COLUMNS},
             "policies": [
                 {
                     "version": version.number,
@@ -83,15 +106,18 @@ def report(org: Org, days: int) -> Report:
     start = end - timedelta(days=days)
     held = services.in_force(org)
     reach = applied(held.version.change if held.version else None)
-    step = _STEPS[days]
+    step, topic = _STEPS[days], of_org(org.slug)
     return Report(
         org=org,
         start=start,
         end=end,
         held=held,
-        expired={tier: _count(org, start, end, step, tier) for tier in TIERS},
-        overstay_seconds_max=_most(org, ORG_OVERSTAY, start, end, step),
-        bytes_now=_most(org, ORG_BYTES, end - timedelta(minutes=1), end, 10, Fold.TOTAL),
+        overstay={
+            "dram": _most(topic, ORG_OVERSTAY, start, end, step),
+            "tier2": _most(FLEET, TIER2_OVERSTAY, start, end, step),
+        },
+        expired={tier: _count(topic, start, end, step, tier) for tier in TIERS},
+        bytes_now=_most(topic, ORG_BYTES, end - timedelta(minutes=1), end, 10, Fold.TOTAL),
         versions=_versions(org, start),
         receipts=list(receipts_of(org).filter(at__gte=start)[:ROWS_MAX]),
         drivers=len(reach.standings),
@@ -106,19 +132,19 @@ def _versions(org: Org, start: datetime) -> list[PolicyVersion]:
     return [*made, *versions.filter(made_at__lt=start)[:1]]
 
 
-def _count(org: Org, start: datetime, end: datetime, step: int, tier: str) -> int | None:
-    told = list(_values(org, EXPIRED, Fold.SUM, start, end, step, {"tier": tier}))
+def _count(topic: str, start: datetime, end: datetime, step: int, tier: str) -> int | None:
+    told = list(_values(topic, EXPIRED, Fold.SUM, start, end, step, {"tier": tier}))
     return round(sum(told)) if told else None
 
 
 def _most(
-    org: Org, metric: Metric, start: datetime, end: datetime, step: int, fold: Fold = Fold.MAX
+    topic: str, metric: Metric, start: datetime, end: datetime, step: int, fold: Fold = Fold.MAX
 ) -> float | None:
-    return max(_values(org, metric, fold, start, end, step), default=None)
+    return max(_values(topic, metric, fold, start, end, step), default=None)
 
 
 def _values(
-    org: Org,
+    topic: str,
     metric: Metric,
     fold: Fold,
     start: datetime,
@@ -127,7 +153,7 @@ def _values(
     where: Mapping[str, str] | None = None,
 ) -> Iterator[float]:
     question = Question(
-        topic=of_org(org.slug),
+        topic=topic,
         metric=metric,
         fold=fold,
         start=start.timestamp(),
@@ -145,9 +171,10 @@ def as_csv(told: Report) -> str:
     rows = csv.writer(out)
     rows.writerow(["fact", "from", "until", "value", "unit", "detail"])
     span = (_moment(told.start), _moment(told.end))
-    rows.writerow(["overstay_max", *span, _cell(told.overstay_seconds_max), "seconds", ""])
-    for tier, count in told.expired.items():
-        rows.writerow(["expired", *span, _cell(count), "columns", tier])
+    for tier, seconds, meaning in told.overstays:
+        rows.writerow(["overstay_max", *span, _cell(seconds), "seconds", f"{tier}: {meaning}"])
+    for tier, count, meaning in told.expiries:
+        rows.writerow(["expired", *span, _cell(count), "columns", f"{tier}: {meaning}"])
     for version in told.versions:
         rows.writerow(
             ["policy", _moment(version.made_at), "", version.number, "version", _safe(version.reason)]

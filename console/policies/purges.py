@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import record
-from console.control.sending import AT_ONCE_MAX, trusted
+from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
 from console.control.services import ALL_DRIVERS, changed
 from console.fleet.models import Driver, Node
 from console.operations import services as operations
@@ -28,6 +27,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.policies.drivers import keys_of
 from console.policies.models import PurgeReceipt, new_data_key
+from console.policies.reach import own_drivers
 from console.policies.services import check_reason
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
@@ -36,8 +36,9 @@ from telemetry.topics import of_org
 PATIENCE: Final = timedelta(hours=2)  # for who is away; then a person has to look
 SECONDS: Final = 2.0  # that a driver may take for one answer; it goes on by itself
 TIMEOUT: Final = httpx.Timeout(SECONDS + 5, connect=2.0)
-# It is not told of that org, or of none yet.
+# A driver is not told of that org, or of none yet; an agent has no tier 2.
 KEEPS_NOTHING: Final = (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT)
+NOT_OWN: Final = "drivers of other sessions"
 _COUNTS: Final = ("columns", "bytes", "tier2_files", "tier2_bytes")
 
 
@@ -80,12 +81,12 @@ def _of_model(drivers: Collection[Driver], model: str) -> list[Driver]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Who is asked, and how."""
+    """Who is asked, and what. `shown`: what the org's people read instead of a name that is none of
+    their business."""
 
     name: str
-    url: str
-    token: str
-    body: Mapping[str, Any]
+    call: Call
+    shown: str = ""
 
 
 def receipts_of(org: Org) -> QuerySet[PurgeReceipt]:
@@ -109,8 +110,9 @@ def _data_key(operation: Operation) -> Outcome:
 def _drivers(operation: Operation) -> Outcome:
     joined = Driver.objects.filter(joined_at__isnull=False).order_by("name")
     body = {"org": operation.plan["org"], "seconds": SECONDS}
+    own = own_drivers(operation.plan["org"])
     places = [
-        _Place(one.name, f"{one.control_url.rstrip('/')}/v1/purge_org", str(one.control_token), body)
+        _Place(one.name, _call(one, "/v1/purge_org", body), "" if one.name in own else NOT_OWN)
         for one in _of_model(joined, operation.plan["model"])
     ]
     return _asked(operation, "drivers", places)
@@ -129,9 +131,7 @@ def _agents(operation: Operation) -> Outcome:
     places = [
         _Place(
             " ".join([one.name, *([body["namespace"]] if len(bodies) > 1 else [])]),
-            f"{one.control_url.rstrip('/')}/v1/purge",
-            str(one.control_token),
-            body,
+            _call(one, "/v1/purge", body),
         )
         for one in joined
         for body in bodies
@@ -154,33 +154,35 @@ def _asked(operation: Operation, kind: str, places: Sequence[_Place]) -> Outcome
     """Ask those who have not confirmed yet. What they tell is added up: each has removed it once."""
     told: dict[str, Any] = operation.notes.setdefault(kind, {})
     left = [place for place in places if not told.get(place.name, {}).get("done")]
-    for place, answer in zip(left, asyncio.run(_ask(left)), strict=True):
+    answers = ask_all([place.call for place in left], TIMEOUT)
+    for place, answer in zip(left, map(_told, answers), strict=True):
         before = told.get(place.name, {})
         counts = {name: before.get(name, 0) + answer.get(name, 0) for name in _COUNTS}
         told[place.name] = {**answer, **counts}
-    waiting = [place.name for place in left if not told[place.name]["done"]]
+    waiting = [place for place in left if not told[place.name]["done"]]
     if not waiting:
         return Done(f"{len(places)} {kind} have confirmed.")
-    why = told[waiting[0]].get("problem", "it is not done yet")
-    return Waiting(f"{', '.join(waiting)[:200]}: {why}", 1 - len(waiting) / len(places))
+    names = ", ".join(dict.fromkeys(place.shown or place.name for place in waiting))
+    why = told[waiting[0].name].get("problem", "it is not done yet")
+    return Waiting(f"{names[:200]}: {why}", 1 - len(waiting) / len(places))
 
 
-async def _ask(places: Sequence[_Place]) -> list[dict[str, Any]]:
-    limits = httpx.Limits(max_connections=AT_ONCE_MAX)
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits, verify=trusted()) as client:
-        return await asyncio.gather(*(_purge(client, place) for place in places))
+def _call(one: Driver | Node, path: str, body: Mapping[str, Any]) -> Call:
+    endpoint = Endpoint(one.control_url, str(one.control_token))
+    return Call(endpoint, "POST", path, msgspec.json.encode(body))
 
 
-async def _purge(client: httpx.AsyncClient, place: _Place) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {place.token}"}
+def _told(answer: httpx.Response | str) -> dict[str, Any]:
+    if isinstance(answer, str):
+        return {"done": False, "problem": answer}
+    if answer.status_code in KEEPS_NOTHING:
+        return {"done": True}
+    if not answer.is_success:
+        return {"done": False, "problem": refusal(answer)}
     try:
-        answer = await client.post(place.url, json=dict(place.body), headers=headers)
-        if answer.status_code in KEEPS_NOTHING:
-            return {"done": True}
-        answer.raise_for_status()
         return _confirmed(answer.json())
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return {"done": False, "problem": (str(error) or type(error).__name__)[:200]}
+    except (ValueError, KeyError, TypeError):
+        return {"done": False, "problem": NO_SENSE}
 
 
 def _confirmed(receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,9 +214,19 @@ def _receipt(operation: Operation) -> Outcome:
         bytes=sums["bytes"],
         files=sums["tier2_files"],
         file_bytes=sums["tier2_bytes"],
-        places=places,
+        places={**places, "drivers": _own(places["drivers"], own_drivers(operation.plan["org"]))},
     )
     return Done(f"{sums['columns']:,} columns and {sums['tier2_files']:,} files are gone.")
+
+
+def _own(told: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """A receipt is the org's: it names the drivers of its own sessions, and counts the others."""
+    named = {name: one for name, one in told.items() if name in own}
+    others = [one for name, one in told.items() if name not in own]
+    if others:
+        sums = {name: sum(one.get(name, 0) for one in others) for name in _COUNTS}
+        named[NOT_OWN] = {"done": True, "drivers": len(others), **sums}
+    return named
 
 
 @machine("org.purge")

@@ -16,10 +16,9 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
-from console.control.services import applied
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import curves, documents, previews, schedule, services, words
+from console.policies import curves, documents, previews, reach, schedule, services, words
 from console.policies.forms import EditorForm, ModelForm
 from console.policies.previews import Foretold
 from console.policies.services import InForce
@@ -128,7 +127,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
         "may_prove": role is not None and role >= Role.ON_CALL,
         "templates": TEMPLATES,
         "waiting": schedule.open_of(held.org),
-        "reach": _reach(held),
+        "reach": reach.reach(request.principal, held),
         **(_preview_context(request, held, model, form) if may_change else {}),
     }
     return render(request, "policies/policy.html", context)
@@ -146,15 +145,11 @@ def preview(request: SignedInRequest, slug: str) -> HttpResponse:
 
 @require_safe
 @signed_in
-def reach(request: SignedInRequest, slug: str) -> HttpResponse:
+def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
     """Who has what is in force, as a part of pages."""
     held = services.in_force(get_org(request.principal, slug))
-    context = {"org": held.org, "held": held, "reach": _reach(held)}
+    context = {"org": held.org, "held": held, "reach": reach.reach(request.principal, held)}
     return render(request, "policies/reach.html", context)
-
-
-def _reach(held: InForce) -> Any:
-    return applied(held.version.change if held.version else None)
 
 
 def _preview_context(

@@ -17,7 +17,6 @@ from console.accounts.roles import Role
 from console.audit.services import record
 from console.orgs.services import get_org, visible_orgs
 from console.saved.models import SavedView
-from telemetry.topics import FLEET, of_org
 
 VIEWS_MAX: Final = 100  # of one person
 PLATFORM: Final = "platform"
@@ -103,8 +102,7 @@ def _is_page(path: str) -> bool:
 
 
 def _record(principal: Principal, view: SavedView, action: str, *, after: bool) -> None:
-    """An event only for whom it is shared with: what others save for themselves is theirs."""
-    topics = [of_org(view.org.slug)] if view.org else [FLEET] if view.on_platform else []
+    """No event: nothing has happened to an org or the fleet, whose charts would mark it."""
     record(
         principal,
         action,
@@ -114,5 +112,4 @@ def _record(principal: Principal, view: SavedView, action: str, *, after: bool) 
         org_id=view.org_id,
         before=None if after else view.snapshot(),
         after=view.snapshot() if after else None,
-        topics=topics,
     )

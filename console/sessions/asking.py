@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
 import httpx
 
+from console.control.sending import Call, Endpoint, ask_all
 from console.fleet.models import Driver, Node
 
-AT_ONCE_MAX: Final = 16
 TIMEOUT: Final = httpx.Timeout(3.0, connect=1.5)
 
 Observed: TypeAlias = Mapping[str, Any]
@@ -21,9 +20,11 @@ class Facts:
 
     def __init__(self, nodes: set[Node], drivers: set[Driver]) -> None:
         asked: list[Node | Driver] = [*nodes, *drivers]
-        with ThreadPoolExecutor(max_workers=min(AT_ONCE_MAX, len(asked) or 1)) as pool:
-            found = list(pool.map(_ask, ((one.control_url, str(one.control_token)) for one in asked)))
-        answers = dict(zip(asked, found, strict=True))
+        calls = [
+            Call(Endpoint(one.control_url, str(one.control_token)), "GET", "/v1/observed")
+            for one in asked
+        ]
+        answers = dict(zip(asked, map(_observed, ask_all(calls, TIMEOUT)), strict=True))
         self._nodes = {node.name: answers[node] for node in nodes}
         self._drivers = {driver.name: answers[driver] for driver in drivers}
 
@@ -41,17 +42,11 @@ class Facts:
         return next((one for one in shards if (one["group"], one["index"]) == (group, index)), None)
 
 
-def _ask(endpoint: tuple[str, str]) -> Observed | None:
-    url, token = endpoint
-    if not url:
+def _observed(answer: httpx.Response | str) -> Observed | None:
+    if isinstance(answer, str) or not answer.is_success:
         return None
     try:
-        answer = httpx.get(
-            f"{url.rstrip('/')}/v1/observed",
-            headers={"authorization": f"Bearer {token}"},
-            timeout=TIMEOUT,
-        )
-        found = answer.raise_for_status().json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        found = answer.json()
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None

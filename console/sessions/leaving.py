@@ -47,9 +47,11 @@ def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
 def upgrade(principal: Principal, name: str, *, version: str = "", reason: str = "") -> Operation:
     """Drain a node, wait until its agent is of this version, or of another one, and use it again.
 
-    Raises operations' Busy.
+    Raises operations' Busy, and Impossible where it is of this version already.
     """
     node = _for_change(principal, name)
+    if version and node.software_version == version:
+        raise Impossible(f"{name} runs {version} already.")
     to = f" to {version}" if version else ""
     plan = {"version": version}
     return _begin(principal, "node.upgrade", node, f"Upgrade {name}{to}", plan, reason)

@@ -217,10 +217,8 @@ class Phase(models.TextChoices):
 
     SETTLED = "", "settled"  # documents say what it is; `next` is only reserved
     MAKING = "making", "being made"  # its next node is told to have it; the driver uses the old one
-    MOVING = (
-        "moving",
-        "moving",
-    )  # the driver is told to go on at the next node, and takes the bytes along
+    # The driver is told to go on at the next node, and takes the bytes along.
+    MOVING = "moving", "moving"
     SIZING = "sizing", "changing its size"  # in place
 
 

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.operations.services import Busy
 from console.placement import explain
@@ -146,7 +147,7 @@ def _begun(
     try:
         with transaction.atomic():
             operation = begin()
-    except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
+    except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
         messages.error(request, refusal(error)["sentence"])
         return redirect(back, name)
     return redirect("operation", operation.pk)

@@ -151,7 +151,15 @@ def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
 
 
 def propose(world: World, wish: Wish) -> Proposal:
-    """Where the streams of its jobs go; those that run stay where they may. Raises Misconfigured."""
+    """Where the streams of its jobs go; those that run stay where they may.
+
+    Raises Misconfigured, and CannotPlan while there is no memory at all.
+    """
+    if not world.fleet.memory_bytes:
+        raise CannotPlan(
+            Cause.WAITING_FOR_CAPACITY,
+            "No node has told of its memory yet: it waits until an agent joins.",
+        )
     is_trial = not wish.jobs
     jobs = wish.jobs or (trial_job(world.fleet, wish.boxes, wish.bytes_per_token),)
     session = grants.Session(wish.name, jobs, wish.rules, wish.waited_seconds, frozenset(wish.boxes))
@@ -281,9 +289,13 @@ def fewer_boxes(world: World, had: Sequence[str], busy: Collection[str], count: 
 
 
 def back_on_rails(world: World, session: str, moves_max: int | None = None) -> BringBack:
-    """Which streams of a session to move to get off the spine. What others have is not touched."""
-    own = {stream: node for stream, node in world.running.items() if stream.session == session}
-    others = [(stream, node) for stream, node in world.running.items() if stream.session != session]
+    """Which streams of a session to move to get off the spine.
+
+    What others have is not touched, nor is what some operation is changing.
+    """
+    movable = {shard.key for shard in world.settled if shard.session == session}
+    own = {stream: node for stream, node in world.running.items() if stream.key in movable}
+    others = [(stream, node) for stream, node in world.running.items() if stream.key not in movable]
     return bring_back(_less(world.fleet, others), own, moves_max)
 
 

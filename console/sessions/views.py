@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import messages
@@ -94,12 +94,17 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "may_change": role is not None and role >= Role.ORG_ADMIN,
         "may_move": role is not None and role >= Role.ON_CALL,
         "move_form": MoveForm(shards=[shard.name for shard in shards]),
-        "nodes_ready": Node.objects.filter(state=State.READY.value).values_list("name", flat=True),
+        "nodes_ready": _nodes_ready() if request.principal.on_platform(Role.VIEWER) else (),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(
         request, "sessions/session_live.html" if fragment else "sessions/session.html", context
     )
+
+
+def _nodes_ready() -> Iterable[str]:
+    """For whom there is a fleet. Others move streams to nodes that they are told of."""
+    return Node.objects.filter(state=State.READY.value).values_list("name", flat=True)
 
 
 def _drawn(shard: Shard) -> picture.Stream:

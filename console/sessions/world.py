@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
@@ -88,6 +88,11 @@ class World:
             if shard.next_node is not None and not in_place:
                 found[shard.stream(coming, job=f"{shard.job}{LEAVING}")] = shard.next_node
         return {stream: node for stream, node in found.items() if node in self.fleet.node}
+
+    @property
+    def settled(self) -> Iterator[Here]:
+        """What no operation moves or changes."""
+        return (shard for shard in self.shards if shard.next_node is None)
 
     @cached_property
     def by_key(self) -> Mapping[Key, Here]:

@@ -27,7 +27,7 @@ from telemetry.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
-from tests.browser.looking import log_in
+from tests.browser.looking import faults, log_in
 from tests.live import LiveConsole, live_console, wait_until
 from tests.telemetry.test_end_to_end import ingest_of
 
@@ -288,7 +288,8 @@ def test_other_programs_watch_with_a_token_and_other_sites_do_not(world: World) 
     assert closing.value.rcvd.code == 1009
 
 
-# The middle of a cell of the heat map that has something in it, and when its step begins.
+# The middle of a cell of the heat map that has something in it, and since when that may have been over:
+# what happens in a second is told, and counted, when it is over.
 CELL = """() => {
     const plots = [...document.querySelectorAll("[data-chart]")];
     const plot = plots.find((one) => one.data?.[0].type === "heatmap");
@@ -301,7 +302,7 @@ CELL = """() => {
     return [
         box.left + middle(xaxis, x[column], x[column + 1]),
         box.top + middle(yaxis, y[row], y[row + 1]),
-        x[column].toISOString(),
+        new Date(x[column].getTime() - 1000).toISOString(),
     ];
 }"""
 
@@ -362,6 +363,7 @@ def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[...
     page.wait_for_function(IS_DRAWN, timeout=MS)
     every = page.locator("figure").filter(has_text="Refill, all of it")
     expect(every.locator(".heatmaplayer image")).to_be_attached(timeout=MS)
+    assert faults(page) == []
     every.scroll_into_view_if_needed()
     x, y, at = page.evaluate(CELL)
     page.mouse.move(x, y)

@@ -223,6 +223,9 @@ def test_tier_2_that_cannot_be_opened_is_said_and_refused(running: AgentProcess,
     with running.client() as shard:
         number = shard.evict(0, column("x").key, TAG, 64, kv())
         assert shard.spill([Wanted(0, column("x", number))]) == [Miss.REFUSED]
+    refused = running.http.post("/v1/purge", json={"tag": TAG.hex()})
+    assert (refused.status_code, "not open" in refused.json()["detail"]) == (503, True)
+    running.tell(document(2, spec()))
     assert running.http.post("/v1/purge", json={"tag": TAG.hex()}).status_code == 409
 
 

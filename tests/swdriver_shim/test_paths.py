@@ -89,7 +89,7 @@ def test_a_move_goes_from_nic_to_nic() -> None:
     assert between(None, RAIL) is None
 
 
-def test_bytes_are_summed_up_by_session_with_their_paths_and_in_the_fleet_by_leaves() -> None:
+def test_bytes_are_summed_up_by_session_and_node_with_their_paths_and_in_the_fleet_by_leaves() -> None:
     labels = {
         "stream": "full.3",
         "session": "chat",
@@ -102,7 +102,10 @@ def test_bytes_are_summed_up_by_session_with_their_paths_and_in_the_fleet_by_lea
         "direction": "out",
     }
     wide = dict(topics.wider(Series(Kind.COUNTER, "bytes_total", tuple(labels.items()))))
-    assert set(wide) == {"fleet", "session:chat"}
+    assert set(wide) == {"fleet", "session:chat", "node:ax2"}
+    assert [name for name, _ in wide["node:ax2"].labels] == [
+        *("session", "tier", "port_leaf", "nic_leaf", "link", "box", "direction")
+    ]
     assert [name for name, _ in wide["session:chat"].labels] == [
         *("node", "tier", "port_leaf", "nic_leaf", "link", "box", "direction")
     ]

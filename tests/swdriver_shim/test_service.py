@@ -108,6 +108,11 @@ class Daemon:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.http.close()
+
     def is_ready(self) -> bool:
         return self.http.get("/-/health").status_code == 200
 

@@ -25,15 +25,15 @@ from django.utils.text import slugify
 
 from console.accounts.browser import requester
 from console.charts.finder import styles_it_would_write
-from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
-from console.charts.services import Plan, draw, plan_of
+from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, of_query
+from console.charts.services import Plan, Sheet, plan_of
 from console.saved.services import views_of
 from console.sizes import size
 from telemetry.queries import Value
 
 register = template.Library()
 SAVED_MAX: Final = 8  # beside the range; all of them have a page
-_RANGE: Final = "_range_of_charts"
+_SHEET: Final = "_sheet_of_charts"
 _TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
 _POWERS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -46,9 +46,9 @@ def chart_scripts() -> dict[str, Any]:
 @register.inclusion_tag("charts/range_picker.html", takes_context=True)
 def range_picker(context: template.Context) -> dict[str, Any]:
     request: HttpRequest = context["request"]
-    chosen, problem = _range(request)
+    sheet = _sheet(request)
+    chosen, compare = sheet.over, sheet.compare
     kept = [(name, value) for name, value in request.GET.items() if name not in NAMES]
-    compare = _compare(request)
     compared = [("compare", compare)] if compare else []
     return {
         "spans": list(SPANS),
@@ -59,7 +59,7 @@ def range_picker(context: template.Context) -> dict[str, Any]:
         "hidden": [*kept, *compared],
         "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
         "chosen": chosen,
-        "problem": problem,
+        "problem": sheet.problem,
         "request": request,
     }
 
@@ -74,8 +74,7 @@ def range_fields(context: template.Context) -> SafeString:
 @register.simple_tag(takes_context=True)
 def range_query(context: template.Context) -> str:
     """For a link to another page of the same time, after what else its address says."""
-    chosen, _ = _range(context["request"])
-    return f"&{chosen.query}"
+    return f"&{_sheet(context['request']).over.query}"
 
 
 @register.inclusion_tag("charts/chart.html", takes_context=True)
@@ -86,8 +85,7 @@ def chart(
     `label:value` and several of either are parted by blanks."""
     request: HttpRequest = context["request"]
     plan = plan_of(topic, title, name, folds, **more)
-    chosen, _ = _range(request)
-    drawn = draw(requester(request), plan, chosen, _compare(request))
+    drawn = _sheet(request).draw(plan)
     return {
         "chart": drawn,
         "id": _id(plan),
@@ -113,25 +111,21 @@ def chart_value(value: Value, unit: str) -> str | SafeString:
     return f"{value / power:.3g} {letter}{unit}".strip()
 
 
-def _range(request: HttpRequest) -> tuple[Range, str]:
-    """The same for all charts of a page, to the second. With nonsense in the address it is the default
-    one, and what is wrong."""
-    known: tuple[Range, str] | None = getattr(request, _RANGE, None)
+def _sheet(request: HttpRequest) -> Sheet:
+    """The same for all charts of a page, to the second. With nonsense in the address it is of the
+    default range, and says what is wrong; what can't be held against is not."""
+    known: Sheet | None = getattr(request, _SHEET, None)
     if known is None:
-        now = time.time()
+        now, problem = time.time(), ""
         asked: Mapping[str, str] = request.GET.dict()
         try:
-            known = of_query(asked, now), ""
+            over = of_query(asked, now)
         except BadRange as error:
-            known = of_query({}, now), str(error)
-        setattr(request, _RANGE, known)
+            over, problem = of_query({}, now), str(error)
+        compare = asked.get("compare", "")
+        known = Sheet(requester(request), over, problem, compare if compare in EARLIER else "")
+        setattr(request, _SHEET, known)
     return known
-
-
-def _compare(request: HttpRequest) -> str:
-    """What charts are held against; what there is not is nothing."""
-    asked = request.GET.get("compare", "")
-    return asked if asked in EARLIER else ""
 
 
 def _id(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 // Charts: what the server drew as a table, with Plotly; and then what comes live. Each element with
 // `data-chart` names the JSON beside it. Redrawn once a second at most, and not while nobody looks.
-import { Choosing, placeOf, timeAt } from "./choosing.js";
+import { Choosing, lay, placeOf, timeAt } from "./choosing.js";
 import { saveImage } from "./image.js";
 import { layoutOf, tracesOf } from "./plot.js";
 
@@ -75,8 +75,8 @@ class Chart {
     const { axis } = this.choosing;
     const place = time === null ? -1 : placeOf(axis, time);
     this.cursor ??= this.element.appendChild(Object.assign(document.createElement("div"), { className: "plot__cursor" }));
-    this.cursor.hidden = place < 0 || place > axis._length;
-    this.cursor.style.left = `${axis._offset + place}px`;
+    if (place < 0 || place > axis._length) this.cursor.hidden = true;
+    else lay(this.cursor, this.element._fullLayout, place, place);
   }
 
   // A cell of a heat map leads to the slowest transfers behind it. By keyboard that is in the table.
@@ -85,11 +85,9 @@ class Chart {
     this.element.on("plotly_click", ({ points: [{ pointNumber, data }] }) => {
       if (data.type !== "heatmap" || this.choosing.hasChosen) return;
       const [row, column] = pointNumber;
-      const from = this.times[column] * 1000;
-      const cell = new URLSearchParams({
-        from: new Date(from).toISOString(),
-        until: new Date(from + this.data.step * 1000).toISOString(),
-      });
+      const begun = this.times[column];
+      const [from, until] = [begun - this.data.late, begun + this.data.step].map((at) => new Date(at * 1000).toISOString());
+      const cell = new URLSearchParams({ from, until });
       const most = this.data.bounds[data.customdata[row]];
       if (most) cell.set("most", most);
       location.assign(`${this.data.slowest}&${cell}`);

@@ -6,6 +6,13 @@ const read = (text) => Date.parse(text.length > 10 ? text : `${text} 00:00`);
 export const timeAt = (axis, place) => read(axis.p2d(Math.min(axis._length, Math.max(0, place))));
 export const placeOf = (axis, time) => axis.d2p(new Date(time));
 
+// Upon a drawing, from so many pixels of its width to so many.
+export function lay(overlay, { xaxis, yaxis }, left, right) {
+  overlay.hidden = false;
+  const pixels = { left: xaxis._offset + left, width: right - left, top: yaxis._offset, height: yaxis._length };
+  for (const [side, length] of Object.entries(pixels)) overlay.style[side] = `${length}px`;
+}
+
 export class Choosing {
   // `step` in ms. Whoever listens hears of `pointed`, where the keys' cursor is, and of `chosen`.
   constructor(element, step, { pointed, chosen }) {
@@ -27,13 +34,12 @@ export class Choosing {
 
   show(from, until) {
     const places = [from, until].map((time) => placeOf(this.axis, time));
-    this.band.hidden = false;
-    this.band.style.left = `${this.axis._offset + Math.min(...places)}px`;
-    this.band.style.width = `${Math.abs(places[1] - places[0])}px`;
+    lay(this.band, this.element._fullLayout, Math.min(...places), Math.max(...places));
   }
 
   // A finger that goes up or down scrolls the page, and the browser cancels what it draws (chart.css).
   begin({ clientX, button, isPrimary }) {
+    this.hasChosen = false; // until its end, which is a click as well
     const place = this.placeIn(clientX);
     if (button !== 0 || !isPrimary || place < 0 || place > this.axis._length) return;
     const from = timeAt(this.axis, place);

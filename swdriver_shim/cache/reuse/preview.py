@@ -28,7 +28,7 @@ from swdriver_shim.policy import Policy, Tiers, TtlMode
 FAR_APART: Final = 1.2  # misses as foretold for now, and as they were
 WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
 COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
-CURVE_COLUMNS: Final = 600  # and each point of a curve,
+CURVE_COLUMNS: Final = 400  # and each point of a curve,
 CURVE_USES: Final = 3  # of which so many uses each, on average
 TTLS_S: Final = (60, 300, 900, 3600, 6 * 3600, 24 * 3600)
 ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now

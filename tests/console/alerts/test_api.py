@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -297,6 +297,18 @@ def test_what_changed_shortly_before_is_told_to_those_who_may_know(
     assert [event.sentence for event in of_member] == ["policy 7 of acme"]
     of_platform = browser_of(people.platform_viewer).get(f"/alerts/{alert.pk}/").context["changes"]
     assert [event.sentence for event in of_platform] == ["ax-7 is draining", "policy 7 of acme"]
+
+
+def test_the_charts_of_an_alert_that_is_over_are_shown_of_its_time(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    begun, over = datetime(2026, 11, 20, 3, tzinfo=UTC), datetime(2026, 11, 20, 4, 10, tzinfo=UTC)
+    alert = make_alert(
+        "refill-slow", "org:acme", people.acme, state="resolved", begun_at=begun, state_since=over
+    )
+    page = browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    link = "?from=2026-11-20T02:30:00Z&amp;until=2026-11-20T04:40:00Z"
+    assert f'<a href="{link}">The time of this alert</a>' in page
 
 
 def test_pages_of_every_rule_and_state_can_be_seen(

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 from django.contrib.staticfiles import finders
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from console.accounts.models import User
 from console.charts.finder import folder, styles_it_would_write
 from console.charts.services import plan_of
 from console.metrics.catalog import METRICS
 from telemetry.events import note
-from telemetry.figures import OF_AGENTS, OF_DRIVERS, figure_of, figures_now
+from telemetry.figures import OF_DRIVERS, OF_STREAMS, figure_of, figures_now
 from telemetry.folding import Row, bucket_of
 from telemetry.metrics import Kind
 from telemetry.rollup import RollUp
@@ -115,6 +116,14 @@ def test_what_happened_stands_on_every_chart_of_its_topic_and_on_no_other(
     )
     assert "</script><b>" not in page
     assert "of another org" not in page
+
+
+@pytest.mark.django_db
+def test_the_charts_of_a_page_ask_once_what_happened(page_of: Callable[..., str]) -> None:
+    with CaptureQueriesContext(connection) as asked:
+        charts = drawn(page_of("/latency/?topic=org:acme"))
+    assert len(charts) == 6
+    assert sum('FROM "telemetry_event"' in query["sql"] for query in asked) == 2, "and once as a list"
 
 
 @pytest.mark.django_db
@@ -240,15 +249,37 @@ def test_a_mistake_of_a_page_is_one_at_once() -> None:
 
 
 def test_figures_are_made_of_metrics_that_there_are() -> None:
-    names = [name for name in (*OF_DRIVERS, *OF_AGENTS) if name]
+    names = [name for name in (*OF_DRIVERS, *OF_STREAMS) if name]
     assert set(names) <= METRICS.keys()
     assert figure_of("org:a", "swdriver_refill_seconds", "p99", {}) == "refill.p99"
-    assert figure_of("node:a", "kvss_evict_seconds", "rate", {}) == "evict.rate"
+    assert (
+        figure_of("node:a", "tidegate_driver_path_seconds", "p50", {}, {"direction": "out"})
+        == "evict.p50"
+    )
+    assert figure_of("node:a", "tidegate_driver_path_seconds", "p50", {}) == ""
+    assert figure_of("org:a", "swdriver_refill_seconds", "p99", {}, {"direction": "out"}) == ""
     assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {"tier": "dram"}) == "hit.dram"
     assert figure_of("org:a", "swdriver_hit_tokens_total", "ratio", {}) == "hit.rate"
     assert figure_of("org:a", "swdriver_bytes_total", "rate", {"direction": "out"}) == "bytes.out"
     assert figure_of("org:a", "swdriver_refill_seconds", "p999", {}) == ""
     assert figure_of("org:a", "swdriver_refill_seconds", "p99", {"org": "a"}) == ""
+
+
+@pytest.mark.django_db
+def test_figures_of_a_node_are_of_the_streams_that_drivers_measured() -> None:
+    """Also over shared memory, of which its agent sees nothing."""
+    now = bucket_of(time.time()) + 5.5
+    RollUp().tend_days(now)
+    out, back = (
+        Series(Kind.HISTOGRAM, "tidegate_driver_path_seconds", (("direction", direction),))
+        for direction in ("out", "in")
+    )
+    shape = Shape([out, back])
+    cells = shape.cells({out: [0.1, 40, 5], back: [0.2, 60, 15]})
+    copy_in(FRESH, Names().stored([Row("node:ax1", bucket_of(now) - 10, shape, cells)], day_of(now)))
+    figures = figures_now(["node:ax1"], now)["node:ax1"].figures
+    assert figures["refill.rate"] == pytest.approx(3 * figures["evict.rate"])
+    assert figures["refill.p50"] > figures["evict.p50"]
 
 
 @pytest.mark.django_db

@@ -82,6 +82,16 @@ def test_a_cell_of_a_heat_map_leads_to_what_is_behind_it_and_not_to_slower_ones(
     assert "No transfer was kept" in empty.content.decode()
 
 
+def test_a_cell_leads_also_to_what_was_over_in_the_second_before_it_was_told(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    kept(tell("org:acme", time.time()) - 0.5)
+    browser = browser_of(people.viewer)
+    page = browser.get("/latency/?topic=org:acme&range=15m").content.decode()
+    [address] = re.findall(r'<a href="(/latency/slowest/[^"]+)" title', page)
+    assert "3.7 ms" in browser.get(address.replace("&amp;", "&")).content.decode()
+
+
 @pytest.mark.parametrize("query", ["direction=pull", "most=-1", "most=x"])
 def test_a_list_that_there_is_not_is_not_found(
     query: str, people: People, browser_of: Callable[[User], Client]

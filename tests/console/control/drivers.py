@@ -54,10 +54,7 @@ class DriverFleet:
         return daemon
 
     def kill(self, name: str) -> None:
-        daemon = self.daemons.pop(name)
-        daemon.process.kill()
-        daemon.process.wait()
-        daemon.http.close()
+        self.daemons.pop(name).kill()
 
 
 @pytest.fixture

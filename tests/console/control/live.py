@@ -86,7 +86,7 @@ def scene(directory: Path, *names: str) -> Iterator[Scene]:
         drivers = {}
         for name in names:
             drivers[name] = Daemon(directory / name)
-            stack.callback(_kill, drivers[name])
+            stack.callback(drivers[name].kill)
         console = stack.enter_context(live_console(directory, settings))
         told = [[name, str(one.http.base_url), CONTROL, MODEL] for name, one in drivers.items()]
         manage(console, JOIN, json.dumps(told))
@@ -129,9 +129,3 @@ def _make_shards(there: AgentProcess, names: tuple[str, ...]) -> None:
     told = document(1, *(spec(name, 20, EACH * C, driver=name) for name in names))
     told["peers"] = [{**told["peers"][0], "name": name} for name in (*names, "another-agent")]
     there.tell(told)
-
-
-def _kill(daemon: Daemon) -> None:
-    daemon.process.kill()
-    daemon.process.wait()
-    daemon.http.close()

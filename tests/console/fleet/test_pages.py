@@ -93,6 +93,8 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
     client = browser_of(people.platform_on_call)
     refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "no version"}, follow=True)
     assert "version: Enter a valid value" in refused.content.decode()
+    refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.1.0"}, follow=True)
+    assert "ax-1 runs 0.1.0 already" in refused.content.decode()
     assert not Operation.objects.exists()
     client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.2.0", "reason": "loud fan"})
     assert Operation.objects.get().plan == {"node": "ax-1", "version": "0.2.0"}

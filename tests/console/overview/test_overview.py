@@ -190,6 +190,29 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
 
 
 @pytest.mark.django_db
+def test_who_does_not_see_a_cause_sees_what_it_explains(
+    people: People, browser_of: Callable[[User], Client], api_of: Callable[..., Client]
+) -> None:
+    """Causes are of the fleet. To a member all would be well just because nobody knows anything, and
+    that there is a cause is not theirs to see."""
+    heard()
+    late = make_alert("numbers-late", "fleet", pk=4_711_000)
+    make_alert("refill-slow", "org:acme", people.acme, state="no_data", hidden_by=late)
+    mine, everything = api_of(people.viewer), api_of(people.platform_viewer)
+    assert mine.get("/api/v1/overview").json()["verdict"] == "Of 1 alert nobody knows: no data."
+    assert everything.get("/api/v1/overview").json()["verdict"] == "1 alert fires, 1 to get up for."
+    assert mine.get("/api/v1/hand-over").json()["open_count"] == 1
+    [alert] = mine.get("/api/v1/alerts").json()["items"]
+    assert alert["hidden_by"] is None
+    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0]["hidden_by"]
+    for path in ("/", "/alerts/", "/alerts/?hidden=on", f"/alerts/{alert['id']}/", "/hand-over/"):
+        page = browser_of(people.viewer).get(path).content.decode()
+        assert "Refills are slow" in page, path
+        assert "4711000" not in page, path
+        assert "xplained by" not in page, path
+
+
+@pytest.mark.django_db
 def test_the_api_says_what_the_page_shows(people: People, api_of: Callable[..., Client]) -> None:
     tell("org:acme", [0, 10, 100])
     alert = make_alert("refill-slow", "org:acme", people.acme)

@@ -13,11 +13,14 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from console.accounts.models import User
 from console.audit.models import AuditEntry
-from console.control.models import Change
+from console.control.models import Change, Target
 from console.orgs.models import Org
 from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
+from console.sessions.models import Job
+from console.sessions.sizing import new_session
 from swdriver_shim.cache.reuse.sample import Sample
 from tests.conftest import People
 from tests.console.control.drivers import join
@@ -56,6 +59,31 @@ def test_a_policy_is_read_changed_and_read_again(olga: Client) -> None:
     assert found["applied"] == {"drivers": 0, "has_it": 0, "seconds": None, "lagging": []}
     [version] = olga.get(f"{POLICY}/versions").json()["items"]
     assert version == olga.get(f"{POLICY}/versions/1").json()
+
+
+def test_drivers_of_another_org_are_counted_and_named_to_the_platform_s_own_people_only(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[..., Client]
+) -> None:
+    for org in (people.acme, people.globex):
+        session = new_session(f"of-{org.slug}", org, 1)
+        session.save()
+        driver = join(f"{org.slug}-chat", "http://127.0.0.1:9")
+        Job.objects.create(session=session, name="chat", driver=driver)
+        Target.objects.create(
+            kind="driver", name=driver.name, generation=1, problem=f"it is {org.slug}'s"
+        )
+
+    def lagging(user: User) -> list[tuple[str, str]]:
+        found = api_of(user).get(POLICY).json()["applied"]["lagging"]
+        return [(one["driver"], one["why"]) for one in found]
+
+    own = ("acme-chat", "it is acme's")
+    assert lagging(people.viewer) == lagging(people.org_admin) == [own, ("", "")]
+    assert lagging(people.platform_admin) == [own, ("globex-chat", "it is globex's")]
+    for page in ("", "policy/", "policy/reach/"):
+        shown = browser_of(people.org_admin).get(f"/orgs/acme/{page}").content.decode()
+        assert "acme-chat" in shown
+        assert "globex" not in shown
 
 
 def test_nobody_overwrites_what_they_have_not_seen(olga: Client) -> None:
@@ -141,7 +169,7 @@ def test_a_driver_whose_sample_makes_no_sense_is_named_and_breaks_nothing(olga: 
         told = preview(olga, {"ttl_last_use_seconds": 60})
         server.shutdown()
     assert told.status_code == 200, told.content
-    assert (told.json()["drivers_silent"], told.json()["traffic"]) == (["odd"], False)
+    assert (told.json()["drivers_silent"], told.json()["traffic"]) == (1, False)
 
 
 def test_a_preview_without_traffic_says_so(olga: Client) -> None:

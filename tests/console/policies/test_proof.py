@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import csv
 import io
 import time
@@ -24,7 +26,7 @@ from console.fleet.models import Driver, Node, Stamp
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
-from console.policies import callers, history, proof, services
+from console.policies import callers, history, proof, purges, services
 from console.policies.drivers import keys_of
 from console.policies.models import PolicyVersion, PurgeReceipt
 from swdriver_shim.desired import ModelSpec
@@ -36,11 +38,11 @@ from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
 from telemetry.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
-from tests.console.control.drivers import DriverFleet, drivers
-from tests.kvss_agent.process import agent, document
+from tests.console.control.drivers import MODEL, DriverFleet, drivers
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.test_process import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, org, told
 
 __all__ = ["drivers"]
 
@@ -57,7 +59,11 @@ def tell(at: float, hit: int = 40) -> None:
     asked = Series(Kind.COUNTER, "swdriver_requested_tokens_total")
     shape = Shape([expired, overstay, hits, asked])
     cells = shape.cells({expired: 12, overstay: (0.7, 1, 0.7), hits: hit, asked: 100})
-    rows = [Row("org:acme", bucket_of(at), shape, cells)]
+    files = Shape([Series(Kind.GAUGE, "kvss_tier2_overstay_seconds_max")])  # of agents
+    rows = [
+        Row("org:acme", bucket_of(at), shape, cells),
+        Row("fleet", bucket_of(at), files, files.cells({files.series[0]: (2.5, 1, 2.5)})),
+    ]
     copy_in(FRESH, Names().stored(rows, day_of(at)))
 
 
@@ -78,11 +84,12 @@ def test_a_report_says_what_expired_how_late_and_what_is_not_told(
     save(people, ttl_last_use_seconds=600)
     told = proof.report(people.acme, 7)
     assert told.expired == {"dram": 12, "tier2": None}
-    assert told.overstay_seconds_max == pytest.approx(0.7)
+    assert told.overstay == {"dram": pytest.approx(0.7), "tier2": pytest.approx(2.5)}
     assert [version.number for version in told.versions] == [1]
     rows = list(csv.DictReader(io.StringIO(proof.as_csv(told))))
-    assert [(row["fact"], row["value"], row["detail"]) for row in rows] == [
-        ("overstay_max", "0.7", ""),
+    assert [(row["fact"], row["value"], row["detail"].partition(":")[0]) for row in rows] == [
+        ("overstay_max", "0.7", "dram"),
+        ("overstay_max", "2.5", "tier2"),
         ("expired", "12", "dram"),
         ("expired", "not told", "tier2"),
         ("policy", "1", "'=GDPR"),
@@ -174,7 +181,9 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     assert all(daemon.load(token, TOKENS) == (0, b"") for daemon in drivers.daemons.values())
     [receipt] = olga.get("/api/v1/orgs/acme/purges").json()["items"]
     assert (receipt["columns"], receipt["reason"]) == (4, "the contract has ended")
-    assert sorted(receipt["places"]["drivers"]) == ["one", "two"]
+    # Of no session of acme's, so it is not told their names.
+    told_by = receipt["places"]["drivers"]
+    assert [(name, one["drivers"]) for name, one in told_by.items()] == [(purges.NOT_OWN, 2)]
     assert receipt["data_key_destroyed_at"]
     assert bytes(keys_of([people.acme])[people.acme.pk].data_key) != key_before
     keys = jwt.PyJWKSet.from_dict(olga.get("/api/v1/signing-keys").json())
@@ -185,8 +194,6 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
 
 @pytest.mark.slow
 def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: People) -> None:
-    from console.policies import purges
-
     control.push([control.ALL_DRIVERS])
     drivers.kill("two")
     with transaction.atomic():
@@ -196,7 +203,7 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
     def waits_for_it() -> bool:
         operations.advance(operation.pk)
         operation.refresh_from_db()
-        return operation.message.startswith("two: ")
+        return operation.message.startswith(f"{purges.NOT_OWN}: It does not answer")
 
     wait_until("it is waited for", waits_for_it)
     assert not operation.done
@@ -204,39 +211,86 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
     assert finished(operation).state == "succeeded"
 
 
-@pytest.mark.slow
-def test_a_purge_of_one_model_leaves_files_of_the_others(tmp_path: Path, people: People) -> None:
-    """Also where no driver knows them: the files of this model go from every agent, and no others."""
-    from console.policies import purges
+def node_of(there: AgentProcess) -> Node:
+    return Node.objects.create(
+        name="ax-1",
+        stamp=Stamp.objects.create(name="a"),
+        state="ready",
+        held_state="",
+        joined_at=timezone.now(),
+        control_url=str(there.http.base_url),
+        control_token=(there.directory / "token").read_text().strip(),
+        heartbeat_sha256=b"x" * 32,
+    )
 
+
+@pytest.mark.slow
+def test_a_purge_of_one_model_leaves_nothing_of_it_with_any_adapter_and_files_of_the_others(
+    tmp_path: Path, people: People
+) -> None:
+    """Where no driver is left that knows them: the files of this model go from every agent."""
     admin, acme = people.principal("org_admin"), people.acme
-    tag = isolation_tag("acme", bytes(keys_of([acme])[acme.pk].secret)).hex()
-    folders = {}
+    secret = bytes(keys_of([acme])[acme.pk].secret)
+    files = tmp_path / "files"
     for name in ("llama", "other"):
-        model = {"name": name, "groups": [{"name": "full", "bytes_per_token": [1024]}]}
-        Driver.objects.create(name=f"of-{name}", model=model)
-        namespace = msgspec.convert(model, ModelSpec).namespace().digest().hex()
-        folders[name] = tmp_path / "files" / namespace / tag / "00"
-        folders[name].mkdir(parents=True)
-        (folders[name] / f"{'00' * 16}.full.0").write_bytes(bytes(4096))
+        Driver.objects.create(name=f"of-{name}", model={**MODEL, "name": name})
+    llama, other = (namespace_of(driver) for driver in Driver.objects.order_by("name"))
+    left = files / other / isolation_tag("acme", secret).hex() / "00" / f"{'00' * 16}.full.0"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(bytes(4096))
+    with agent(tmp_path / "agent") as there:
+        there.tell(
+            document(1, spec("s", 20, EACH * C, part="full.0", namespace=llama), tier2=tier2(files))
+        )
+        kept = {**org("acme", ACME, tiers="dram+tier2"), "secret": base64.b64encode(secret).decode()}
+        with contextlib.ExitStack() as stack:
+            driver = Daemon(tmp_path / "driver")
+            stack.callback(driver.kill)
+            driver.control("desired", told([there], orgs=[kept])).raise_for_status()
+            wait_until("it is ready", driver.is_ready)
+            for adapter in ("", "lora"):
+                driver.store(ACME, TOKENS, kv(len(TOKENS)), adapter=adapter)
+                driver.ask(ACME, "load", tokens=TOKENS, adapter=adapter).raise_for_status()
+            wait_until("tier 2 has all", lambda: len(list((files / llama).rglob("*.full.0"))) == 4)
+
+        node_of(there)
+        with transaction.atomic():
+            held = orgs.for_change(admin, "acme")
+            operation = purges.purge(admin, held, model="llama", reason="an experiment is over")
+        assert finished(operation).state == "succeeded", operation.error
+    assert [path for path in files.rglob("*") if path.is_file()] == [left]
+    receipt = PurgeReceipt.objects.get()
+    assert (receipt.files, receipt.data_key_destroyed_at) == (4, None)
+
+
+def namespace_of(driver: Driver) -> str:
+    spec: ModelSpec = msgspec.convert(driver.model, ModelSpec)
+    return spec.namespace().digest().hex()
+
+
+@pytest.mark.slow
+def test_a_purge_waits_for_an_agent_whose_tier_2_cannot_be_opened(
+    tmp_path: Path, people: People
+) -> None:
+    """It can't tell what lies there: that it has no tier 2 would be a lie on a receipt."""
+    (tmp_path / "files").write_text("no directory")
+    admin = people.principal("org_admin")
     with agent(tmp_path / "agent") as there:
         there.tell(document(1, tier2=tier2(tmp_path / "files")))
-        Node.objects.create(
-            name="ax-1",
-            stamp=Stamp.objects.create(name="a"),
-            state="ready",
-            held_state="",
-            joined_at=timezone.now(),
-            control_url=str(there.http.base_url),
-            control_token=(there.directory / "token").read_text().strip(),
-            heartbeat_sha256=b"x" * 32,
-        )
+        node_of(there)
         with transaction.atomic():
-            org = orgs.for_change(admin, "acme")
-            operation = purges.purge(admin, org, model="llama", reason="an experiment is over")
+            operation = purges.purge(admin, orgs.for_change(admin, "acme"), reason="ended")
+
+        def waits_for_it() -> bool:
+            operations.advance(operation.pk)
+            operation.refresh_from_db()
+            return operation.message.startswith("ax-1: ")
+
+        wait_until("it is waited for", waits_for_it)
+        assert "Tier 2 is not open" in operation.message
+        assert not operation.done
+        there.tell(document(2))
         assert finished(operation).state == "succeeded", operation.error
-    assert [name for name, folder in folders.items() if folder.exists()] == ["other"]
-    assert PurgeReceipt.objects.get().data_key_destroyed_at is None
 
 
 def test_only_models_that_somebody_serves_are_purged(

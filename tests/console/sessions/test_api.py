@@ -9,9 +9,10 @@ import pytest
 from django.test import Client
 
 from console.operations import services as operations
+from console.operations.models import Operation
 from console.sessions.models import Session
 from tests.conftest import People
-from tests.console.sessions.fleets import make_fleet
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet
 
 pytestmark = pytest.mark.django_db
 
@@ -136,6 +137,21 @@ def test_a_plan_token_of_another_world_is_refused(api: Api) -> None:
     api.finish(api.send("post", "/sessions", {"name": "first", "org": "acme", "boxes": 1}))
     stale = api.send("post", "/sessions", {**CHAT, "plan_token": plan["plan_token"]})
     assert (stale.status_code, stale.json()["reason"]) == (412, "StalePlan")
+
+
+def test_nodes_that_are_ready_are_listed_for_whom_there_is_a_fleet(
+    api: Api, people: People, browser_of: Callable[..., Client]
+) -> None:
+    api.finish(api.send("post", "/sessions", CHAT))
+    make_driver("job7")
+    serve = {"name": "serve", "driver": "job7"}
+    begun = api.send("post", "/sessions/chat/jobs", serve, **etag(api)).json()
+    arrive(Operation.objects.get(pk=begun["id"]))
+    ready = '<option value="ax1">'
+    assert ready in browser_of(people.platform_on_call).get("/sessions/chat/").content.decode()
+    of_acme = browser_of(people.on_call).get("/sessions/chat/").content.decode()
+    assert "Move a stream to another node" in of_acme
+    assert ready not in of_acme
 
 
 def test_rules_of_the_cluster_and_stricter_of_an_org(api: Api) -> None:

@@ -271,6 +271,33 @@ def test_a_stream_may_come_nearer_even_if_not_as_near_as_the_rules_want(people: 
 
 
 @pytest.mark.django_db
+def test_a_stream_that_is_on_its_way_is_not_brought_back_too(people: People) -> None:
+    make_fleet()
+    make_node("far", "l9", memory_bytes=8 << 30)
+    admin = people.principal("platform_admin")
+    run(create(people, boxes=1))
+    with transaction.atomic():
+        starting = jobs.start_job(
+            admin, services.for_change(admin, "chat"), "serve", make_driver("job7")
+        )
+    arrive(starting)
+    Operation.objects.filter(pk=starting.pk).delete()
+    Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
+    drained = leaving.drain(admin, "ax1")
+    for _ in range(2):
+        operations.advance(drained.pk)
+    assert Shard.objects.get(next_node__name="far").next_tier == Tier.SPINE
+    Node.objects.filter(state="cordoned").update(
+        state="ready", memory_bytes=8 << 30
+    )  # it could be nearer
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        assert moves.plan_back_on_rails(session).moves == ()
+        with pytest.raises(CannotPlan, match="Everything is on rails"):
+            moves.bring_back(admin, session)
+
+
+@pytest.mark.django_db
 def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_where_they_do_not(
     people: People,
 ) -> None:

@@ -178,7 +178,7 @@ def test_of_a_resize_and_a_drain_at_once_both_are_done(people: People) -> None:
 
     def grow() -> Operation:
         barrier.wait(30)
-        return run(resize(people, 2))
+        return run(resize(people, 2, wait_seconds=3600))  # where the drain was first, it waits for it
 
     both = [Beside(drain), Beside(grow)]
     drained, grown = (one.result() for one in both)

@@ -124,6 +124,16 @@ def test_it_waits_for_boxes_and_gets_them_when_others_give_them_back(people: Peo
     assert (second.cause, second.waiting_since, len(boxes_of("second"))) == ("", None, 2)
 
 
+def test_a_fleet_whose_agents_have_not_joined_yet_is_waited_for(people: People) -> None:
+    Node.objects.update(memory_bytes=0)
+    with pytest.raises(CannotPlan, match="No node has told of its memory yet") as refused:
+        create(people)
+    assert not refused.value.cause.is_never
+    waiting = run(create(people, wait_seconds=3600))
+    Node.objects.update(memory_bytes=1 << 30)
+    assert run(waiting).state == State.SUCCEEDED
+
+
 def test_waiting_that_is_cancelled_leaves_nothing(people: People) -> None:
     run(create(people, "first", boxes=3))
     waiting = run(create(people, "second", boxes=2, wait_seconds=3600))
