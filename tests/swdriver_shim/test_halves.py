@@ -20,6 +20,7 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.moving import halves as halving
+from swdriver_shim.moving.between_halves import shut
 from swdriver_shim.moving.far import FarShard, Line
 from swdriver_shim.moving.halves import MovingHalf
 from swdriver_shim.moving.homes import Home, Pulling
@@ -264,7 +265,7 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
 
 def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
     half, is_let_in, is_shut = MovingHalf(), threading.Event(), threading.Event()
-    accept, shut = half._listener.accept, halving.shut
+    accept = half._listener.accept
 
     def accepting() -> Any:
         line = accept()
