@@ -18,6 +18,7 @@ from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
 from swdriver_shim.policy import Policy
 
 FOLDS: Final = 16
+SHARE: Final = 2  # of the sample's columns one in so many is learned from
 
 
 class Moment:
@@ -75,7 +76,7 @@ class Miniature:
         name = DEFAULT if policy.eviction == "default" else policy.eviction
         self._queue: Eviction[Column] | None = None  # where there is room for all, nobody waits
         if room is not None:
-            self._queue = Cost(share=1) if name == Cost.name else POLICIES[name]()
+            self._queue = Cost(share=SHARE) if name == Cost.name else POLICIES[name]()
         self._room = room
         self._first = policy.ttl_first_use_seconds
         self._last = policy.ttl_last_use_seconds

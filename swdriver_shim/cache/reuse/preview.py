@@ -146,7 +146,7 @@ class Traffic:
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Where there is room for all, nobody has to decide what goes."""
         times = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
-        room = room_bytes / self.sample.column_bytes * self.share.of_all
+        room = room_bytes / self.sample.column_bytes * self.share.of_all / self.factor
         found = self._remembered((*times, None, ""), policy, None)
         if found.held_max > room:
             found = self._remembered((*times, room, policy.eviction), policy, room)
@@ -165,7 +165,8 @@ class Traffic:
         return most if policy.dram_bytes_max is None else min(most, policy.dram_bytes_max)
 
     def calibrated(self, now: Policy) -> Traffic:
-        """Misses are counted in proportion to those that there really were, under the policy in force.
+        """Misses are counted in proportion to those that there really were, under the policy in force;
+        and so is the room, which they fill.
 
         A sample has by chance more or fewer columns than its share; of those that are missed under one
         policy, most are under any. Not where the two are far apart: then the policy has been another
@@ -181,8 +182,7 @@ class Traffic:
         return replace(self, factor=really / expected, missed_now=found)
 
     def hit_tokens(self, outcome: Outcome) -> float:
-        missed = self.factor * sum(outcome.missed) / self.share.of_all
-        return COLUMN_TOKENS * max(0.0, self.columns - missed)
+        return COLUMN_TOKENS * max(0.0, self.columns - self.of_all(sum(outcome.missed)))
 
     def variance(self, outcome: Outcome) -> float:
         """Of the hit tokens, from how parts of the sample differ."""
@@ -192,9 +192,9 @@ class Traffic:
             missed = [count - part * was for count, was in zip(missed, self.missed_now, strict=True)]
         return FOLDS * variance(missed) * (COLUMN_TOKENS * self.factor / self.share.of_all) ** 2
 
-    def bytes(self, columns: int) -> int:
-        """Of all columns, where there are so many of the sample."""
-        return round(columns / self.share.of_all) * self.sample.column_bytes
+    def of_all(self, columns: int) -> float:
+        """How many there are of all columns, where there are so many of the sample."""
+        return self.factor * columns / self.share.of_all
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class Estimate:
         self.dram_hit += dram_hit
         self.hit += max(dram_hit, traffic.hit_tokens(found))
         self.variance += traffic.variance(found)
-        self.bytes += traffic.bytes(held.held_max)
+        self.bytes += round(traffic.of_all(held.held_max)) * traffic.sample.column_bytes
         return held
 
     @property
@@ -249,7 +249,7 @@ def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
     for traffic in traffics:
         held = was.add(traffic, now)
         will.add(traffic, proposed)
-        count = round(_expiring(traffic, held, now, proposed) / traffic.share.of_all)
+        count = round(traffic.of_all(_expiring(traffic, held, now, proposed)))
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
     smaller = [
