@@ -21,8 +21,9 @@ from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
 from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, file_of, fresh, read
 from swdriver_shim.adapters.vllm.working import Worker
+from swdriver_shim.moving.between_halves import Place
 from swdriver_shim.moving.granting import NotGranted
-from swdriver_shim.moving.halves import MovingHalf, Place
+from swdriver_shim.moving.halves import MovingHalf
 from swdriver_shim.policy import Rules
 from telemetry import transfers
 from telemetry.records import STREAM, decode
