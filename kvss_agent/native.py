@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from enum import StrEnum
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -39,6 +40,8 @@ BUILDS_MAX: Final = 8  # that are kept: of other sources, compilers and Pythons
 _MODULE = "kvss_agent._native"
 _LENGTHS_TRIED = (0, 240, 241, 1024, 1025, 70_000)
 _log = logging.getLogger(__name__)
+_telling: Final = threading.Lock()
+_told: Final[set[str]] = set()
 
 
 class Unavailable(Exception):
@@ -231,8 +234,12 @@ def _try_out(mover: Mover) -> None:
                 raise Unavailable(f"it was built but is wrong about {length} bytes")
 
 
-@functools.cache
 def _log_once(reason: str) -> None:
+    """Shards are opened in threads, all at the same time."""
+    with _telling:
+        if reason in _told:
+            return
+        _told.add(reason)
     _log.info("Bytes are moved without compiled code: %s", reason)
 
 

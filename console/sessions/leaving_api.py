@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Path, Query, Router
+from ninja import Field, Path, Router
 
 from console.accounts.browser import requester
 from console.api.fields import Input, Reason
@@ -21,7 +21,7 @@ NodeName = Annotated[str, Path(pattern=NAME, max_length=63)]
 
 
 class UpgradeIn(Input):
-    version: Annotated[str, Query(max_length=60, pattern=r"^[\x21-\x7e]*$")] = ""
+    version: Annotated[str, Field(max_length=60, pattern=r"^[\x21-\x7e]*$")] = ""
     reason: Reason = ""
 
 

@@ -195,11 +195,24 @@ def _arrive(shard: Shard, node: Node, facts: Facts, told: _Told) -> str:
         if seen is None:
             return f"Driver {driver.name} does not answer."
         there = reaching.address(node, Tier(shard.next_tier or 0))
+        if seen["address"] != there and node.state == State.LOST.value:
+            return _stay_for_now(shard, node, told)
         if seen["address"] != there or seen["state"] == "moving":
             left = f", {seen['left_to_move']} columns to go" if seen["left_to_move"] else ""
             return f"{shard.name} moves to {node.name}{left}."
     _finish(shard, node, told)
     return ""
+
+
+def _stay_for_now(shard: Shard, node: Node, told: _Told) -> str:
+    """Its driver was to go on at a node that was lost before it had: it is told to stay where it is.
+
+    When the node is back it is told again; and who cancels need not wait for that.
+    """
+    shard.phase = Phase.MAKING
+    shard.save(update_fields=["phase"])
+    told.drivers.add(shard.job.driver.name)
+    return _why_not(shard, node, None)
 
 
 def _finish(shard: Shard, node: Node, told: _Told) -> None:

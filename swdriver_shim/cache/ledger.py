@@ -142,8 +142,9 @@ class Ledger:
             match.count(tally, -1)
             tell(self.stock, match, Look(self.stock, match.trail, now).paths, now)
             match.count(tally)
-            if match.prompt.request:
-                self.stock.requests.renew(match.remembered(now))
+            if match.noted:
+                known, match.noted = match.noted, match.remembered(match.noted.at)
+                self.stock.requests.renew(known, match.noted)
 
     def release(self, match: Match) -> None:
         """Nobody reads those slots any more."""
@@ -152,7 +153,8 @@ class Ledger:
     def remember(self, match: Match, now: float) -> None:
         """It is over, and people may ask what became of it. Without a name nobody could."""
         if match.prompt.request:
-            self.stock.requests.note(match.remembered(now))
+            match.noted = match.remembered(now)
+            self.stock.requests.note(match.noted)
 
     def shorten(self, match: Match, tokens: int, reason: Reason) -> None:
         """Only so many tokens could be used after all: the others are missed, for this reason."""

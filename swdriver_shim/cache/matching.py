@@ -46,6 +46,7 @@ class Match(Use):
     reasons: Sequence[Reason] = ()  # of each of its columns that is missed and was no hit
     is_counted: bool = False
     replaced_by: Match | None = None
+    noted: Remembered | None = None  # once it is over
 
     @property
     def trail(self) -> Trail:

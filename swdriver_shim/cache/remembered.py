@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
 from typing import Final
 
@@ -81,10 +81,10 @@ class Requests:
         while len(self._kept) > self._requests_max or self._columns > self._columns_max:
             self._drop(next(iter(self._kept)))
 
-    def renew(self, one: Remembered) -> None:
-        """More is known of why it was missed, and it may be over already."""
-        if known := self._kept.get(one.name):
-            self._kept[one.name] = replace(one, at=known.at)  # of the same columns
+    def renew(self, known: Remembered, one: Remembered) -> None:
+        """More is known of why the same columns were missed. Its name may be another request's now."""
+        if self._kept.get(one.name) is known:
+            self._kept[one.name] = one
 
     def find(self, org: str, request: str) -> Remembered | None:
         return self._kept.get((org, request))

@@ -24,7 +24,7 @@ from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving.agents import Control
-from swdriver_shim.moving.halves import FarShard
+from swdriver_shim.moving.far import FarShard
 from swdriver_shim.moving.homes import Home, Movable, Pulling
 from swdriver_shim.moving.paths import Carried, PathSpec
 from swdriver_shim.moving.shard import Shard

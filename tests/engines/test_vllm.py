@@ -23,6 +23,7 @@ from console.environment import PROJECT
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, NameSpec, Setting, fresh
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from tests.engines.vllm_process import STOP_SECONDS
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
 
@@ -108,7 +109,7 @@ def vllm(
             yield Vllm(process, answers, setting, log)
             assert process.stdin
             process.stdin.close()
-            assert process.wait(60) == 0, log.read_text()[-3000:]
+            assert process.wait(2 * STOP_SECONDS) == 0, log.read_text()[-3000:]
         finally:
             process.kill()
 

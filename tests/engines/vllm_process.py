@@ -25,6 +25,7 @@ QUIET: Final = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # sums are split up by threads, and processes beside each other share cores
 }
+STOP_SECONDS: Final = 60.0  # vLLM's own 5 are too few on a busy machine: who is killed leaves no notes
 VOCABULARY: Final = 512
 SHAPE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -107,7 +108,7 @@ class Engine:
             self._listen()
 
     def close(self) -> None:
-        self.llm.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.engine_core.shutdown(timeout=STOP_SECONDS)
 
     def generate(
         self, prompts: list[list[int]], claims: list[str | None], tokens: int

@@ -462,9 +462,9 @@ def start_building(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_several_may_build_at_once_and_all_are_told_where_it_is(fresh: Path, compiled: Any) -> None:
-    told = [process.communicate() for process in [start_building() for _ in range(4)]]
+    told = [process.communicate() for process in [start_building() for _ in range(2)]]
     (path,) = fresh.iterdir()
-    assert told == [(f"Native mover for {compiled.levels()[0]}: {path}\n", "")] * 4
+    assert told == [(f"Native mover for {compiled.levels()[0]}: {path}\n", "")] * 2
 
 
 def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,3 +476,25 @@ def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.Mon
     helping = start_building("--help")
     assert "KVSS_NATIVE" in helping.communicate()[0]
     assert helping.returncode == 0
+
+
+def test_why_is_told_once_though_many_ask_at_the_same_time(caplog: pytest.LogCaptureFixture) -> None:
+    class Asking(logging.Filter):
+        """Another thread asks while the first one is being told."""
+
+        def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - as `logging` has it
+            if not asking:
+                asking.append(threading.Thread(target=native._log_once, args=("a reason of the test",)))
+                asking[0].start()
+                asking[0].join(30)
+            return True
+
+    asking: list[threading.Thread] = []
+    ask = Asking()
+    native._log.addFilter(ask)
+    try:
+        with caplog.at_level(logging.INFO, native._log.name):
+            native._log_once("a reason of the test")
+    finally:
+        native._log.removeFilter(ask)
+    assert [record.args for record in caplog.records] == [("a reason of the test",)]

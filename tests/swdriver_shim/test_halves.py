@@ -20,7 +20,9 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.moving import halves as halving
-from swdriver_shim.moving.halves import FarShard, Line, MovingHalf
+from swdriver_shim.moving.between_halves import shut
+from swdriver_shim.moving.far import FarShard, Line
+from swdriver_shim.moving.halves import MovingHalf
 from swdriver_shim.moving.homes import Home, Pulling
 from swdriver_shim.moving.shard import Look, Out
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -263,7 +265,7 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
 
 def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
     half, is_let_in, is_shut = MovingHalf(), threading.Event(), threading.Event()
-    accept, shut = half._listener.accept, halving._shut
+    accept = half._listener.accept
 
     def accepting() -> Any:
         line = accept()
@@ -280,7 +282,7 @@ def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.M
     Client(half.place.path, authkey=secret).close()  # its thread was waiting for this one already
     second = Client(half.place.path, authkey=secret)
     assert is_let_in.wait(30)
-    monkeypatch.setattr(halving, "_shut", shutting)
+    monkeypatch.setattr(halving, "shut", shutting)
     ending = threading.Thread(target=half.close)
     ending.start()
     ending.join(30)

@@ -84,6 +84,14 @@ def test_a_request_without_a_name_is_not_remembered_and_one_that_comes_again_is_
     assert (found.hit, found.at) == (2 * C, 5)
 
 
+def test_what_is_learned_late_is_not_told_of_another_request_of_that_name() -> None:
+    made = ledger(8)
+    first = loaded(made, asked(3))
+    loaded(made, asked(5), 1.0)  # as an engine asks again that had to give its blocks up
+    made.recount(first, 2.0)
+    assert (known(made).asked, known(made).at) == (5 * C, 1.0)
+
+
 def test_each_org_has_its_own_and_a_purge_takes_them_along() -> None:
     made = ledger(8, acme=Policy(), globex=Policy())
     for org in ("acme", "globex"):

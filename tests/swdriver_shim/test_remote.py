@@ -14,7 +14,7 @@ from swdriver_shim.adapters.remote import Refused, Remote
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
-from tests.kvss_agent.process import agent, document, spec
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
 
@@ -76,27 +76,33 @@ class Engine:
         return loaded.tokens
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    homes = {("full", 0): "full.0", ("full", 1): "full.1", ("window", 0): "window.0"}
-    with agent(tmp_path / "agent") as where:
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """One agent for all tests: a driver that has no notes empties it before anything else."""
+    with agent(tmp_path_factory.mktemp("agent") / "one") as made:
         sizes = {"full.0": 48 * C, "full.1": 16 * C, "window.0": 32 * C}
-        where.tell(document(1, *(spec(name, 20, size) for name, size in sizes.items())))
-        made = Daemon(tmp_path / "driver")
-        address = f"unix:{where.directory}/data.sock"
-        document_of = told(
-            [where],
-            model=msgspec.to_builtins(MODEL),
-            homes=[
-                {"group": group, "index": index, "address": address, "shard": name}
-                for (group, index), name in homes.items()
-            ],
-        )
-        assert made.control("desired", document_of).status_code == 202
-        wait_until("it is ready", made.is_ready)
+        made.tell(document(1, *(spec(name, 20, size) for name, size in sizes.items())))
         yield made
-        if made.process.poll() is None:
-            assert made.stop() == 0
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, where: AgentProcess) -> Iterator[Daemon]:
+    homes = {("full", 0): "full.0", ("full", 1): "full.1", ("window", 0): "window.0"}
+    made = Daemon(tmp_path / "driver")
+    address = f"unix:{where.directory}/data.sock"
+    document_of = told(
+        [where],
+        model=msgspec.to_builtins(MODEL),
+        homes=[
+            {"group": group, "index": index, "address": address, "shard": name}
+            for (group, index), name in homes.items()
+        ],
+    )
+    assert made.control("desired", document_of).status_code == 202
+    wait_until("it is ready", made.is_ready)
+    yield made
+    if made.process.poll() is None:
+        assert made.stop() == 0
 
 
 @contextlib.contextmanager

@@ -36,9 +36,10 @@ def objects_document(agents: list[AgentProcess], **more: Any) -> dict[str, Any]:
     return document
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
-    with agent(tmp_path / "agent") as made:
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[AgentProcess]]:
+    """One for all tests: a driver that has no notes empties it before anything else."""
+    with agent(tmp_path_factory.mktemp("agent") / "one") as made:
         made.tell(document(1, spec("s", SLOTS, BYTES_MAX)))
         yield [made]
 

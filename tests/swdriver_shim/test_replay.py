@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -176,23 +178,45 @@ def test_the_table_says_what_a_person_looks_for(trace: Path, capsys: pytest.Capt
     assert told.err == "", "no progress bar where nobody looks"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("slots", "share"), [(240_000, 0.326), (10_000_000, 0.366)])
-def test_hits_are_those_that_others_computed(tmp_path: Path, slots: int, share: float) -> None:
-    """Least recently used, whole blocks of the public trace, of one org; of all blocks."""
+def public_trace() -> list[Request]:
     path = traces_folder() / "conversation.jsonl"
     if not path.exists():
         pytest.skip(f"there is no {path}: TRACES_DIR says where the public traces are")
-    requests = list(conversations(path))
+    return list(conversations(path))
+
+
+def hit_blocks(directory: Path, requests: Sequence[Request], slots: int) -> float:
+    """Of whole blocks, of one org, where the least recently used go."""
     whole = [
         asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests
     ]
-    made = replayed(
-        written(tmp_path, whole), "--metadata", "--orgs", "1", "--eviction", "lru", "--slots", str(slots)
-    )
+    options = ("--metadata", "--orgs", "1", "--eviction", "lru", "--slots", str(slots))
+    made = replayed(written(directory, whole), *options)
+    return float(made["all"]["hit_tokens"]["dram"] / BLOCK)
+
+
+@pytest.mark.slow
+def test_hits_are_those_that_others_computed(tmp_path: Path) -> None:
+    requests = public_trace()
     blocks = sum(len(each.blocks) for each in requests)
-    # Blocks of 512 are given up as a whole there, and column by column here.
-    assert made["all"]["hit_tokens"]["dram"] / BLOCK / blocks == pytest.approx(share, abs=0.006)
+    assert hit_blocks(tmp_path, requests, 10_000_000) / blocks == pytest.approx(0.366, abs=0.006)
+
+
+@pytest.mark.slow
+def test_with_little_room_hits_are_those_of_any_cache_of_blocks(tmp_path: Path) -> None:
+    requests = public_trace()[:700]
+    held, room, hits = OrderedDict[int, None](), 1500, 0
+    for each in requests:
+        blocks = each.blocks[: each.whole_blocks]
+        hits += sum(1 for _ in takewhile(held.__contains__, blocks))
+        for block in reversed(blocks):  # the first is the last to go
+            held[block] = None
+            held.move_to_end(block)
+        while len(held) > room:
+            held.popitem(last=False)
+    columns = room * BLOCK // COLUMN_TOKENS
+    # Blocks are given up as a whole there, and column by column here.
+    assert hit_blocks(tmp_path, requests, columns) == pytest.approx(hits, rel=0.02)
 
 
 # With bytes

@@ -61,11 +61,26 @@ def org(name: str, token: str, **policy: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[list[AgentProcess]]:
-    with agent(tmp_path / "one") as one, agent(tmp_path / "two") as two:
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """One agent for all tests: a driver that has no notes empties it before anything else."""
+    with agent(tmp_path_factory.mktemp("agent") / "one") as one:
         one.tell(document(1, spec("s", 20, EACH * C)))
-        yield [one, two]
+        yield one
+
+
+@pytest.fixture
+def agents(lasting: AgentProcess) -> list[AgentProcess]:
+    if lasting.process.poll() is not None:  # the test before has killed it
+        lasting.start()
+        wait_until("it has its shard", lambda: lasting.observed()["ready"])
+    return [lasting]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[AgentProcess]:
+    with agent(tmp_path / "two") as two:
+        yield two
 
 
 class Daemon:
@@ -339,12 +354,12 @@ def test_who_is_taken_out_of_the_document_is_purged(daemon: Daemon, agents: list
 
 
 def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
-    daemon: Daemon, agents: list[AgentProcess]
+    daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
     tokens = list(range(5 * C))
     daemon.store(ACME, tokens, kv(5 * C))
-    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
-    assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+    other.tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
+    assert daemon.control("desired", told(agents, 2, where=other)).status_code == 202
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C)), "meanwhile"
 
     wait_until("it has moved", lambda: daemon.shard()["state"] == "here")
@@ -354,15 +369,15 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
 
 
 def test_a_controller_can_mend_what_all_callers_are_waiting_for(
-    daemon: Daemon, agents: list[AgentProcess]
+    daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
     daemon.store(ACME, [1] * C, kv(C))
-    agents[1].tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
+    other.tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
     agents[0].kill()
     wait_until("it is noticed", lambda: daemon.shard()["slots"] is None)
     with ThreadPoolExecutor(40) as callers:
         purges = [callers.submit(daemon.ask, ACME, "purge") for _ in range(40)]
-        assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+        assert daemon.control("desired", told(agents, 2, where=other)).status_code == 202
         assert {purge.result().status_code for purge in purges} == {200}, "none was too late"
 
 
@@ -378,10 +393,10 @@ def test_a_shard_of_too_small_slots_is_refused_and_the_right_size_told(
 
 
 def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
-    daemon: Daemon, agents: list[AgentProcess]
+    daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
     daemon.store(ACME, [1] * C, kv(C))
-    assert daemon.control("desired", told(agents, 2, where=agents[1])).status_code == 202
+    assert daemon.control("desired", told(agents, 2, where=other)).status_code == 202
     assert daemon.shard()["state"] == "moving", "there is no such shard there, so it is tried again"
     assert daemon.shard()["address"].endswith("one/data.sock")
     assert daemon.control("desired", told(agents, 3)).status_code == 202

@@ -30,7 +30,8 @@ from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving.halves import FarShard, Line, MovingHalf
+from swdriver_shim.moving.far import FarShard, Line
+from swdriver_shim.moving.halves import MovingHalf
 from swdriver_shim.moving.homes import Home
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running

@@ -31,8 +31,9 @@ from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.moving.agents import Control
+from swdriver_shim.moving.between_halves import Place
+from swdriver_shim.moving.far import FarShard, Line
 from swdriver_shim.moving.granting import grant, part_name, shard_name
-from swdriver_shim.moving.halves import FarShard, Line, Place
 from swdriver_shim.moving.homes import Home
 from swdriver_shim.moving.paths import PathSpec
 from telemetry.telling import Telling

@@ -223,6 +223,42 @@ def test_a_resize_and_a_move_that_are_cancelled_half_way_return_to_what_was(
     assert [shard["state"] for shard in seen] == ["here"] * 4
 
 
+def test_a_move_to_a_node_that_dies_before_its_driver_went_there_can_be_cancelled(
+    people: People, two_nodes: Plane
+) -> None:
+    admin = people.principal("platform_admin")
+    run(create(people, boxes=1, bytes_per_token=512))
+    run(start_job(people, two_nodes.add_driver("job7")))
+    one = next(shard for shard in shards() if shard.node.name == "ax1")
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        moving = moves.move(admin, session, one, Node.objects.get(name="ax2"))
+
+    def is_to_move() -> bool:
+        operations.advance(moving.pk)
+        one.refresh_from_db()
+        if one.phase == Phase.MAKING:
+            push()
+        return one.phase == Phase.MOVING
+
+    wait_until("its driver is to move it", is_to_move)
+    two_nodes.agents["ax2"].kill()
+    Node.objects.filter(name="ax2").update(state="lost", held_state="ready")
+    push()
+    operations.cancel(admin, moving.pk)
+    assert run(moving).state == State.CANCELLED
+    one.refresh_from_db()
+    assert (one.node.name, one.next_node, one.phase) == ("ax1", None, Phase.SETTLED)
+    push()
+
+    def stays() -> bool:
+        observed = two_nodes.drivers["job7"].control("observed").json()["shards"]
+        seen = next(shard for shard in observed if shard["index"] == one.index)
+        return (seen["state"], seen["address"].endswith("ax1/data.sock")) == ("here", True)
+
+    wait_until("its driver stays", stays)
+
+
 def all_slots(fleet: Plane) -> dict[str, int]:
     return {**fleet.slots("ax1"), **fleet.slots("ax2")}
 

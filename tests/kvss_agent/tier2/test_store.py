@@ -605,6 +605,8 @@ async def test_a_recall_from_before_a_purge_brings_nothing(tmp_path: Path) -> No
         await backend.reached("read")
         purging = asyncio.create_task(store.purge(tag=ACME))
         await asyncio.sleep(0)
+        assert await put(store, address_of(2)) == Miss.REFUSED
+        assert await store.exists([address_of(1)]) == [False], "it is going"
         backend.go("read")
         assert (await purging).columns == 1
         assert await recalling == Miss.ABSENT
