@@ -19,12 +19,18 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from console.accounts.principal import SYSTEM
+from console.control.models import Target
 from console.fleet.models import Driver
 from console.operations.services import start
-from console.sessions.models import Session
+from console.orgs.services import for_change
+from console.policies import callers
+from console.policies import services as policies
+from console.sessions.models import Job, Session
 from console.sessions.sizing import new_session
+from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel, make_silence
+from tests.console.control.drivers import join
 from tests.console.fleet.worlds import make_world, new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 
@@ -763,3 +769,41 @@ def test_a_token_of_one_org_is_a_stranger_everywhere_else(
         headers=IDEMPOTENT,
     )
     assert made.status_code == 403
+
+
+def of_globex(people: People) -> None:
+    """One of everything that another org has, each called by its name."""
+    admin, org = people.principal("stranger"), people.globex
+    held = new_session("globex-chat", org, 1)
+    held.save()
+    driver = join("globex-driver", "http://127.0.0.1:9")
+    Job.objects.create(session=held, name="globex-job", driver=driver)
+    Target.objects.create(kind="driver", name=driver.name, generation=1, problem="it is globex's")
+    with transaction.atomic():
+        for_change(admin, org.slug)
+        wanted = OrgPolicies(policy=Policy(share=7))
+        policies.set_policy(admin, org, wanted, reason="because of globex")
+        callers.add_caller(admin, org, name="engine of globex")
+        start(SYSTEM, "tests.waits", "org:globex", "Wait for globex", plan={}, org_id=org.pk)
+    make_alert("evict-slow", "org:globex", org)
+    make_silence(["rule=globex"], org)
+    make_channel("globex-pager", "http://127.0.0.1:9/globex", org)
+
+
+def test_nobody_reads_anything_of_another_org_anywhere(
+    people: People,
+    names: dict[str, object],
+    browser_of: Callable[..., Client],
+    api_of: Callable[..., Client],
+) -> None:
+    of_globex(people)
+    told = {}
+    for client, cases in ((browser_of(people.org_admin), PAGES), (api_of(people.org_admin), API)):
+        for case in [one for one in cases.values() if one.method == "GET"]:
+            answer = client.get(case.path.format(**names))
+            text = "" if answer.streaming else answer.content.decode()  # the trail's list has its own
+            if (place := text.lower().find("globex")) >= 0:
+                told[case.path] = text[max(0, place - 200) : place + 100]
+    assert told == {}
+    shown = browser_of(people.stranger).get("/orgs/globex/policy/").content.decode()
+    assert "globex-driver" in shown, "their own people do"

@@ -96,6 +96,19 @@ def test_a_report_says_what_expired_how_late_and_what_is_not_told(
     ]
 
 
+def test_a_report_says_what_each_model_was_held_to(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        wanted = OrgPolicies(models={"llama": Policy(ttl_last_use_seconds=30)})
+        services.set_policy(people.principal("org_admin"), org, wanted, reason="it is secret")
+    page = browser_of(people.on_call).get("/orgs/acme/retention/").content.decode()
+    assert "for 1 hour after their last use" in page
+    assert "<strong>llama:</strong>" in page
+    assert "for 30 seconds after their last use" in page
+
+
 def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people: People) -> None:
     for number, days in ((1, 30), (2, 20), (3, 1)):
         PolicyVersion.objects.create(
