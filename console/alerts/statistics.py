@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Final
 
-from django.db.models import Min, Q
+from django.db.models import Exists, Min, OuterRef, Q
 from django.utils import timezone
 
 from console.accounts.principal import Principal
@@ -102,8 +102,11 @@ def _episodes(principal: Principal, since: datetime) -> tuple[dict[int, list[Epi
     """By alert, in the order of time; and whether some were too many. What began to fire before all
     this is not counted."""
     flips = Flip.objects.filter(at__gte=since, alert__in=Alert.objects.filter(of_orgs(principal)))
+    its_own = {"alert": OuterRef("alert"), "episode": OuterRef("episode")}
+    before = Flip.objects.filter(**its_own, at__lt=since, after=State.FIRING)
     rows = (
-        flips.values_list("alert_id", "alert__rule", "episode")
+        flips.exclude(Exists(before))
+        .values_list("alert_id", "alert__rule", "episode")
         .annotate(
             fired_at=Min("at", filter=Q(after=State.FIRING)),
             over_at=Min("at", filter=Q(after=State.RESOLVED)),

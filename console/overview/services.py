@@ -171,9 +171,10 @@ class Overview:
         return "ok", "All is well."
 
 
-def scopes(principal: Principal) -> list[Org]:
-    """The orgs to choose from, beside the fleet for who may see that."""
-    return list(visible_orgs(principal)[:ORGS_OFFERED])
+def scopes(principal: Principal, chosen: Org | None) -> list[Org]:
+    """The orgs to choose from, beside the fleet for who may see that: the first ones, and the chosen."""
+    offered = list(visible_orgs(principal)[:ORGS_OFFERED])
+    return [*offered, *([chosen] if chosen and chosen not in offered else [])]
 
 
 def overview(principal: Principal, org: str = "") -> Overview:

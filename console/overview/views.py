@@ -18,10 +18,11 @@ def home(request: SignedInRequest) -> HttpResponse:
     org = request.GET.get("org", "")
     if org and not re.fullmatch(SLUG, org):
         raise Http404("There is no such org.")
+    overview = services.overview(request.principal, org)
     context = {
-        "overview": services.overview(request.principal, org),
+        "overview": overview,
         "asked": org,
-        "orgs": services.scopes(request.principal),
+        "orgs": services.scopes(request.principal, overview.org),
         "presence": presence.presence(),
     }
     fragment = request.headers.get("HX-Request") == "true"

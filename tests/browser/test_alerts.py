@@ -134,6 +134,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         assert faults(page) == []
 
         # From the alert to its fix by keys alone; and the alert's own page says what is being done.
+        page.wait_for_load_state("load")
         for _ in range(3):
             page.keyboard.press("j")
         expect(page.get_by_role("link", name="A stream is placed across the spine")).to_be_focused()
@@ -146,6 +147,14 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.go_back()
         expect(page.locator("#fixes")).to_contain_text("Under way: Move job7.full.1 of chat to ax2.")
         expect(page.locator("#entries")).to_contain_text("Done: Move job7.full.1 from ax1 to ax2")
+        with context.new_page() as other:
+            other.goto("/alerts/4/")
+            other.get_by_label("Comment").fill("watching it arrive")
+            other.get_by_role("button", name="Comment").click()
+            expect(other.locator("#entries")).to_contain_text("watching it arrive")
+        expect(page.locator("#entries")).to_contain_text("watching it arrive")
+        expect(page.locator("#entries")).to_have_count(1)
+        expect(page.locator("#fixes")).to_have_count(1)
         page.goto("/alerts/")
 
         # What becomes known while the page is open appears on it.

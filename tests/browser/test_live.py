@@ -192,7 +192,7 @@ def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_hea
     expect_state(page, "live")
     page.wait_for_function(IS_DRAWN, timeout=MS)
     tell("heartbeat", 0)  # so that in these seconds it does not take us for silent
-    page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+    page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=8))
     page.evaluate(
         "window.drawn = 0;"
         "document.querySelector('[data-chart]').on('plotly_afterplot', () => (drawn += 1))"

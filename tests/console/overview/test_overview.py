@@ -17,6 +17,7 @@ from console.accounts.models import User
 from console.accounts.principal import SYSTEM
 from console.alerts.models import Evaluation
 from console.operations.services import start
+from console.orgs.models import Org
 from console.overview import services, trends
 from console.shell import presence
 from telemetry.folding import Row
@@ -252,6 +253,16 @@ def test_no_process_of_the_console_is_missed_beside_however_many_agents(
     Source.objects.filter(kind="worker").delete()
     page = browser_of(people.platform_admin).get("/").content.decode()
     assert re.search(r"worker: nothing heard for the last 10 s", page)
+
+
+@pytest.mark.django_db
+def test_the_org_that_is_looked_at_is_the_one_that_is_chosen_among_however_many(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    names = [f"o-{number:03}" for number in range(services.ORGS_OFFERED + 1)]
+    Org.objects.bulk_create(Org(slug=name, name=name) for name in names)
+    page = browser_of(people.platform_viewer).get(f"/?org={names[-1]}").content.decode()
+    assert re.findall(r'<option value="([^"]*)" selected>', page) == [names[-1]]
 
 
 @pytest.mark.django_db
