@@ -10,6 +10,7 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import prune
 from swdriver_shim.cache.spilling import Spilling
 from swdriver_shim.cache.stock import Stock
+from swdriver_shim.policy import Tiers
 
 LOWERED_BY_MAX: Final = 500  # columns; who is further above its quota waits for the sweeper
 
@@ -76,5 +77,6 @@ class Room:
 
     def _evict(self, leaf: Column, reason: Reason) -> None:
         """There is no time to copy it."""
-        self._spilling.evicted(leaf)
+        if leaf.home.account.policy.tiers is Tiers.TIER2:
+            self._spilling.evicted(leaf)
         self._stock.remove(leaf, reason, idle=True)
