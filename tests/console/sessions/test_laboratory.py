@@ -116,6 +116,10 @@ def test_nothing_of_a_laboratory_outlives_who_made_it_however_that_ends() -> Non
     assert maker.stdout
     process, namespace = map(int, maker.stdout.readline().split())
     assert namespace in namespaces()
+    # Before that it has not yet asked the kernel to die with us.
+    wait_until(
+        "setpriv has begun it", lambda: Path(f"/proc/{process}/comm").read_text() == "sleep\n", 30
+    )
     maker.kill()
     maker.communicate()
     wait_until("its process is gone", lambda: not Path(f"/proc/{process}").exists(), 30)
