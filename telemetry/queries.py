@@ -50,6 +50,7 @@ STEPS: Final = (
 )
 
 Value = float | list[int] | None
+_Row = tuple[str, Shape, int, bytes]  # topic, of what, from when on, and how much
 
 
 class Fold(StrEnum):
@@ -136,8 +137,11 @@ def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
     return answer
 
 
-def ask_each(questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX) -> list[Answer]:
-    """Questions about one topic and time, of the same step: rows are read once for all of them."""
+def ask_each(
+    questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX, known: Known | None = None
+) -> list[Answer]:
+    """Questions about one topic and time, of the same step: rows are read once for all of them, and with
+    `known` once for all that is asked with it."""
     for question in questions:
         _check(question)
     first = questions[0]
@@ -147,7 +151,8 @@ def ask_each(questions: Sequence[Question], now: float, groups_max: int = GROUPS
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
     grids = [_Grid(question, start, step, points, groups_max) for question in questions]
-    for topic, shape, bucket, encoded in _encoded(first.topic, level, start, start + points * step):
+    rows = (known or Known()).rows(first.topic, level, start, start + points * step)
+    for topic, shape, bucket, encoded in rows:
         for grid in grids:
             grid.add(topic, shape, bucket, encoded)
     return [
@@ -212,6 +217,18 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 # What is read
 
 
+class Known:
+    """Rows that were read, for who asks several things of one topic and time: charts of a page."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, int, int], list[_Row]] = {}
+
+    def rows(self, *key: *tuple[str, str, int, int]) -> list[_Row]:
+        if key not in self._rows:
+            self._rows[key] = list(_encoded(*key))
+        return self._rows[key]
+
+
 def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, Cells]]:
     """What is stored of these topics between two moments, in buckets of a level; of what is newer, in
     finer ones. Raises Unanswerable for more than can be added up."""
@@ -219,7 +236,7 @@ def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[st
         yield topic, shape, bucket, cells_of(encoded)
 
 
-def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, bytes]]:
+def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[_Row]:
     topics = _topics(pattern)
     if not topics:
         return

@@ -25,7 +25,7 @@ from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Topic
-from telemetry.queries import Answer, Fold, Question, Unanswerable, Value, ask_each
+from telemetry.queries import Answer, Fold, Known, Question, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, of_org
 
 TOPICS_MAX: Final = 500  # of a picker
@@ -134,6 +134,12 @@ class Chart:
         return ["50 % below", "99 % below", "times"] if self.plan.is_heat_map else self._names
 
     @property
+    def units(self) -> list[str]:
+        """Of what stands below the header."""
+        unit = self.plan.unit
+        return [unit, unit, ""] if self.plan.is_heat_map else [unit] * len(self._names)
+
+    @property
     def _names(self) -> list[str]:
         return [one.name for one in (*self.series, *self.earlier)]
 
@@ -177,6 +183,7 @@ class Sheet:
     problem: str = ""  # why it is not the time that was asked for
     compare: str = ""  # one of EARLIER: the same before that is beside each
     _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of topics that are theirs
+    _known: Known = field(default_factory=Known)
 
     def draw(self, plan: Plan) -> Chart:
         """Raises Http404 for a topic that is not theirs to see. What can't be answered is said."""
@@ -184,28 +191,30 @@ class Sheet:
         queries = [_query(plan, fold, over) for fold in plan.folds]
         now = time.time()
         try:
-            before = _earlier(plan, over, compare, now) if compare and not plan.is_heat_map else []
+            before = self._earlier(plan, now) if compare and not plan.is_heat_map else []
             step = before[0].step if before else None  # what is older may be kept in longer ones
-            answers = ask_each([_question(plan, fold, over, step) for fold in plan.folds], now)
+            answers = self._ask([_question(plan, fold, over, step) for fold in plan.folds], now)
         except Unanswerable as error:
             return Chart(plan, over, range(0), (), (), queries, str(error))
         times = _meaningful(answers[0].times, now)
         chart = Chart(plan, over, times, _series(plan, answers, len(times)), markers, queries)
         return _held_against(chart, compare, before) if before else chart
 
+    def _earlier(self, plan: Plan, now: float) -> list[Answer]:
+        """Where time goes on, it is there for a while ahead."""
+        over, by = self.over, EARLIER[self.compare]
+        ahead = (over.end - over.start) * AHEAD if over.is_live else 0
+        before = Range(over.start - by, over.end - by + ahead)
+        return self._ask([_question(plan, fold, before) for fold in plan.folds], now)
+
+    def _ask(self, questions: Sequence[Question], now: float) -> list[Answer]:
+        return ask_each(questions, now, known=self._known)
+
     def _markers(self, topic: str) -> list[dict[str, Any]]:
         if topic not in self._happened:
             check_topic(self.principal, topic)
             self._happened[topic] = _markers(topic, self.over)
         return self._happened[topic]
-
-
-def _earlier(plan: Plan, over: Range, compare: str, now: float) -> list[Answer]:
-    """Where time goes on, it is there for a while ahead."""
-    ahead = (over.end - over.start) * AHEAD if over.is_live else 0
-    by = EARLIER[compare]
-    before = Range(over.start - by, over.end - by + ahead)
-    return ask_each([_question(plan, fold, before) for fold in plan.folds], now)
 
 
 def _held_against(chart: Chart, compare: str, before: Sequence[Answer]) -> Chart:

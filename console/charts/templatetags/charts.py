@@ -13,7 +13,7 @@ The page's view has nothing to do for it. What somebody may not see is not drawn
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -26,8 +26,9 @@ from django.utils.text import slugify
 from console.accounts.browser import requester
 from console.charts.finder import styles_it_would_write
 from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, of_query
-from console.charts.services import Plan, Sheet, plan_of
+from console.charts.services import Chart, Plan, Row, Sheet, plan_of
 from console.saved.services import views_of
+from console.shell.templatetags.console import moment
 from console.sizes import size
 from telemetry.queries import Value
 
@@ -93,6 +94,33 @@ def chart(
         "rows": drawn.rows,
         "request": request,
     }
+
+
+@register.simple_tag
+def table_rows(chart: Chart, rows: Sequence[Row]) -> SafeString:
+    """A chart as a table. Loops of a template would take a third of the time of a page of charts."""
+    cell, units = '<td class="number">{}</td>', chart.units
+    return format_html_join(
+        "",
+        '<tr><th scope="row" class="when">{}</th>{}</tr>',
+        (
+            (
+                _when(chart, row),
+                format_html_join(
+                    "", cell, ((chart_value(*one),) for one in zip(row.values, units, strict=True))
+                ),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _when(chart: Chart, row: Row) -> str | SafeString:
+    at = moment(row.step.from_at)
+    if not (chart.slowest and row.values[-1]):
+        return at
+    behind = f"{chart.slowest}&{row.behind.query}"
+    return format_html('<a href="{}" title="The slowest transfers of it">{}</a>', behind, at)
 
 
 @register.simple_tag
