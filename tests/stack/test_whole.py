@@ -29,7 +29,7 @@ from console.stack.commands import NOT_RUNNING
 from console.stack.embedded import embedded_servers
 from console.stack.privileges import Identity, launcher
 from tests.stack.sessions import is_running
-from tests.stack.whole import COMMAND, Whole, until, whole_stack
+from tests.stack.whole import COMMAND, PATIENCE_SECONDS, Whole, until, whole_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(300)]
 
@@ -261,7 +261,7 @@ def test_a_terminal_that_is_closed_ends_it_in_order(own: Whole) -> None:
     assert b"\x1b[3" not in drawn, "no colours for NO_COLOR"
     pids = own.pids()
     os.close(ours)
-    assert process.wait(60) == os.EX_OK
+    assert process.wait(PATIENCE_SECONDS) == os.EX_OK
     until(lambda: not [pid for pid in pids if is_running(pid)])
     assert not list((own.state / "run").iterdir())
 
