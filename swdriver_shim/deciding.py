@@ -174,14 +174,19 @@ class Decider:
         if notes:
             self._go_on(notes)
         self._follow_shards()
-        self._house = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
-        self._house.start()
+        self._keeping = [
+            threading.Thread(target=self._keep_house, name="housekeeping", daemon=True),
+            threading.Thread(target=self._keep_sweeping, name="sweeping", daemon=True),
+        ]
+        for each in self._keeping:
+            each.start()
 
     def close(self) -> None:
         """Who asks from here on is told that nothing is there."""
         self._stop.set()
         self._wake.set()
-        self._house.join()
+        for each in self._keeping:
+            each.join()
         with self._lock:
             self.ledger.stock.reachable = False
         with self._housekept:
@@ -548,12 +553,22 @@ class Decider:
             with self._housekept:
                 self._housekept.notify_all()
 
+    def _keep_sweeping(self) -> None:
+        """Apart from all that waits for shards: a slow path, or an agent that does not answer, makes no
+        column outlive its time and no org exceed its quota."""
+        while not self._stop.wait(HOUSEKEEPING_SECONDS):
+            try:
+                more = True
+                while more and not self._stop.is_set():
+                    with self._lock:
+                        more = self.ledger.sweep(self._clock())
+            except Exception:
+                log.exception("Sweeping has failed; it goes on")
+
     def _a_little(self) -> bool:
         """Some of the long work; whether there is more. Requests come in between."""
         with self._lock:
-            more = self.ledger.sweep(self._clock())
-        with self._lock:
-            more |= self.ledger.reclaim()
+            more = self.ledger.reclaim()
             clears = self.ledger.slots.take_clears(CLEARS_AT_ONCE)
         if clears:
             group, scrub = clears[0].group, clears[0].scrub

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,29 @@ def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:
         assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
         hosted = both.fleet.plane.shards.values()
         assert not any(any(shard.arena.slot(at)) for shard in hosted for at in range(20))
+
+
+def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots of the first prompt are being emptied, which takes as long as a path is slow."""
+    waits, answers = threading.Event(), threading.Event()
+    clear = FarShard.clear
+
+    def slowly(shard: FarShard, slots: Sequence[int], *, scrub: bool) -> bool:
+        waits.set()
+        answers.wait(60)
+        return clear(shard, slots, scrub=scrub)
+
+    monkeypatch.setattr(FarShard, "clear", slowly)
+    with halves(tmp_path, acme=Policy(ttl_last_use_seconds=1, scrub=True)) as both:
+        try:
+            both.store(prompt(tokens(1, 2)))
+            assert waits.wait(30)
+            stored = both.driver.orgs()[0].expired.dram + both.store(prompt(tokens(3, 4)))
+            wait_until("the second has expired", lambda: both.driver.orgs()[0].expired.dram == stored)
+        finally:
+            answers.set()
 
 
 def test_an_agent_that_is_gone_is_seen_from_here_and_comes_back(tmp_path: Path) -> None:
