@@ -271,6 +271,7 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have said nohup
 
 
 def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own: Whole) -> None:
