@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, Stamp
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
-from console.sessions import moving
+from console.sessions import jobs, moving, services
 from console.sessions.models import Job, Session, SessionBox, Shard
+from tests.conftest import People
 
 WIO = (3, 4, 3, 2)
 GIB = 1 << 30
@@ -107,3 +109,12 @@ def arrive(operation: Operation) -> None:
     for shard in moving.of_operation(operation):
         assert shard.next_node is not None
         moving._finish(shard, shard.next_node, moving._Told())
+
+
+def run_job(people: People, driver: Driver) -> None:
+    """A job of that driver runs in the session `chat`, as if it had been started long ago."""
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        starting = jobs.start_job(admin, services.for_change(admin, "chat"), "serve", driver)
+    arrive(starting)
+    Operation.objects.filter(pk=starting.pk).delete()

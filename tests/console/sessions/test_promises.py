@@ -27,14 +27,14 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Rules
 from console.placement.topology import Tier
-from console.sessions import jobs, leaving, moves, reserving, rules, services, sizing
+from console.sessions import leaving, moves, reserving, rules, services, sizing
 from console.sessions.models import RuleSet, Session, SessionBox, Shard
 from console.sessions.planning import CannotPlan, refusals
 from console.sessions.world import World
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.test_operations import Killed, killed_at_query, run
-from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node, run_job
 from tests.console.sessions.test_sizes import boxes_of, create, resize, set_rules
 
 NAMES = st.sampled_from(["s1", "s2", "s3"])
@@ -245,12 +245,7 @@ def test_a_stream_may_come_nearer_even_if_not_as_near_as_the_rules_want(people: 
     Node.objects.exclude(name="far").update(state="cordoned")
     admin = people.principal("platform_admin")
     run(create(people, boxes=1))
-    with transaction.atomic():
-        starting = jobs.start_job(
-            admin, services.for_change(admin, "chat"), "serve", make_driver("job7")
-        )
-    arrive(starting)
-    Operation.objects.filter(pk=starting.pk).delete()
+    run_job(people, make_driver("job7"))
     Node.objects.update(state="ready")
     set_rules(people, path="require_rail")
 
@@ -276,12 +271,7 @@ def test_a_stream_that_is_on_its_way_is_not_brought_back_too(people: People) -> 
     make_node("far", "l9", memory_bytes=8 << 30)
     admin = people.principal("platform_admin")
     run(create(people, boxes=1))
-    with transaction.atomic():
-        starting = jobs.start_job(
-            admin, services.for_change(admin, "chat"), "serve", make_driver("job7")
-        )
-    arrive(starting)
-    Operation.objects.filter(pk=starting.pk).delete()
+    run_job(people, make_driver("job7"))
     Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
     drained = leaving.drain(admin, "ax1")
     for _ in range(2):
@@ -306,10 +296,7 @@ def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_wher
     admin = people.principal("platform_admin")
     run(create(people, boxes=1))
     driver = make_driver("job7")
-    with transaction.atomic():
-        starting = jobs.start_job(admin, services.for_change(admin, "chat"), "serve", driver)
-    arrive(starting)
-    Operation.objects.filter(pk=starting.pk).delete()
+    run_job(people, driver)
     assert {Tier(shard.tier) for shard in Shard.objects.all()} == {Tier.RAIL}
     Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
 
