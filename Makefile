@@ -3,17 +3,22 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 IN = .venv/bin/python
 IN_MODELS = .tidegate/models/bin/python
 IN_ENGINES = .tidegate/engines/bin/python
+IN_FUZZ = .tidegate/fuzz/bin/python
 UV = .tidegate/uv/bin/uv
 NAME ?= console
 ARGS ?=
 SEEDS ?= 200
-STEPS ?= 400
+STEPS ?=
+MINUTES ?= 10
+LOCK ?= run
+OSV ?= all.zip
+AUDITED = run dev fuzz audit uv
 
 .DEFAULT_GOAL := help
-.PHONY: help up down incident check test test-models test-engines lint fmt bench bench-models bench-engines sim docs clean lock run-environment dev-environment models-environment engines-environment
+.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline fuzz-environment audit-environment
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 up: run-environment ## start everything, for real; Ctrl-C stops it
 	@exec $(IN) -m console.stack up
@@ -58,7 +63,10 @@ bench-engines: engines-environment ## measure what a prefix from outside saves a
 	$(IN_ENGINES) -m benchmarks.engines $(ARGS)
 
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
-	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) $(IN) -m pytest -m sim -s -q $(ARGS)
+	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) LIFE=$(LIFE) $(IN) -m pytest -m sim -s -q $(if $(LIFE),-k "whatever_breaks or bad_network or newest_document") $(ARGS)
+
+sim-long: dev-environment ## long lives of them on all cores, for so long: make sim-long MINUTES=60
+	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(ARGS)
 
 docs: dev-environment ## write the docs that are made from code
 	$(IN) -m console.write_docs
@@ -68,10 +76,31 @@ clean: down ## remove environment and caches; DATA=1 also what the stack has sto
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(if $(DATA),rm -rf .tidegate,)
 
+fuzz: fuzz-environment ## look for inputs that break a decoder: make fuzz MINUTES=20 TARGET=frames
+	nice -n 15 $(IN_FUZZ) -m tests.fuzz $(TARGET) --minutes $(MINUTES) $(ARGS)
+
+sbom: run-environment ## a bill of materials (CycloneDX) of what is locked: make sbom LOCK=run
+	$(IN) -m console.supply.sbom --lock $(LOCK) --output .tidegate/sbom/$(LOCK).cdx.json
+
+# Strictly: what could not be asked about is a failure, and not a package without known vulnerabilities.
+audit: audit-environment ## known vulnerabilities of what is locked, asked over the network
+	@for lock in $(AUDITED); do echo "$$lock:"; .tidegate/audit/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip -r requirements/$$lock.txt || exit 1; done
+
+audit-offline: run-environment ## the same against a copy of OSV's advisories: make audit-offline OSV=all.zip
+	$(IN) -m console.supply.audit $(OSV)
+
+contract: dev-environment ## throw more at the API than the tests do: make contract EXAMPLES=50 SEED=7
+	EXAMPLES=$(or $(EXAMPLES),25) SEED=$(or $(SEED),1) $(IN) -m pytest -n 2 tests/console/api/test_contract.py $(ARGS)
+
+hostile: dev-environment ## all evil peers against a whole stack: make hostile MINUTES=10 SEED=7
+	$(IN) -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 lock: dev-environment ## resolve the dependencies anew
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --group fuzz -o requirements/fuzz.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group audit -o requirements/audit.txt
 	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group models --extra transformers -o requirements/models.txt
 	printf 'opencv-python-headless\nsetuptools\ntorch\ntorchaudio\ntorchcodec\ntorchvision\nintel-openmp\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group engines -o requirements/engines.txt
 
@@ -83,6 +112,12 @@ dev-environment:
 
 models-environment:
 	@$(PYTHON) console/stack/bootstrap.py models
+
+audit-environment:
+	@$(PYTHON) console/stack/bootstrap.py audit
+
+fuzz-environment:
+	@$(PYTHON) console/stack/bootstrap.py fuzz
 
 engines-environment:
 	@$(PYTHON) console/stack/bootstrap.py engines

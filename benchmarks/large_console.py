@@ -89,6 +89,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "rules": "refill-slow",
         "channels": Channel.objects.latest("pk").pk,
         "audit": AuditEntry.objects.latest("pk").pk,
+        "stores": 1,
         "views": 1,
     }
 

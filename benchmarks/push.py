@@ -1,5 +1,6 @@
 """How long it takes until every driver has a policy that was saved: a hundred drivers, a real worker of
-Celery, PostgreSQL and Redis of its own, an agent with a shard for each. For `benchmarks.policies`.
+Celery, PostgreSQL and Redis of its own, an agent with a shard for each. For `benchmarks.policies`. Once
+in the clear, as on loopback, and once as it is elsewhere: with a key and a certificate for each driver.
 
 The drivers share one process, whose hundred HTTP servers share one core; real ones have cores of their
 own. As `python -m benchmarks.push` this is that process.
@@ -27,6 +28,8 @@ from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
 from kvss_agent import daemon
 from kvss_agent.arena import slot_bytes_for
+from kvss_agent.identity import ProcessIdentity
+from kvss_agent.trust import Trust
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -60,32 +63,41 @@ def push_rows(*, quick: bool) -> list[Row]:
             "DJANGO_SETTINGS_MODULE": "console.settings",
             "BENCH_AGENT": agent.address,
         }
-        drivers, ports = stack.enter_context(_drivers(names))
         subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
+        import django
+
+        django.setup()
+        keys = {name: _certified(name, directory / name) for name in names}
+        drivers, ports = stack.enter_context(_drivers(directory, names))
         worker = stack.enter_context(_worker(directory))
-        at = dict(zip(names, ports, strict=True))
-        return [_measured(at, 20 if quick else 200, {"worker": worker, "drivers": drivers})]
+        processes, times = {"worker": worker, "drivers": drivers}, 20 if quick else 200
+        _join({name: plain for name, (plain, _) in ports.items()})
+        _make_orgs()
+        rows = [_measured(f"push.{DRIVERS}", range(times), processes)]
+        _have_keys({name: (port, keys[name]) for name, (_, port) in ports.items()})
+        _measured("", range(times, times + 1), processes)  # the worker has made a key of its own then
+        more = range(times + 1, 2 * times + 1)
+        return [*rows, _measured(f"push.{DRIVERS}.keys", more, processes)]
 
 
-def _measured(ports: dict[str, int], times: int, processes: dict[str, int]) -> Row:
-    import django
-
-    django.setup()
+def _make_orgs() -> None:
     from console.accounts.principal import SYSTEM
     from console.control.models import Change
     from console.orgs import services as orgs
 
-    _join(ports)
     for number in range(ORGS):
         orgs.create_org(SYSTEM, slug=f"org-{number}", name=f"Org {number}")
     _until_applied(Change.objects.latest("id").pk)
+
+
+def _measured(name: str, numbers: range, processes: dict[str, int]) -> Row:
     before = {name: _cpu_seconds(process) for name, process in processes.items()}
-    seconds = [_saved(number) for number in range(times)]
+    seconds = [_saved(number) for number in numbers]
     p99 = percentile(seconds, 0.99)
-    more = {"p50, s": percentile(seconds, 0.5), "saved": float(times), "orgs": float(ORGS)}
-    for name, process in processes.items():
-        more[f"CPU of {name}, ms"] = 1000 * (_cpu_seconds(process) - before[name]) / times
-    return Row(f"push.{DRIVERS}.p99", p99, "s", f"{P99_SECONDS:g} s", P99_SECONDS / p99, 1.0, more=more)
+    more = {"p50, s": percentile(seconds, 0.5), "saved": float(len(numbers)), "orgs": float(ORGS)}
+    for which, process in processes.items():
+        more[f"CPU of {which}, ms"] = 1000 * (_cpu_seconds(process) - before[which]) / len(numbers)
+    return Row(f"{name}.p99", p99, "s", f"{P99_SECONDS:g} s", P99_SECONDS / p99, 1.0, more=more)
 
 
 def _saved(number: int) -> float:
@@ -142,6 +154,26 @@ def _join(ports: dict[str, int]) -> None:
         )
 
 
+def _certified(name: str, state_dir: Path) -> str:
+    """A driver's key, and with it, in its state directory, what the console has issued for it."""
+    from console.authority import services
+    from kvss_agent.certificates import Role
+
+    state_dir.mkdir()
+    own = ProcessIdentity.load(state_dir, f"driver:{name}")
+    issued = services.issue(Role.DRIVER, name, own.public_key_pem)
+    Trust.load(own).accept(issued.certificate, issued.bundle.authorities, issued.bundle.digest)
+    return own.public_key_pem
+
+
+def _have_keys(at: dict[str, tuple[int, str]]) -> None:
+    """From here on they are asked over TLS, and have to show the certificate for their key."""
+    from console.fleet.models import Driver
+
+    for name, (port, key) in at.items():
+        Driver.objects.filter(name=name).update(control_url=f"https://127.0.0.1:{port}", public_key=key)
+
+
 def _shard(name: str) -> dict[str, Any]:
     size = slot_bytes_for(BYTES_PER_TOKEN * COLUMN_TOKENS)
     return {"name": name, "driver": name, "slot_bytes": size, "slots": 4, "part": name, "applied": 0}
@@ -168,10 +200,13 @@ def _worker(directory: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _drivers(names: list[str]) -> Iterator[tuple[int, list[int]]]:
-    """The process that they are in, and the ports that they listen at."""
+def _drivers(directory: Path, names: list[str]) -> Iterator[tuple[int, dict[str, tuple[int, int]]]]:
+    """The process that they are in, and the ports that each listens at: in the clear, and over TLS."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.push", *names], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.push", str(directory), *names],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     try:
@@ -181,16 +216,19 @@ def _drivers(names: list[str]) -> Iterator[tuple[int, list[int]]]:
         process.wait(60)
 
 
-async def _serve(names: list[str]) -> None:
+async def _serve(directory: Path, names: list[str]) -> None:
     daemon.use_all_descriptors()
     stop = daemon.stop_signal()
     shims = [Shim(name, None) for name in names]
     async with contextlib.AsyncExitStack() as stack:
-        ports = []
-        for shim in shims:
-            listener = daemon.listen(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-            await stack.enter_async_context(daemon.serving(Service(shim, TOKEN).application(), listener))
+        ports: dict[str, list[int]] = {name: [] for name in names}
+        for name, shim in zip(names, shims, strict=True):
+            own = ProcessIdentity.load(directory / name, f"driver:{name}")
+            application = Service(shim, TOKEN, own).application()
+            for tls in (None, Trust.load(own).for_control):
+                listener = daemon.listen(("127.0.0.1", 0))
+                ports[name].append(listener.getsockname()[1])
+                await stack.enter_async_context(daemon.serving(application, listener, tls=tls))
         print(json.dumps(ports), flush=True)
         await stop.wait()
     for shim in shims:
@@ -198,4 +236,4 @@ async def _serve(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1:]))
+    asyncio.run(_serve(Path(sys.argv[1]), sys.argv[2:]))

@@ -28,9 +28,10 @@ from benchmarks.live import live_rows
 from console.environment import PROJECT
 from console.stack.embedded import Embedded, embedded_servers
 from telemetry.cells import Cells, add_cells
+from telemetry.merging import merge
 from telemetry.metrics import Kind, Metric
 from telemetry.records import FIELD, SHAPE_KEY, STREAM, Record, decode
-from telemetry.shapes import Series, Shape, merged
+from telemetry.shapes import Series, Shape
 
 AGENTS, COUNTERS, GAUGES, HISTOGRAMS = 1000, 130, 40, 30  # of each agent: 200 series
 LAG_SECONDS = 2.0
@@ -38,6 +39,7 @@ HEATMAP_MS = 150.0
 OVERHEAD = 0.01
 ORGS = 20
 TURNS = 200  # of a question: of so many its p99 is not the slowest
+TURNS_QUICK = 20
 PARTS = ("emit", "ingest", "history", "live")
 SOAKING_AGENTS, SOAK_SECONDS = 300, 600
 
@@ -308,7 +310,7 @@ def _cells(topic: str) -> Iterator[tuple[Series, Any]]:
 # Telling
 
 
-def overhead_row(seconds: float) -> Row:
+def overhead_row(turns: int, seconds: float) -> Row:
     """Evicts over shared memory, with and without an emitter beside them in the process that has all the
     numbers of 20 shards and 200 orgs: the worse of an agent's and a driver's look at itself."""
     from kvss_agent.mover import PYTHON
@@ -327,14 +329,14 @@ def overhead_row(seconds: float) -> Row:
         return count
 
     rates: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(max(3, int(seconds / 4))):
+    for _ in range(turns):
         for is_telling in (False, True):
             stop = threading.Event()
             thread = threading.Thread(target=_tell, args=(deltas, host, stop)) if is_telling else None
             if thread:
                 thread.start()
             began = time.perf_counter()
-            count = evicts(began + 2)
+            count = evicts(began + seconds)
             rates[is_telling].append(count / (time.perf_counter() - began))
             stop.set()
             if thread:
@@ -400,8 +402,8 @@ class _Host:
 # History: asking, and keeping
 
 
-def history_rows(nodes: int, hours: int) -> list[Row]:
-    """A day of so many nodes at ten seconds, and of some orgs: written as ingest does, and asked."""
+def history_rows(nodes: int, hours: int, turns: int) -> list[Row]:
+    """So many nodes at ten seconds, and some orgs: written as ingest does, and asked."""
     from django.db import connection
 
     from telemetry.metrics import Catalog
@@ -444,7 +446,7 @@ def history_rows(nodes: int, hours: int) -> list[Row]:
         )
         size = int(cursor.fetchone()[0]) - before
         cursor.execute("UPDATE telemetry_line SET at = 0")
-    minutes = encoded(merged([(org_shape, one) for one in org_cells[:6]])[1])
+    minutes = encoded(merge([(org_shape, one) for one in org_cells[:6]]).parts[0][1])
     make_days("1m", {day_of(now - 3600 * hours), day_of(now)})
     by_minute = [
         Stored(topic, numbers[1], minute, minutes) for minute in buckets[::6] for topic in topics[nodes:]
@@ -452,7 +454,7 @@ def history_rows(nodes: int, hours: int) -> list[Row]:
     copy_in("1m", by_minute)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE telemetry_1m")
-    asked = [_heat_map_row(refill, now, hours, level) for level in ("10s", "1m")]
+    asked = [_heat_map_row(refill, now, hours, level, turns) for level in ("10s", "1m")]
     node_day = size / nodes / hours * 24 / (1 + ORGS * len(of_orgs[0]) / nodes / len(as_stored[0]))
     minute, hour = _coarser(node_shape, node_cells)
     rows_in_all = len(buckets) * (nodes + ORGS)
@@ -472,7 +474,7 @@ def history_rows(nodes: int, hours: int) -> list[Row]:
     ]
 
 
-def _heat_map_row(refill: Metric, now: float, hours: int, level: str) -> Row:
+def _heat_map_row(refill: Metric, now: float, hours: int, level: str, turns: int) -> Row:
     """As a chart asks, which takes minutes where they are there; or from what those were made of."""
     from django.db import connection
 
@@ -483,7 +485,7 @@ def _heat_map_row(refill: Metric, now: float, hours: int, level: str) -> Row:
     times = []
     # Each once before it counts: who reads a row first marks it as committed, and logs that. Of what
     # pages ask for, that was the roll-up.
-    for turn in range(ORGS + TURNS):
+    for turn in range(ORGS + turns):
         question = queries.Question(
             topic=f"org:{turn % ORGS}",
             metric=refill,
@@ -498,7 +500,7 @@ def _heat_map_row(refill: Metric, now: float, hours: int, level: str) -> Row:
         times.append(time.perf_counter() - began)
         assert sum(1 for value in line.values if value) == hours * 20
     p50, p99 = statistics.median(times[ORGS:]) * 1e3, percentile(times[ORGS:], 0.99) * 1e3
-    name = "query.heatmap_24h" + (".minutes" if level == "1m" else "")
+    name = f"query.heatmap_{hours}h" + (".minutes" if level == "1m" else "")
     return limited(name, p50, "ms", HEATMAP_MS, p99_ms=p99)
 
 
@@ -506,8 +508,8 @@ def _coarser(shape: Shape, cells: list[Cells]) -> tuple[float, float]:
     """Bytes of a row of a minute and of an hour: with what PostgreSQL adds to a row and its index."""
     from telemetry.storage import encoded
 
-    minute = encoded(merged([(shape, one) for one in cells[:6]])[1])
-    hour = encoded(merged([(shape, cells[n % len(cells)]) for n in range(360)])[1])
+    minute = encoded(merge([(shape, one) for one in cells[:6]]).parts[0][1])
+    hour = encoded(merge([(shape, cells[n % len(cells)]) for n in range(360)]).parts[0][1])
     return len(minute) + 64.0, len(hour) + 64.0
 
 
@@ -584,14 +586,14 @@ def main() -> None:
             only = ()
             rows.append(soak_row(Path(directory), SOAK_SECONDS))
         if "emit" in only:
-            rows.append(overhead_row(12 if given.quick else 40))
+            rows.append(overhead_row(3, 0.5) if given.quick else overhead_row(10, 2))
         if "ingest" in only:
-            rows += lag_rows(servers, Path(directory), 12 if given.quick else 60)
-            rows.append(rate_row(servers, Path(directory), 8 if given.quick else 30))
+            rows += lag_rows(servers, Path(directory), 5 if given.quick else 60)
+            rows.append(rate_row(servers, Path(directory), 5 if given.quick else 30))
         if "history" in only:
-            rows += history_rows(*((40, 24) if given.quick else (1000, 24)))
+            rows += history_rows(*((40, 3, TURNS_QUICK) if given.quick else (1000, 24, TURNS)))
         if "live" in only:
-            rows += live_rows(Path(directory), (100, 500), 5 if given.quick else 40)
+            rows += live_rows(Path(directory), *(((100,), 3) if given.quick else ((100, 500), 40)))
         from django.db import connections
 
         connections.close_all()

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
@@ -20,9 +20,11 @@ from django.conf import settings
 from django.urls import get_resolver
 from servestatic import ServeStaticASGI
 
+from console.guard import Guard
 from console.live.consumer import COUNTS
 from console.live.routing import websockets
 from console.metrics import prometheus
+from telemetry.metrics import Sink
 from telemetry.notify import notify
 from telemetry.telling import Telling
 
@@ -39,11 +41,11 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     await receive()
     _settle_down()
     telling = Telling(
-        settings.REDIS_URL,
+        settings.TELEMETRY_URL,
         settings.OTLP_URL,
         "web",
         settings.VERSION,
-        collect=COUNTS.collect,
+        collect=_collect,
         also=prometheus.collect,
     )
     await send({"type": "lifespan.startup.complete"})
@@ -58,11 +60,17 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "lifespan.shutdown.complete"})
 
 
+def _collect(into: Sink) -> None:
+    COUNTS.collect(into)
+    GUARD.collect(into)
+
+
 def _settle_down() -> None:
     """What is loaded by now stays: to look through it all for garbage took 150 ms of a request."""
     _ = get_resolver().url_patterns  # with the views; else the first request would load them
     gc.collect()
     gc.freeze()
+    gc.enable()  # see `console.serve`
 
 
 async def _watchdog() -> None:
@@ -71,12 +79,11 @@ async def _watchdog() -> None:
         notify("WATCHDOG=1")
 
 
+GUARD = Guard(cast("Application", django_application))
 application: Application = ProtocolTypeRouter(
     {
         "lifespan": lifespan,
-        "http": ServeStaticASGI(
-            django_application, root=settings.STATIC_ROOT, prefix=settings.STATIC_URL
-        ),
+        "http": ServeStaticASGI(GUARD, root=settings.STATIC_ROOT, prefix=settings.STATIC_URL),
         "websocket": websockets,
     }
 )

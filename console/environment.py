@@ -175,8 +175,39 @@ class Environment:
     redis_url: str = setting(
         "REDIS_URL",
         url("redis", "rediss", "unix"),
-        "Redis (6.2 or newer). `make up` starts one of its own when this is not set.",
+        "Redis (6.2 or newer), the broker of work. `make up` starts one of its own when it is not set.",
         secret=True,
+    )
+    telemetry_url: str | None = setting(
+        "TIDEGATE_TELEMETRY_URL",
+        url("redis", "rediss", "unix"),
+        "Redis that takes telemetry, as the console's processes add their own numbers: user `console`. "
+        "Better a server of its own than `REDIS_URL`, which it is if it is not set.",
+        default=None,
+        secret=True,
+    )
+    ingest_url: str | None = setting(
+        "TIDEGATE_INGEST_URL",
+        url("redis", "rediss", "unix"),
+        "The same, as it is read: user `ingest` for ingest, `observer` for web. If it is not set, "
+        "`TIDEGATE_TELEMETRY_URL`.",
+        default=None,
+        secret=True,
+    )
+    registrar_url: str | None = setting(
+        "TIDEGATE_REGISTRAR_URL",
+        url("redis", "rediss", "unix"),
+        "The same, for workers: user `registrar`, which makes a Redis user for each agent and driver "
+        "that has joined. If it is not set, nobody does.",
+        default=None,
+        secret=True,
+    )
+    own_telemetry_url: str | None = setting(
+        "TIDEGATE_OWN_TELEMETRY_URL",
+        url("redis", "rediss", "unix"),
+        "The same, as agents and drivers are to be given it: user `own`, no password, such as "
+        "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
+        default=None,
     )
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
@@ -326,6 +357,21 @@ class Environment:
         "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
         "times as often, and at least every ten seconds.",
         default=30,
+    )
+    certificate_days: int = setting(
+        "TIDEGATE_CERTIFICATE_DAYS",
+        integer(1, 90),
+        "For how many days certificates of agents and drivers are valid. They are renewed after two "
+        "thirds of that; for the rest of it the console may be away.",
+        default=7,
+    )
+    plain_control: bool = setting(
+        "TIDEGATE_PLAIN_CONTROL",
+        FLAG,
+        "Whether agents and drivers on other machines may be asked over plain HTTP. Tokens, secrets and "
+        "data keys can be read on the way then: only while processes of an older version are "
+        "updated, or on a network that nobody else is on.",
+        default=False,
     )
 
     telemetry_days_10s: int = setting(

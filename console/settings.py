@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "console.alerts",
     "console.operations",
     "console.fleet",
+    "console.authority",
     "console.control",
     "console.sessions",
     "console.policies",
@@ -79,6 +80,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "console.shell.middleware.NotNowMiddleware",
     "console.api.middleware.problems_for_the_api",
 ]
 
@@ -135,6 +137,10 @@ DATABASES = {"default": _database(ENVIRONMENT.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
+TELEMETRY_URL = ENVIRONMENT.telemetry_url or REDIS_URL
+INGEST_URL = ENVIRONMENT.ingest_url or TELEMETRY_URL
+REGISTRAR_URL = ENVIRONMENT.registrar_url
+OWN_TELEMETRY_URL = ENVIRONMENT.own_telemetry_url
 OTLP_URL = ENVIRONMENT.otlp_url
 STATE_DIR = ENVIRONMENT.state_dir
 DEMO = ENVIRONMENT.demo
@@ -145,13 +151,15 @@ PUBLIC_URL = (
 SMTP_URL = ENVIRONMENT.smtp_url or ""
 MAIL_FROM = ENVIRONMENT.mail_from or ""
 LOST_AFTER_SECONDS = ENVIRONMENT.lost_after_seconds
+CERTIFICATE_DAYS = ENVIRONMENT.certificate_days
+PLAIN_CONTROL = ENVIRONMENT.plain_control
 TELEMETRY_DAYS_10S = ENVIRONMENT.telemetry_days_10s
 TELEMETRY_DAYS_1M = ENVIRONMENT.telemetry_days_1m
 TELEMETRY_DAYS_1H = ENVIRONMENT.telemetry_days_1h
 TELEMETRY_HOURS_SLOWEST = ENVIRONMENT.telemetry_hours_slowest
 
 AUTH_USER_MODEL = "accounts.User"
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
+PASSWORD_HASHERS = ["console.accounts.hashing.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}", "OPTIONS": options}
     for name, options in (
@@ -165,6 +173,7 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"
 
+SESSION_ENGINE = "console.accounts.sessions"
 SESSION_COOKIE_AGE = ENVIRONMENT.session_hours * 3600
 SESSION_COOKIE_NAME = "tidegate_session"
 SESSION_COOKIE_SAMESITE = "Lax"
@@ -245,7 +254,7 @@ def _broker(url: str) -> str:
         query.pop("protocol", None)  # over TCP the transport refuses what it does not know
         return urlunsplit(parts._replace(query=urlencode(query)))
     virtual_host = query.pop("db", "0")
-    credentials = f":{parts.password}@" if parts.password else ""
+    credentials = f"{parts.username or ''}:{parts.password}@" if parts.password else ""
     return urlunsplit(
         (
             "redis+socket",
@@ -274,8 +283,28 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_TASK_TIME_LIMIT = ENVIRONMENT.task_seconds_max
+# Tasks that ask others over the network hold a worker for as long as those take: up to ten seconds, and
+# again and again while a purge waits for who does not answer. All else takes milliseconds and goes first
+# (0, the default), so that alerts are evaluated whoever is away. Redis takes the lowest number first.
+ASKS_OTHERS = 6
+CELERY_TASK_ROUTES = {
+    task: {"priority": ASKS_OTHERS}
+    for task in (
+        "console.alerts.tasks.deliver",
+        "console.control.tasks.push",
+        "console.control.tasks.reconcile",
+        "console.fleet.tasks.look_after_retiring_stores",
+        "console.operations.tasks.advance_operation",
+    )
+}
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_RESULT_ACCEPT_CONTENT = ["json"]
+# In memory: a file of pickles would be one more thing to guard, and there is nothing to remember. Every
+# task looks at how things are and not at when it last ran.
+CELERY_BEAT_SCHEDULER = "celery.beat:Scheduler"
+# Nobody tells workers over the broker to stop, or asks them what they run.
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 10
 CELERY_WORKER_ENABLE_SOFT_SHUTDOWN_ON_IDLE = True

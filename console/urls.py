@@ -8,6 +8,7 @@ from console.alerts import settings_views as alert_settings
 from console.alerts import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
+from console.authority import views as authority
 from console.charts import slowest_views
 from console.charts import views as charts
 from console.explain import views as explain
@@ -15,6 +16,7 @@ from console.fleet import description_views, joining_views
 from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
 from console.handover import views as handover
+from console.metrics import dead_letters
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -26,7 +28,7 @@ from console.policies import proof_views as proof
 from console.policies import views as policies
 from console.saved import views as saved
 from console.search import views as search
-from console.sessions import moving_views, rules_views
+from console.sessions import moving_views, removal_views, rules_views
 from console.sessions import views as sessions
 from console.shell import views as shell
 
@@ -40,11 +42,17 @@ urlpatterns = [
     path("account/", accounts.account, name="account"),
     path("account/password/", accounts.password, name="password"),
     path("tokens/", accounts.list_tokens, name="tokens"),
+    path("tokens/administered/", accounts.administered_tokens, name="tokens-administered"),
     path("tokens/<slug:public_id>/revoke/", accounts.revoke_token, name="token-revoke"),
     path("users/", accounts.list_users, name="users"),
     path("new-user/", accounts.new_user, name="user-new"),
     path("users/<user:username>/", accounts.edit_user, name="user"),
     path("users/<user:username>/reset-password/", accounts.reset_password, name="user-reset"),
+    path(
+        "users/<user:username>/revoke-credentials/",
+        accounts.revoke_credentials,
+        name="user-revoke-credentials",
+    ),
     path("orgs/", orgs.list_orgs, name="orgs"),
     path("new-org/", orgs.new_org, name="org-new"),
     path("orgs/<slug:slug>/", orgs.show_org, name="org"),
@@ -61,12 +69,20 @@ urlpatterns = [
     path("fleet/nodes/<thing:name>/", fleet.show_node, name="fleet-node"),
     path("fleet/nodes/<thing:name>/state/", fleet.set_state, name="fleet-node-state"),
     path("fleet/nodes/<thing:name>/labels/", fleet.set_labels, name="fleet-node-labels"),
+    path(
+        "fleet/nodes/<thing:name>/stores/<int:store>/drain/",
+        fleet.drain_store,
+        name="fleet-node-drain-store",
+    ),
     path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
+    path("fleet/drivers/<thing:name>/remove/", removal_views.remove, name="fleet-driver-remove"),
     path("fleet/join/", joining_views.join, name="fleet-join"),
     path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
+    path("fleet/authority/", authority.show, name="fleet-authority"),
+    path("fleet/authority/rotate/", authority.rotate, name="fleet-authority-rotate"),
     path("fleet/description/", description_views.describe, name="fleet-description"),
     path("fleet/description/fleet.yaml", description_views.export, name="fleet-export"),
     path("alerts/", alerts.list_alerts, name="alerts"),
@@ -149,6 +165,7 @@ urlpatterns = [
     path("-/health", shell.ready, name="health"),
     path("-/health/live", shell.live, name="health-live"),
     path("metrics", metrics.show, name="metrics"),
+    path("dead-letters/", dead_letters.show, name="dead-letters"),
     path("-/versions", shell.show_versions, name="versions"),
     path("-/design", shell.design, name="design"),
     path("api/v1/", api.urls),

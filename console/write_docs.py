@@ -45,7 +45,10 @@ def main() -> None:
     _pretend_to_be_set_up()
     from console.alerts.documented import table as rules
     from console.metrics.catalog import table
+    from console.stack import redis_users
 
+    for name, users in redis_users.FILES.items():
+        (PROJECT / "deploy" / "redis" / name).write_text(redis_users.acl_file(users))
     (PROJECT / "docs" / "settings.md").write_text(SETTINGS + settings_table())
     (PROJECT / "docs" / "metrics.md").write_text(METRICS + table())
     (PROJECT / "docs" / "alert-rules.md").write_text(ALERT_RULES + rules())

@@ -13,10 +13,13 @@ from kvss_agent.agent import Agent
 from kvss_agent.arena import available_bytes
 from kvss_agent.client.line import Address
 from kvss_agent.control import Control
+from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import Identity, member
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
-from kvss_agent.settings import Settings, parse
+from kvss_agent.settings import Settings, parse, warn_of_plain_control
+from kvss_agent.trust import Trust
+from telemetry.credentials import own_url
 from telemetry.notify import notify
 
 log = logging.getLogger("kvss_agent")
@@ -40,20 +43,25 @@ def main() -> int:
 async def _serve(settings: Settings) -> int:
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
-    agent = Agent(settings, daemon.software())
+    own = ProcessIdentity.load(settings.state_dir, f"node:{settings.name}")
+    trust = Trust.load(own)
+    tls = trust.for_control if settings.serves_tls else None
+    if not tls:
+        warn_of_plain_control(settings.control)
+    agent = Agent(settings, daemon.software(), trust)
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
     telling = daemon.telling(
-        settings.telemetry,
+        own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
         settings.otlp,
         "agent",
         settings.name,
         partial(metrics.collect, agent),
         agent.limits,
     )
-    identity = _identity(agent, daemon.url_of(listener), memory_bytes)
+    identity = _identity(agent, trust, daemon.url_of(listener, tls), memory_bytes)
     membership = member(settings.console, identity, agent.standing)
-    serving = daemon.serving(Control(agent).application(), listener)
+    serving = daemon.serving(Control(agent, own).application(), listener, agent.http, tls)
     async with telling, serving, membership, daemon.watched():
         log.info(
             "Listening: drivers on %s%s, control on %s:%s",
@@ -69,7 +77,7 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-def _identity(agent: Agent, url: str, memory_bytes: int) -> Identity:
+def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> Identity:
     """What the console learns of us."""
     settings = agent.settings
     facts = {
@@ -82,16 +90,19 @@ def _identity(agent: Agent, url: str, memory_bytes: int) -> Identity:
         "cpus": len(os.sched_getaffinity(0)),
     }
     nics = [{"name": nic, "leaf": leaf} for nic, leaf in settings.nics]
-    topic = f"node:{settings.name}"
-    once = {"nics": nics}
-    return Identity("nodes", topic, settings.name, settings.token, facts, once, is_new=settings.is_new)
+    once = {"nics": nics, "certificate_request": trust.identity.certificate_request()}
+    topic = trust.identity.topic
+    return Identity(
+        "nodes", topic, settings.name, settings.token, facts, once, trust, is_new=settings.is_new
+    )
 
 
 def _data_address(agent: Agent) -> Address:
     """What drivers connect to: over the network if we listen there."""
     if agent.settings.tcp is None:
         return Address(path=str(agent.settings.unix))
-    return Address(host=daemon.host_for_others(agent.settings.tcp[0]), port=agent.tcp_port)
+    host = daemon.host_for_others(agent.settings.tcp[0])
+    return Address(host=host, port=agent.tcp_port, is_tls=agent.settings.has_tls_of_console)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,16 +22,20 @@ from kvss_agent.breach import Cause
 from kvss_agent.client.line import Address, Credentials
 from kvss_agent.desired import Desired, ShardSpec
 from kvss_agent.hosting import HostedShard, Identity
-from kvss_agent.http_api import Invalid
+from kvss_agent.http_api import CONTROLLER, Invalid
+from kvss_agent.http_server import HttpPolicy
 from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
+from kvss_agent.progress import Progress
 from kvss_agent.pulling import Pull, Source
+from kvss_agent.purging import Purging
 from kvss_agent.serving import DataPlane
 from kvss_agent.settings import Settings
 from kvss_agent.tier2.backend import Failed
-from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
 from kvss_agent.tier2.store import Receipt, Tier2
+from kvss_agent.tier2.stores import NotOpen, Stores
 from kvss_agent.tiering import LoopTiering
+from kvss_agent.trust import Trust
 from telemetry.histogram import Histogram
 from telemetry.metrics import LabelLimits
 
@@ -55,39 +59,36 @@ class Unknown(Exception):
     """There is no such thing."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far the memory of a shard is, or the index of tier 2."""
-
-    state: str = "waiting"  # "allocating", "ready", "refused"; for tier 2 also "indexing" and "off"
-    reason: str = ""
-    done: int = 0
-    total: int = 0
-
-    def report(self, done: int, total: int | None) -> None:
-        self.done, self.total = done, total or 0
-
-
 class Agent:
     """Lives on one event loop. The data plane has threads of its own and does not wait for it."""
 
-    def __init__(self, settings: Settings, software: str) -> None:
+    def __init__(self, settings: Settings, software: str, trust: Trust | None = None) -> None:
+        """Without `trust` it has no certificate and believes no capabilities."""
         self.settings = settings
+        self.trust = trust
         self.software = software
         self.started_at = time.time()
         self.shards: dict[str, HostedShard] = {}
-        self.tiering = LoopTiering(asyncio.get_running_loop())
+        self.stores = Stores(settings.state_dir, self._serve_tier2)
+        self.tiering = LoopTiering(
+            asyncio.get_running_loop(), lambda: list(self.stores.retiring().values())
+        )
         self.plane = DataPlane(self.shards, {}, self.tiering, software=software, stall_seconds=10)
         self.desired: Desired | None = None
         self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
+        self.purging = Purging(
+            f"node:{settings.name}",
+            self.stores,
+            self.shards,
+            lambda: [spec.name for spec in self.desired.shards] if self.desired else [],
+        )
         self.draining = False
         self.standing = Standing()  # with the console
         self.progress: dict[str, Progress] = {}
-        self.tier2 = Progress("off")
         self.pulls: dict[str, Pull] = {}
         self.limits = LabelLimits()  # of its metrics
-        self._tier2_settings: Tier2Settings | None = None
+        self.http = HttpPolicy(owners=lambda: (CONTROLLER,))
         self._stumbled = False
         self._changed = asyncio.Event()
         self._telling = asyncio.Lock()  # documents are checked, kept and taken one after the other
@@ -105,10 +106,13 @@ class Agent:
                 self._take(documents.parse(raw))
             except Invalid as problem:
                 log.warning("The kept document is not valid, and is ignored: %s", problem)
+        before = self.desired.tier2 if self.desired else None
+        await asyncio.to_thread(self.stores.remember, [before] if before else [])
+        self._changed.set()
         self.plane.listen_unix(self.settings.unix)
         if self.settings.tcp:
             host, port = self.settings.tcp
-            self.tcp_port = self.plane.listen_tcp(host, port, self.settings.tls_for_drivers())
+            self.tcp_port = self.plane.listen_tcp(host, port, self._tls_for_drivers())
         self._work = asyncio.create_task(self._keep_working(), name="reconcile")
         self._expiry = asyncio.create_task(self._keep_expiring(), name="expiry")
 
@@ -124,8 +128,7 @@ class Agent:
         gone = await asyncio.to_thread(self.plane.stop, seconds)
         for shard in list(self.shards.values()):
             await asyncio.to_thread(shard.end, Cause.DRAINING, "the agent stops")
-        if self.tiering.store:
-            await self.tiering.store.close()
+        await self.stores.close()
         return gone
 
     def drain(self) -> None:
@@ -162,6 +165,7 @@ class Agent:
     def _take(self, told: Desired) -> None:
         self.desired = told
         self.plane.secrets = {peer.name: peer.secret for peer in told.peers}
+        self.plane.keys = {peer.name: peer.key for peer in told.peers if peer.key}
         self._changed.set()
 
     @property
@@ -175,20 +179,23 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS if self._unfinished else None)
             self._changed.clear()
-            if told := self.desired:
-                try:
+            told = self.desired
+            try:
+                if told:
                     await self._follow(told)
-                except Exception:
-                    log.exception("The document cannot be followed; trying again soon")
-                    self._stumbled = True
-                else:
-                    self._stumbled = False
-                    self.observed_generation = told.generation
+                else:  # what an earlier life has left in tier 2 is looked after none the less
+                    await self.stores.retire(())
+            except Exception:
+                log.exception("The document cannot be followed; trying again soon")
+                self._stumbled = True
+            else:
+                self._stumbled = False
+                self.observed_generation = told.generation if told else 0
 
     @property
     def _unfinished(self) -> bool:
-        everything = [*self.progress.values(), self.tier2]
-        return self._stumbled or any(progress.state == "refused" for progress in everything)
+        is_refused = any(progress.state == "refused" for progress in self.progress.values())
+        return self._stumbled or is_refused or not self.stores.is_settled
 
     async def _follow(self, told: Desired) -> None:
         """First what gives memory back, then tier 2, then what takes memory."""
@@ -207,7 +214,7 @@ class Agent:
             if spec.name in self.shards and spec.slots < self.shards[spec.name].core.slots
         ]
         await asyncio.gather(*(self._provide(spec) for spec in smaller))
-        await self._follow_tier2(told.tier2)
+        await self._follow_tier2(told)
         for spec in told.shards:
             if self.desired is not told:
                 return  # there is a newer document: begin anew
@@ -259,57 +266,54 @@ class Agent:
     def granted_bytes(self) -> int:
         return sum(shard.arena.bytes for shard in list(self.shards.values()))
 
-    async def _follow_tier2(self, told: Tier2Settings | None) -> None:
-        store = self.tiering.store
-        before, self._tier2_settings = self._tier2_settings, told
-        self.tiering.is_off = told is None and store is None
-        if told == before and (told is None or self.tier2.state == "ready"):
-            return
-        try:
-            if told and before and store and _same_store(told, before):
-                store.limits = told.limits()
-                await store.set_caps(told.caps())
-                self.tier2 = Progress("ready")
-                return
-            if store:
-                self.tiering.store = None
-                await store.close()
-            if told is None:
-                self.tier2 = Progress("off")
-                self.tiering.is_off = True
-                return
-            self.tier2 = Progress("indexing")
-            opened: Tier2 = make(told)
-            await opened.open(self.tier2.report)
-            self.tiering.store = opened
-            self.tier2.state = "ready"
-        except (Failed, NotInstalled, ValueError, OSError) as error:
-            self.tier2 = Progress("refused", str(error))
-            log.warning("Tier 2: %s", error)
+    async def _follow_tier2(self, told: Desired) -> None:
+        self.tiering.is_off = self.tiering.is_off and told.tier2 is None
+        tags = told.orgs.tags
+        self.stores.serve_only(None if tags is None else frozenset(map(bytes.fromhex, tags)))
+        await self.stores.use(told.tier2)
+        self.tiering.is_off = told.tier2 is None
+        await self.stores.retire(told.retiring)
+
+    def _serve_tier2(self, store: Tier2 | None) -> None:
+        self.tiering.store = store
+
+    @property
+    def tier2(self) -> Progress:
+        """Of the store in use."""
+        return self.stores.progress
 
     async def _keep_expiring(self) -> None:
         """Drivers find out what is too old when they ask for it. This is for what nobody asks for."""
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
-            if store := self.tiering.store:
-                try:
-                    await store.expire()
-                except Failed:
-                    pass  # counted by the store; there is a next time
-                except Exception:
-                    log.exception("What is too old in tier 2 cannot be removed; trying again soon")
+            try:
+                await self.stores.expire()
+            except Failed:
+                pass  # counted by the store; there is a next time
+            except Exception:
+                log.exception("What is too old in tier 2 cannot be removed; trying again soon")
+
+    def _tls_for_drivers(self) -> ssl.SSLContext | None:
+        if self.settings.has_tls_of_console and self.trust:
+            return self.trust.for_data
+        return self.settings.tls_for_drivers()
 
     # Verbs
 
     async def purge(self, *, tag: bytes | None, namespace: bytes | None) -> Receipt:
-        """Empty tier 2 of a tag, a namespace, or both. Raises Failed and ValueError; Conflict where
-        there is none, and NotNow where one is not open: files may lie there."""
-        if store := self.tiering.store:
-            return await store.purge(tag=tag, namespace=namespace)
-        if self.tiering.is_off:
+        """Empty all stores of a tag, a namespace, or both. Raises Failed and ValueError; Conflict where
+        there are none, and NotNow where one is not open: files may lie there."""
+        try:
+            stores = self.stores.everything()
+        except NotOpen as why:
+            raise NotNow(str(why)) from why
+        if not stores:
             raise Conflict("There is no tier 2 here.")
-        raise NotNow(
-            f"Tier 2 is not open: {self.tier2.reason or self.tier2.state}. Ask again when it is."
+        receipts = [await store.purge(tag=tag, namespace=namespace) for store in stores.values()]
+        return Receipt(
+            sum(one.columns for one in receipts),
+            sum(one.bytes for one in receipts),
+            max(one.finished_at for one in receipts),
         )
 
     def pull(self, name: str, address: str, shard: str, as_: str, after: int, slots: list[int]) -> Pull:
@@ -324,9 +328,10 @@ class Agent:
         running = [pull for pull in self.pulls.values() if pull.state == "running"]
         if any(pull.shard == name for pull in running):
             raise Conflict(f"Shard {name} is being pulled already.")
-        credentials = Credentials(as_, secret, tls, self.software)
+        certified = self.trust.client_context() if self.trust else None
+        credentials = Credentials(as_, secret, tls, self.software, certified=certified)
         source = Source(Address.parse(address), shard, credentials, after)
-        pull = Pull(secrets.token_hex(8), name, len(slots))
+        pull = Pull(secrets.token_hex(8), name, len(slots), driver=as_)
         self.pulls[pull.id] = pull
         for old in [old for old in self.pulls.values() if old.finished_at][: -PULLS_KEPT or None]:
             del self.pulls[old.id]
@@ -377,6 +382,7 @@ class Agent:
                 "reason": self.tier2.reason,
                 "done": self.tier2.done,
                 "total": self.tier2.total,
+                "retiring": self.stores.shown(),
             },
             "shards": [self.shard(spec.name) for spec in (told.shards if told else ())],
         }
@@ -423,15 +429,3 @@ def _quantiles(histogram: Histogram) -> dict[str, float | int | None]:
         "p50": histogram.quantile(0.5),
         "p99": histogram.quantile(0.99),
     }
-
-
-def _same_store(one: Tier2Settings, other: Tier2Settings) -> bool:
-    """But for what may change while it is used."""
-    return other == replace(
-        one,
-        cap_bytes=other.cap_bytes,
-        org_cap_bytes=other.org_cap_bytes,
-        org_caps=other.org_caps,
-        ttl_seconds=other.ttl_seconds,
-        org_ttl_seconds=other.org_ttl_seconds,
-    )

@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 from typing import Final, NamedTuple, Protocol
 
 from kvss_agent.breach import Breach, Cause
@@ -61,6 +62,10 @@ class Channel(Protocol):
     def comes_within(self, seconds: float) -> bool:
         """Wait for something to receive, or the end, at most so long; whether it has come."""
 
+    def wait_at_most(self, seconds: float) -> None:
+        """From here on: for a byte to come or go, before TimeoutError. Never for longer than the
+        channel waits anyway."""
+
     def close(self) -> None:
         """End it; whoever is receiving or sending in another thread gets Closed."""
 
@@ -71,13 +76,22 @@ class PlainChannel:
     def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
         prepare(sock)
         sock.setblocking(True)
-        timeout = struct.pack("ll", int(stall_seconds), int(stall_seconds % 1 * 1e6))
-        # The kernel's own timeouts: those of Python cost a poll before every call.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self.socket = sock
         self.descriptors: list[int] = []
         self._sending = threading.Lock()
+        self._stall_seconds = stall_seconds
+        self.wait_at_most(stall_seconds)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """The kernel's own timeouts: those of Python cost a poll before every call."""
+        micros = max(1, int(min(seconds, self._stall_seconds) * 1e6))  # 0 would be for ever
+        whole, micros = divmod(micros, 1_000_000)
+        timeout = struct.pack("ll", whole, micros)
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        except OSError as error:
+            raise Closed(str(error)) from error
 
     def receive_into(self, place: memoryview) -> int:
         try:
@@ -146,9 +160,12 @@ class TlsChannel:
         prepare(sock)
         sock.setblocking(False)
         self.socket = sock
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = self._wait_seconds = stall_seconds
         self._calling = threading.Lock()
         self._sending = threading.Lock()
+
+    def wait_at_most(self, seconds: float) -> None:
+        self._wait_seconds = min(seconds, self._stall_seconds)
 
     def receive_into(self, place: memoryview) -> int:
         while True:
@@ -218,7 +235,7 @@ class TlsChannel:
         return 0
 
     def _wait(self, direction: int) -> None:
-        if not _poll(self.socket, direction, self._stall_seconds):
+        if not _poll(self.socket, direction, self._wait_seconds):
             raise TimeoutError
 
     def close(self) -> None:
@@ -231,11 +248,15 @@ def receive(
     """The next frame, or the news that a place for a payload is full.
 
     Between frames a peer may be silent for as long as it likes if we are patient; in the middle of a
-    frame it has stalled. Bytes that drip are no excuse once the deadline has passed.
+    frame it has stalled. Bytes that drip are no excuse once the deadline has passed; after one, the
+    caller says anew how long the channel waits.
     """
     while True:
-        if deadline is not None and time.monotonic() >= deadline:
-            raise Breach(Cause.STALLED, "it takes too long")
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Breach(Cause.STALLED, "it takes too long")
+            channel.wait_at_most(left)
         try:
             found = reader.fed(channel.receive_into(reader.want()))
         except TimeoutError as error:
@@ -266,6 +287,18 @@ def receive_pieces(
         filled = reader.fed(count)
         last = isinstance(filled, Filled) and filled.last
         yield Piece(index, place[:count], filled is not None)
+
+
+class Waste:
+    """A place for payloads that nobody wants: one for all, whose memory is taken as they come."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def of(self, length: int) -> memoryview:
+        if len(self._memory) < length:
+            self._memory = memoryview(mmap(-1, length))
+        return self._memory[:length]
 
 
 def prepare(sock: socket.socket) -> None:

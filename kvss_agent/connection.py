@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import ssl
@@ -22,6 +23,8 @@ from typing import Any, Final, Protocol, cast
 from kvss_agent import channel as channels
 from kvss_agent import handshake, seal, wire
 from kvss_agent.breach import Breach, Cause
+from kvss_agent.certificates import Role as PeerRole
+from kvss_agent.certificates import peer_of_connection
 from kvss_agent.channel import Closed, PlainChannel, TlsChannel
 from kvss_agent.core import Clear, Fill, Receive, Serve, Turn
 from kvss_agent.hosting import HostedShard, Line, Mine
@@ -31,7 +34,7 @@ from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS: Final = 10.0  # from the first byte to PROOF
+HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
 TIERING_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
@@ -97,6 +100,8 @@ class Plane(Protocol):
     @property
     def secrets(self) -> Mapping[str, bytes]: ...
     @property
+    def keys(self) -> Mapping[str, str]: ...
+    @property
     def tiering(self) -> Tiering | None: ...
     @property
     def versions(self) -> tuple[int, int]: ...
@@ -105,7 +110,8 @@ class Plane(Protocol):
     @property
     def breaches(self) -> Counter[str]: ...
     def latencies_of(self, shard: str) -> Latencies: ...
-    def forget(self, number: int) -> None: ...
+    def prove(self, connection: Connection, driver: str) -> bool: ...
+    def forget(self, connection: Connection) -> None: ...
 
 
 class Connection:
@@ -117,7 +123,7 @@ class Connection:
         self.driver = ""
         self.left = threading.Event()
         self._channel = channel
-        self._reader = wire.FrameReader()
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BODY_BYTES_MAX)
         self._role: Role | None = None
         self._welcomed = False  # nothing may be said before WELCOME
         self._closing: Breach | None = None
@@ -128,7 +134,7 @@ class Connection:
         self._received = 0  # columns of the run that is being received that are in their slots
         self._counted = 0  # evicts that are applied, as far as this connection knows
         self._untold = 0  # runs that are applied, and whose driver has not been told
-        self._waste = memoryview(b"")
+        self._waste = channels.Waste()
 
     # What others call
 
@@ -178,7 +184,7 @@ class Connection:
                 shard.detach(self, self._received)
                 self._let_go()
             self.left.set()
-            self.plane.forget(self.number)
+            self.plane.forget(self)
 
     def _let_go(self) -> None:
         """What was posted and is not done any more: nobody reads or writes those slots."""
@@ -199,10 +205,7 @@ class Connection:
             raise Breach(Cause.UNEXPECTED, "a connection begins with HELLO")
         version = handshake.agree(said, self.plane.versions)
         secret: bytes | None = None
-        if isinstance(channel, TlsChannel):
-            if said.driver not in common_names(channel.socket):
-                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
-        else:
+        if not isinstance(channel, TlsChannel) or self._shows_no_driver(channel, said):
             secret = self.plane.secrets.get(said.driver)
             if secret is None:
                 raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
@@ -212,7 +215,27 @@ class Connection:
         if not isinstance(proof, wire.Proof):
             raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
         handshake.check(said, given, proof, secret)
+        if not self.plane.prove(self, said.driver):
+            raise self._closing or Breach(Cause.LIMIT, "this driver has all of its connections")
+        self._reader = wire.FrameReader()
+        channel.wait_at_most(math.inf)
         return self._enter(said, version)
+
+    def _shows_no_driver(self, channel: TlsChannel, said: wire.Hello) -> bool:
+        """Whether it has shown the certificate of another agent, which fetches what a driver has here
+        and has to know its secret. A breach for a certificate that is neither its nor that."""
+        peer = peer_of_connection(channel.socket)
+        if peer is None:  # not of a console's authority: a driver is known by its common name
+            if said.driver not in common_names(channel.socket):
+                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+            return False
+        if peer.role is PeerRole.NODE and said.role is Role.REFILL:
+            return True
+        if peer.role is not PeerRole.DRIVER or peer.name != said.driver:
+            raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+        if self.plane.keys.get(said.driver, peer.key) != peer.key:
+            raise Breach(Cause.AUTHENTICATION, "this driver has another key by now")
+        return False
 
     def _enter(self, said: wire.Hello, version: int) -> HostedShard:
         shard = self.plane.shards.get(said.shard)
@@ -290,7 +313,7 @@ class Connection:
         places: list[memoryview] = []
         for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
             if slot is None:
-                places.append(self._nowhere(header.length))
+                places.append(self._waste.of(header.length))
             else:
                 view = shard.arena.slot(slot)
                 seal.open_slot(view, sequence)
@@ -335,12 +358,6 @@ class Connection:
                 raise self._closing or Closed
             if isinstance(what, Receive):
                 return what
-
-    def _nowhere(self, length: int) -> memoryview:
-        """A place for payloads that nobody wants."""
-        if len(self._waste) < length:
-            self._waste = memoryview(bytearray(length))
-        return self._waste[:length]
 
     # Refills, deletes, tier 2
 

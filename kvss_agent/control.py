@@ -1,6 +1,8 @@
 """The control API of an agent, over HTTP: what it should be, what it is, and a few verbs.
 
-Everything but `/-/health` asks for `Authorization: Bearer <token>`.
+Everything but `/-/health` asks for `Authorization: Bearer`: the token of the agent, which its console
+has, and over TLS the console's certificate beside it; the token alone is enough for `/metrics`. A driver
+has neither. It brings a capability for one move, and may do what that allows and nothing else.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvss_agent import metrics
+from kvss_agent import capabilities, metrics
 from kvss_agent.agent import Agent, Conflict, NotNow, Unknown
+from kvss_agent.capabilities import Capability, NotAllowed
+from kvss_agent.confirmations import Question, sign
 from kvss_agent.core import SLOTS_MAX
 from kvss_agent.desired import HEX_16, Document, Name
 from kvss_agent.http_api import (
+    CONTROLLER,
     Handler,
+    OwnerOf,
+    Refused,
     as_json,
     bearer,
     body_of,
@@ -32,7 +39,10 @@ from kvss_agent.http_api import (
     http_error,
     is_token,
 )
+from kvss_agent.http_peers import check_console, is_private, peer_of_request
+from kvss_agent.identity import ProcessIdentity
 from kvss_agent.pulling import Pull
+from kvss_agent.purging import NotDone
 from kvss_agent.tier2.backend import Failed
 from telemetry.exposition import CONTENT_TYPE
 
@@ -55,6 +65,7 @@ class PurgeRequest(Document, frozen=True):
 
 
 _PULL: Final = msgspec.json.Decoder(PullRequest)
+_QUESTION: Final = msgspec.json.Decoder(Question)
 _PURGE: Final = msgspec.json.Decoder(PurgeRequest)
 
 
@@ -69,25 +80,30 @@ _REFUSALS: Final = {
 class Control:
     """The routes, over one agent."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, identity: ProcessIdentity | None = None) -> None:
+        """`identity`: what the agent signs with."""
         self.agent = agent
+        self._identity = identity
 
     def application(self) -> Starlette:
-        def route(path: str, handler: Handler, method: str = "GET") -> Route:
-            return Route(path, guarded(handler, self._may, _REFUSALS), methods=[method])
+        def route(
+            path: str, handler: Handler, method: str = "GET", owner_of: OwnerOf | None = None
+        ) -> Route:
+            return Route(path, guarded(handler, owner_of or self._owner, _REFUSALS), methods=[method])
 
         return Starlette(
             routes=[
                 Route("/-/health", self.health),
-                route("/metrics", self.metrics),
+                route("/metrics", self.metrics, owner_of=self._token_owner),
                 route("/v1/desired", self.set_desired, "PUT"),
                 route("/v1/observed", self.observed),
                 route("/v1/shards/{name}", self.shard),
-                route("/v1/shards/{name}/pull", self.pull, "POST"),
+                route("/v1/shards/{name}/pull", self.pull, "POST", self._mover),
                 route("/v1/pulls", self.list_pulls),
-                route("/v1/pulls/{id}", self.get_pull),
-                route("/v1/pulls/{id}", self.cancel_pull, "DELETE"),
+                route("/v1/pulls/{id}", self.get_pull, owner_of=self._mover),
+                route("/v1/pulls/{id}", self.cancel_pull, "DELETE", self._mover),
                 route("/v1/purge", self.purge, "POST"),
+                route("/v1/purges", self.confirm_purge, "POST"),
                 route("/v1/drain", self.drain, "POST"),
             ],
             exception_handlers={HTTPException: http_error, Exception: failure},
@@ -128,6 +144,8 @@ class Control:
 
     async def pull(self, request: Request) -> Response:
         asked = decode(await body_of(request), _PULL)
+        if allowed := self._capability(request):
+            _check(allowed, request.path_params["name"], asked)
         begun = self.agent.pull(
             request.path_params["name"], asked.from_, asked.shard, asked.as_, asked.after, asked.slots
         )
@@ -146,20 +164,72 @@ class Control:
         )
         return as_json(receipt)
 
+    async def confirm_purge(self, request: Request) -> Response:
+        """Remove all that was asked for, from memory and all stores: 200 with a signed statement, 202
+        with a sentence while it is not done."""
+        question = decode(await body_of(request), _QUESTION)
+        if self._identity is None:
+            raise NotNow("This agent has no identity to sign with.")
+        try:
+            statement = await self.agent.purging.confirm(question)
+        except NotDone as why:
+            return as_json({"detail": str(why)}, 202)
+        return as_json(sign(self._identity, statement))
+
     async def drain(self, _request: Request) -> Response:
         self.agent.drain()
         return as_json({"draining": True, "connections": self.agent.plane.connections}, 202)
 
     # Inside
 
-    def _may(self, request: Request) -> bool:
-        return is_token(bearer(request), self.agent.settings.token)
+    def _token_owner(self, request: Request) -> str | None:
+        return CONTROLLER if is_token(bearer(request), self.agent.settings.token) else None
+
+    def _owner(self, request: Request) -> str | None:
+        owner = self._token_owner(request)
+        if owner:
+            check_console(request)
+        return owner
+
+    def _mover(self, request: Request) -> str | None:
+        """The console, or a driver: what that may in particular is looked at later."""
+        allowed = self._capability(request)
+        return allowed.holder if allowed else self._owner(request)
+
+    def _capability(self, request: Request) -> Capability | None:
+        """What allows this request; None where it is the console's. Raises Refused."""
+        text, trust = bearer(request), self.agent.trust
+        if not capabilities.is_one(text):
+            return None
+        try:
+            allowed = capabilities.read(text, trust.authorities if trust else ())
+        except NotAllowed as error:
+            raise Refused(HTTPStatus.FORBIDDEN, str(error)) from error
+        if trust is None or allowed.audience != trust.identity.topic:
+            raise Refused(HTTPStatus.FORBIDDEN, "The capability is for another agent.")
+        if is_private(request):
+            peer = peer_of_request(request)
+            if peer is None or (peer.topic, peer.key) != (allowed.holder, allowed.holder_key):
+                raise Refused(HTTPStatus.FORBIDDEN, "The capability is another driver's.")
+        return allowed
 
     def _pull(self, request: Request) -> Pull:
+        allowed = self._capability(request)
         pull = self.agent.pulls.get(request.path_params["id"])
+        if pull and allowed and (pull.shard, pull.driver) != (allowed.shard, allowed.driver):
+            pull = None
         if pull is None:
             raise Unknown("There is no such pull; the last few hundred are kept.")
         return pull
+
+
+def _check(allowed: Capability, shard: str, asked: PullRequest) -> None:
+    """Raises Refused where this is not the move that is allowed."""
+    said = (shard, asked.from_, asked.shard, asked.as_)
+    if said != (allowed.shard, allowed.source, allowed.source_shard, allowed.driver):
+        raise Refused(HTTPStatus.FORBIDDEN, "The capability is for another move.")
+    if max(asked.slots) >= allowed.slots:
+        raise Refused(HTTPStatus.FORBIDDEN, f"The capability is for slots below {allowed.slots}.")
 
 
 def _pull(pull: Pull) -> dict[str, Any]:

@@ -320,6 +320,10 @@ class Shard:
         self.leases.end(lease)
         return self._advance(now)
 
+    def is_claimed(self, slot: int) -> bool:
+        """Whether an accepted evict is going to write there, or a delete or a fill is at it."""
+        return slot in self._claimed
+
     # Time and size
 
     def tick(self, now: float) -> list[Effect]:

@@ -7,6 +7,7 @@ import contextlib
 import resource
 import signal
 import socket
+import ssl
 import tomllib
 from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, metadata
@@ -16,37 +17,38 @@ from typing import Final
 import uvicorn
 from starlette.applications import Starlette
 
+from kvss_agent.http_server import HttpPolicy, QuietServer
 from telemetry.deltas import Collect
-from telemetry.emitter import TakeSlowest
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
 from telemetry.telling import Telling
+from telemetry.transfers import TakeSlowest
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to us: it still answers while we stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
-
-
 @contextlib.asynccontextmanager
-async def serving(application: Starlette, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer HTTP for as long as this lasts."""
-    server = _Server(
-        uvicorn.Config(
-            application,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-        )
+async def serving(
+    application: Starlette,
+    listener: socket.socket,
+    policy: HttpPolicy | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[None]:
+    """Answer HTTP for as long as this lasts; with `tls`, nothing else. `policy`: its bounds, which
+    count what hits them."""
+    config = uvicorn.Config(
+        application,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # who asks, and whether over TLS, is what the connection says
+        lifespan="off",
+        timeout_graceful_shutdown=2,
     )
+    server = QuietServer(config, policy or HttpPolicy(), tls)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
@@ -121,11 +123,12 @@ def listen(place: tuple[str, int]) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
     """Where others reach what listens here."""
     host, port = listener.getsockname()[:2]
     host = host_for_others(host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def host_for_others(host: str) -> str:

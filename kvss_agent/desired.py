@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,6 +17,8 @@ from kvss_agent.http_api import Invalid, decode
 from kvss_agent.tier2.settings import Tier2Settings
 
 SHARDS_MAX: Final = 4096
+RETIRING_MAX: Final = 64
+TAGS_MAX: Final = 1_000_000
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$"
 HEX_16: Final = r"^[0-9a-f]{32}$"
 PART: Final = r"^[a-z0-9_-][a-z0-9._-]{0,63}$"
@@ -31,10 +33,12 @@ class Document(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeerSpec(Document, frozen=True):
-    """Somebody who may connect, and the secret that both know, in base64."""
+    """Somebody who may connect, and the secret that both know, in base64. `key`: the fingerprint that a
+    certificate of it has to have."""
 
     name: Name
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
+    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
 class ShardSpec(Document, frozen=True):
@@ -62,6 +66,15 @@ class ShardSpec(Document, frozen=True):
         )
 
 
+class OrgsSpec(Document, frozen=True):
+    """What agents know of orgs: the tags that are somebody's now. What carries another one is older than
+    a purge, or of an org that is gone: it is not served, and removed. None: nobody says so."""
+
+    tags: (
+        Annotated[tuple[Annotated[str, Meta(pattern=HEX_16)], ...], Meta(max_length=TAGS_MAX)] | None
+    ) = None
+
+
 class Desired(Document, frozen=True):
     """Everything about one agent. A higher generation replaces a lower one."""
 
@@ -69,9 +82,14 @@ class Desired(Document, frozen=True):
     shards: Annotated[tuple[ShardSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
     peers: Annotated[tuple[PeerSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
     tier2: Tier2Settings | None = None
+    # Stores that are not used any more: what lies there expires, is deleted and purged, until nothing is
+    # left. A cap of 0 drains one.
+    retiring: Annotated[tuple[Tier2Settings, ...], Meta(max_length=RETIRING_MAX)] = ()
+    orgs: OrgsSpec = OrgsSpec()
 
 
 _DECODER: Final = msgspec.json.Decoder(Desired)
+_ANY: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse(raw: bytes) -> Desired:
@@ -85,8 +103,10 @@ def parse(raw: bytes) -> Desired:
 def _unknown_in_tier2(raw: bytes) -> Iterator[str]:
     """msgspec is strict about its own structures only."""
     known = {field.name for field in fields(Tier2Settings)}
-    for name in sorted((msgspec.json.decode(raw).get("tier2") or {}).keys() - known):
-        yield f"Tier 2 has no setting {name}."
+    told = decode(raw, _ANY)
+    for store in (told.get("tier2") or {}, *told.get("retiring", ())):
+        for name in sorted(store.keys() - known):
+            yield f"Tier 2 has no setting {name}."
 
 
 def _problems(desired: Desired) -> Iterator[str]:
@@ -101,6 +121,11 @@ def _problems(desired: Desired) -> Iterator[str]:
         for name in (shard.driver, *shard.readers):
             if name not in peers:
                 yield f"Shard {shard.name} is for {name}, who is not among the peers."
+    places = [store.place for store in desired.retiring]
+    for place in _repeated(places):
+        yield f"There are two entries for the retiring store {place}."
+    if desired.tier2 and desired.tier2.place in places:
+        yield f"The store {desired.tier2.place} is in use and retiring."
     for one, other in _same_part(desired.shards):
         yield f"Shards {one} and {other} would overwrite each other in tier 2: same namespace and part."
 

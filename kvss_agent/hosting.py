@@ -10,8 +10,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from kvss_agent import seal, wire
@@ -36,6 +37,9 @@ from kvss_agent.seal import Miss
 MEMBERS_MAX: Final = 64
 OTHERS_MAX: Final = 48  # connections of others than the driver, who is never locked out by them
 LEAVE_SECONDS: Final = 5.0  # for a driver to let go of what it no longer may use
+PURGE_SLOTS: Final = 1024  # whose headers are looked at under the lock at a time
+WRITE_SECONDS: Final = 5.0  # after which a slot that is being written is taken for broken off
+WRITE_LOOK_SECONDS: Final = 0.01
 SHARED_LOOK_SECONDS: Final = 0.002  # how often a shared count is looked at while somebody waits for it
 
 
@@ -233,6 +237,44 @@ class HostedShard:
             bytes(self.arena.slot(number)[:4]) == seal.MAGIC for number in range(self.arena.slots)
         )
 
+    def purge(self, tags: Collection[bytes]) -> tuple[int, int]:
+        """Empty every slot whose header has one of these tags, whoever wrote it and whether or not
+        anybody knows of it; how many, and of how many slots. Readers find out by the seal.
+
+        A slot that is being written is looked at again when that is over, or after a while. Nobody can
+        hold up who writes into shared memory: a column that comes between the look and the emptying is
+        emptied too, or damaged, and its reader gets a miss.
+        """
+        count, until = 0, self._clock() + WRITE_SECONDS
+        slots = self.arena.slots
+        left: Iterable[int] = range(slots)
+        while tags:
+            busy: list[int] = []
+            for run in batched(left, PURGE_SLOTS):
+                with self._lock:
+                    if self._gone:
+                        return count, slots
+                    for number in run:
+                        if number >= self.arena.slots:
+                            continue
+                        slot = self.arena.slot(number)
+                        if seal.tag_of(slot) not in tags:
+                            continue
+                        if self._is_written(number, slot) and self._clock() < until:
+                            busy.append(number)
+                        else:
+                            seal.clear(slot, seal.SEQUENCE_MAX, scrub=True)
+                            count += 1
+            if not busy:
+                break
+            left = busy
+            time.sleep(WRITE_LOOK_SECONDS)
+        return count, slots
+
+    def _is_written(self, number: int, slot: memoryview) -> bool:
+        """Under the lock: whether somebody is writing there, as far as can be known."""
+        return self.core.is_claimed(number) or (self._shared and seal.read(slot[:64]) is Miss.TORN)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if core and memory contradict themselves or one another."""
         with self._lock:
@@ -373,6 +415,12 @@ class HostedShard:
                 case _:
                     pass
         return mine
+
+
+def batched(numbers: Iterable[int], most: int) -> Iterator[list[int]]:
+    rest = iter(numbers)
+    while run := list(islice(rest, most)):
+        yield run
 
 
 def reopen(

@@ -8,23 +8,34 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from mmap import mmap
 from typing import Final, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from kvss_agent.http_server import EXTENSION, HttpConnection
+from telemetry import decoding
+
 BODY_BYTES_MAX: Final = 8 << 20
+RETRY_SECONDS: Final = 5
+BODY: Final = decoding.Limits(64 << 20, 1 << 23)  # a prompt of four million tokens, at most
+CONTROLLER: Final = "controller"  # whose connections those with the control token are
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
+OwnerOf = Callable[[Request], str | None]
 
 
 class Refused(Exception):
-    def __init__(self, status: HTTPStatus, detail: str) -> None:
+    """`retry_seconds`: after which asking again may help."""
+
+    def __init__(self, status: HTTPStatus, detail: str, retry_seconds: int | None = None) -> None:
         super().__init__(detail)
         self.status = status
+        self.retry_seconds = retry_seconds
 
 
 class Invalid(Exception):
@@ -32,17 +43,36 @@ class Invalid(Exception):
 
 
 def guarded(
-    handler: Handler, may: Callable[[Request], bool], refusals: Mapping[type[Exception], HTTPStatus]
+    handler: Handler,
+    owner_of: OwnerOf,
+    refusals: Mapping[type[Exception], HTTPStatus],
 ) -> Handler:
-    """The handler for those who may; what it raises becomes the status that `refusals` says."""
+    """The handler for those who may; what it raises becomes the status that `refusals` says.
+
+    `owner_of`: who asks, by the request's headers alone; None for who may not, or Refused. Before that
+    no byte of a body is read. Whose connection it is counts as proven from here on.
+    """
 
     async def answer(request: Request) -> Response:
-        if not may(request):
+        try:
+            owner = owner_of(request)
+        except Refused as error:
+            return problem(error.status, str(error), retry_seconds=error.retry_seconds)
+        if owner is None:
             return problem(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
+        if not _has_place(request, owner):
+            return problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "Too many connections with this token: close some, or use them again.",
+                retry_seconds=RETRY_SECONDS,
+                close=True,
+            )
         try:
             return await handler(request)
         except Refused as error:
-            return problem(error.status, str(error))
+            return problem(error.status, str(error), retry_seconds=error.retry_seconds)
+        except ClientDisconnect:
+            return problem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
         except (Invalid, ValueError) as error:
             return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except tuple(refusals) as error:
@@ -50,6 +80,11 @@ def guarded(
             return problem(status, str(error))
 
     return answer
+
+
+def _has_place(request: Request, owner: str) -> bool:
+    connection = request.scope.get("extensions", {}).get(EXTENSION)
+    return connection.prove(owner) if isinstance(connection, HttpConnection) else True
 
 
 def bearer(request: Request) -> str:
@@ -64,7 +99,11 @@ def is_token(given: str, expected: str) -> bool:
 
 
 async def body_of(request: Request, most: int = BODY_BYTES_MAX) -> bytes:
-    """The body, if it is not too long. It is not read further than that."""
+    """The body, if it is not too long. It is not read further than that; not at all if it says that it
+    is longer."""
+    announced = announced_bytes(request)
+    if announced is not None and announced > most:
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -73,10 +112,34 @@ async def body_of(request: Request, most: int = BODY_BYTES_MAX) -> bytes:
     return bytes(body)
 
 
+async def large_body_of(request: Request, most: int) -> memoryview:
+    """The same for what may be large: not copied, and memory is taken as it comes."""
+    announced = announced_bytes(request)
+    if announced is None:
+        return memoryview(await body_of(request, most))
+    if announced > most:
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+    place, at = memoryview(mmap(-1, max(announced, 1)))[:announced], 0
+    async for piece in request.stream():
+        place[at : at + len(piece)] = piece
+        at += len(piece)
+    return place
+
+
+def announced_bytes(request: Request) -> int | None:
+    """How long its body says that it is; None for as long as it goes on. The server has refused what is
+    no number."""
+    if "transfer-encoding" in request.headers:
+        return None
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
 def decode(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A body, within the limits of documents. Raises Invalid."""
     try:
-        return decoder.decode(raw)
-    except msgspec.DecodeError as error:  # ValidationError is one
+        return decoding.decode(raw, decoder, BODY)
+    except decoding.Malformed as error:
         raise Invalid(str(error)) from error
 
 
@@ -84,9 +147,15 @@ def as_json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def problem(status: HTTPStatus, detail: str) -> Response:
+def problem(
+    status: HTTPStatus, detail: str, *, retry_seconds: int | None = None, close: bool = False
+) -> Response:
     body = msgspec.json.encode({"title": status.phrase, "status": status, "detail": detail})
-    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+    if retry_seconds is not None:
+        headers["retry-after"] = str(retry_seconds)
+    if close:
+        headers["connection"] = "close"
     return Response(body, status, headers, media_type="application/problem+json")
 
 

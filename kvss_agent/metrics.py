@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from telemetry.exposition import Page
-from telemetry.metrics import Catalog, Sink
+from telemetry.metrics import Catalog, Metric, Sink
 
 if TYPE_CHECKING:
     from kvss_agent.agent import Agent
+    from kvss_agent.http_server import HttpPolicy
 
 METRICS: Final = Catalog()
 _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
@@ -26,6 +27,19 @@ CPU = _counter("kvss_cpu_seconds_total", "CPU time of the agent.")
 RESIDENT = _gauge("kvss_resident_bytes", "Memory of the process, arenas included.")
 GRANTED = _gauge("kvss_granted_bytes", "Memory granted to shards.")
 CONNECTIONS = _gauge("kvss_connections", "Connections of drivers and agents.")
+STRANGERS = _gauge(
+    "kvss_unproven_connections", "Connections of the data plane whose peers have proved nothing yet."
+)
+DISPLACED = _counter(
+    "kvss_displaced_connections_total",
+    "Unproven connections of the data plane that made way for others.",
+)
+HTTP_CONNECTIONS = _gauge(
+    "kvss_http_connections", "Connections of the control API, by whether a token was shown.", "peer"
+)
+HTTP_REFUSED = _counter(
+    "kvss_http_refused_total", "Connections of the control API that were ended, by the bound.", "bound"
+)
 ENDED = _counter("kvss_connections_ended_total", "Connections that were ended, by why.", "cause")
 SLOTS = _gauge("kvss_shard_slots", "The line: slots in use.", "shard")
 SLOT_BYTES = _gauge("kvss_shard_slot_bytes", "Size of a slot.", "shard")
@@ -91,11 +105,24 @@ def collect(agent: Agent, into: Sink) -> None:
     into.put(RESIDENT, [({}, process.memory_info().rss)])
     into.put(GRANTED, [({}, agent.granted_bytes)])
     into.put(CONNECTIONS, [({}, agent.plane.connections)])
+    into.put(STRANGERS, [({}, agent.plane.admission.strangers)])
+    into.put(DISPLACED, [({}, agent.plane.admission.displaced)])
+    put_http(into, agent.http, HTTP_CONNECTIONS, HTTP_REFUSED)
     ended = sorted(agent.plane.breaches.copy().items())
     into.put(ENDED, [({"cause": cause}, count) for cause, count in ended])
     _shards(agent, into)
     if agent.tiering.store:
         _tier2(asdict(agent.tiering.store.stats()), into)
+
+
+def put_http(into: Sink, policy: HttpPolicy, connections: Metric, refused: Metric) -> None:
+    """What stands at an HTTP server, and what has hit its bounds."""
+    admission = policy.admission
+    into.put(
+        connections,
+        [({"peer": "proven"}, admission.proven), ({"peer": "stranger"}, admission.strangers)],
+    )
+    into.put(refused, [({"bound": bound}, count) for bound, count in sorted(policy.refused.items())])
 
 
 def _shards(agent: Agent, into: Sink) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from kvss_agent import channel as channels
 from kvss_agent import seal, wire
 from kvss_agent.breach import Breach, Cause
-from kvss_agent.channel import STALL_SECONDS
+from kvss_agent.channel import STALL_SECONDS, Waste
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.tiered import batches
 from kvss_agent.core import WAIT_SECONDS_MAX, Fill, Turn
@@ -60,6 +60,7 @@ class Pull:
     started_at: float = field(default_factory=time.time)
     finished_at: float | None = None
     cancelled: bool = False
+    driver: str = ""  # in whose name
     _puller: _Puller | None = None
 
     def cancel(self) -> None:
@@ -186,6 +187,7 @@ def _receive(
         return
     if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
         raise Lost(f"{line.address} sent {type(answer).__name__}, which may not come here")
+    waste = Waste()
     places: list[memoryview] = []
     memories: list[tuple[memoryview, bytes, Header] | None] = []
     for slot, raw in zip(effect.slots, answer.headers, strict=True):
@@ -193,8 +195,10 @@ def _receive(
         if isinstance(header, Miss):
             pull.skipped[header] += 1
             continue
+        if header.length > shard.arena.payload_bytes_max:  # as large as those of the source
+            raise Lost(f"{line.address} announces a payload that is larger than its slots")
         memory = None if isinstance(slot, Miss) else shard.arena.slot(slot)
-        if memory is None or len(memory) < HEADER_BYTES + header.length:
+        if memory is None:
             pull.skipped[Miss.REFUSED] += 1
         elif seal.is_newer(memory, 0):
             pull.skipped[NEWER] += 1
@@ -203,7 +207,7 @@ def _receive(
             places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
             memories.append((memory, raw, header))
             continue
-        places.append(memoryview(bytearray(header.length)))
+        places.append(waste.of(header.length))
         memories.append(None)
     arrived = -1
     try:

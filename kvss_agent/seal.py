@@ -216,6 +216,11 @@ def copy_out(
     return found if arrived == found.checksum else _why_not(slot, found)
 
 
+def tag_of(slot: memoryview) -> bytes | None:
+    """Whose column the slot holds, or held until somebody began to write there; None for nobody's."""
+    return bytes(slot[32:48]) if bytes(slot[:4]) == MAGIC else None
+
+
 def payload_of(slot: memoryview, header: Header) -> memoryview | None:
     """The payload that an intact header speaks of, or None where it would not fit the slot."""
     end = HEADER_BYTES + header.length

@@ -20,15 +20,18 @@ from typing import Final
 
 from kvss_agent import channel as channels
 from kvss_agent import wire
+from kvss_agent.admission import Admission, Places
 from kvss_agent.breach import Cause
 from kvss_agent.channel import PlainChannel, TlsChannel
 from kvss_agent.connection import AnyChannel, Connection, Latencies, Tiering, spawn
 from kvss_agent.hosting import HostedShard
 from kvss_agent.leases import FOREVER
+from kvss_agent.peers import origin_of_socket
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 1024
+PLACES: Final = Places(strangers_max=128, strangers_per_origin=32, proven_max=1024)
+ENDING_MAX: Final = 256  # connections that have lost their place and whose threads have not ended yet
 # For sending what is read. A driver that evicts to the same slot is kept waiting by it, and must not
 # take the agent for lost.
 LEASE_SECONDS: Final = channels.STALL_SECONDS / 2
@@ -47,11 +50,13 @@ class DataPlane:
         software: str = "",
         stall_seconds: float = channels.STALL_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
+        places: Places = PLACES,
     ) -> None:
         """`shards` by name and `secrets` by driver may change at any time; they are looked at when
         somebody connects."""
         self.shards = shards
         self.secrets = secrets
+        self.keys: Mapping[str, str] = {}  # of drivers, by fingerprint; may change likewise
         self.tiering = tiering
         self.versions = versions
         self.software = software
@@ -62,6 +67,7 @@ class DataPlane:
         self._listeners: list[socket.socket] = []
         self._paths: list[Path] = []
         self._connections: dict[int, Connection] = {}
+        self.admission: Admission[Connection] = Admission(places, self._owners)
         self._numbers = 0
         self._lock = threading.Lock()
         self._stopping = False
@@ -70,6 +76,10 @@ class DataPlane:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    def _owners(self) -> set[str]:
+        """Who has places of its own."""
+        return {*self.secrets, *(shard.identity.driver for shard in list(self.shards.values()))}
 
     def wake(self, moment: float) -> None:
         """A shard has to be ticked at this moment. Give this to the shards."""
@@ -126,19 +136,26 @@ class DataPlane:
         with self._lock:
             if self._stopping:
                 return Cause.DRAINING
-            if len(self._connections) >= CONNECTIONS_MAX:
+            places = self.admission.places
+            if len(self._connections) >= places.strangers_max + places.proven_max + ENDING_MAX:
                 return Cause.LIMIT
             self._numbers += 1
             try:
+                origin = origin_of_socket(sock)
                 connection = Connection(self, self._numbers, self._channel(sock, tls))
-            except OSError:  # it has broken off already
+            except (OSError, channels.Closed):  # it has broken off already
                 return Cause.GONE
             self._connections[connection.number] = connection
+            displaced = self.admission.enter(connection, origin)
             try:
                 spawn(connection.run, name=f"connection {connection.number}")
             except RuntimeError:  # the system has no thread left
                 del self._connections[connection.number]
+                self.admission.leave(connection)
                 return Cause.LIMIT
+            finally:
+                if displaced:
+                    displaced.close(Cause.LIMIT, "others connect, and it has not proved who it is")
         return None
 
     def _channel(self, sock: socket.socket, tls: ssl.SSLContext | None) -> AnyChannel:
@@ -175,9 +192,15 @@ class DataPlane:
         self._clock.stop()
         return not left
 
-    def forget(self, number: int) -> None:
+    def prove(self, connection: Connection, driver: str) -> bool:
+        """It has shown that it is this driver. False if it has to end: it was displaced meanwhile, or
+        its driver has no place left."""
+        return self.admission.prove(connection, driver)
+
+    def forget(self, connection: Connection) -> None:
         with self._lock:
-            self._connections.pop(number, None)
+            self.admission.leave(connection)
+            self._connections.pop(connection.number, None)
 
 
 class Clock:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,8 @@ from kvss_agent.client.line import Address
 from kvss_agent.joining import Console
 from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size, web_url
 from telemetry.extras import NO_OTLP, has_otlp
+
+log = logging.getLogger(__name__)
 
 PREFIX: Final = "KVSS_AGENT_"
 REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
@@ -34,6 +38,7 @@ class Settings:
     unix: Path
     control: tuple[str, int]
     token: str = field(repr=False)
+    plain_control: bool = False
     is_new: bool = False  # the token was made just now: nobody can know it yet
     tcp: tuple[str, int] | None = None
     tls_certificate: Path | None = None
@@ -49,6 +54,16 @@ class Settings:
     control_url: str | None = None
     data_address: str | None = None
     nics: tuple[tuple[str, str], ...] = ()  # which is plugged in at which leaf
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether the control API is TLS: certificates come from a console."""
+        return self.console is not None and not self.plain_control
+
+    @property
+    def has_tls_of_console(self) -> bool:
+        """Whether TCP is TLS with the certificates of a console."""
+        return self.console is not None and not self.tls_certificate and not self.plain_tcp
 
     def tls_for_drivers(self) -> ssl.SSLContext | None:
         """What TCP connections have to bring: a certificate of our authorities. None: plain TCP."""
@@ -84,15 +99,16 @@ def parser() -> argparse.ArgumentParser:
     add("--state-dir", help="for the socket, the token and the document (default: .kvss)")
     add("--unix", help="socket for drivers on this node (default: data.sock in the state directory)")
     add("--tcp", help="HOST:PORT for drivers on other nodes (default: none)")
-    add("--tls-certificate", help="PEM; with it, TCP is TLS and drivers show certificates")
+    add("--tls-certificate", help="PEM; with it, TCP is TLS (default: as the console issues it)")
     add("--tls-key", help="PEM, of the certificate")
     add("--tls-authorities", help="PEM, who signs the certificates of drivers and agents")
     add("--plain-tcp", help="yes: TCP without TLS, for networks that nobody else is on (default: no)")
     add("--control", help="HOST:PORT of the control API (default: 127.0.0.1:8410)")
+    add_plain_control(made)
     add("--token-file", help="the token of the control API (default: made in the state directory)")
     add("--memory", help="at most so much for shards, such as 24G (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
-    add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
+    add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
     add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)
@@ -105,11 +121,56 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def add_plain_control(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    add(
+        "--plain-control",
+        help="yes: the control API without TLS, where nobody else listens (default: no with --console; "
+        "without one only on loopback)",
+    )
+
+
+def plain_control_problems(
+    control: tuple[str, int], console: Console | None, *, plain: bool
+) -> list[str]:
+    if console is None and not plain and not is_loopback(control[0]):
+        problem = (
+            f"--control {control[0]}:{control[1]} can be reached by others, and without a console "
+            "there are no certificates: tokens and keys could be read on the way. Join a console by "
+            "--console, listen on 127.0.0.1, or take --plain-control yes where nobody else listens."
+        )
+        return [problem]
+    return []
+
+
+def warn_of_plain_control(control: tuple[str, int]) -> None:
+    """Say it at each start."""
+    if not is_loopback(control[0]):
+        log.warning(
+            "The control API is plain HTTP on %s:%s: tokens and keys can be read on the way",
+            *control,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def add_console(made: argparse.ArgumentParser) -> None:
     """What joining a fleet wants to know, of agents and of drivers."""
     add = made.add_argument
     add("--console", metavar="URL", help="join the fleet of this console (default: none)")
     add("--join-token", help="lets us in at the first time; better in the environment")
+    add(
+        "--console-ca",
+        metavar="FILE",
+        help="PEM: who vouches for the console's https:// (default: whom the system trusts)",
+    )
     add(
         "--plain-console",
         help="yes: http:// to another machine, where nobody else listens (default: no)",
@@ -129,6 +190,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         unix=take("unix", state_dir / "data.sock", path, "a path").absolute(),
         control=take("control", ("127.0.0.1", 8410), place, where),
         token="",
+        plain_control=take("plain_control", False, YES_OR_NO.__getitem__, "yes or no"),
         tcp=take("tcp", None, place, where),
         tls_certificate=take("tls_certificate", None, file, "a file that can be read"),
         tls_key=take("tls_key", None, file, "a file that can be read"),
@@ -158,7 +220,12 @@ def take_console(given: Options) -> Console | None:
     plain = given.take("plain_console", False, YES_OR_NO.__getitem__, "yes or no")
     if token and not url:
         given.problems.append("--join-token needs --console: where to join.")
-    console = Console(url, token)
+    authorities = given.take("console_ca", None, file, "a file that can be read")
+    console = Console(url, token, authorities)
+    try:
+        console.verify()
+    except OSError as error:
+        given.problems.append(f"--console-ca {authorities} holds no certificates: {error}.")
     if url and console.is_in_the_open and not plain:
         given.problems.append(
             "--console is http://: what is told there could be read on the way. Take https://, or "
@@ -190,12 +257,15 @@ def _nics(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _contradictions(settings: Settings) -> list[str]:
-    problems = []
+    problems = plain_control_problems(settings.control, settings.console, plain=settings.plain_control)
     tls = [settings.tls_certificate, settings.tls_key, settings.tls_authorities]
     if any(tls) and not all(tls):
         problems.append("--tls-certificate, --tls-key and --tls-authorities belong together.")
-    if settings.tcp and not any(tls) and not settings.plain_tcp:
-        problems.append("--tcp needs --tls-certificate, or --plain-tcp yes where nobody else listens.")
+    if settings.tcp and not any(tls) and not settings.plain_tcp and settings.console is None:
+        problems.append(
+            "--tcp needs --tls-certificate, or --console, which issues one; or --plain-tcp yes where "
+            "nobody else listens."
+        )
     if len(os.fsencode(settings.unix)) > SOCKET_PATH_BYTES_MAX:
         problems.append(
             f"--unix is {str(settings.unix)!r}: the path of a socket has at most "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvss_agent import seal
@@ -15,6 +15,7 @@ from kvss_agent.tier2.backend import Failed, Removed
 from kvss_agent.tier2.column_file import CLEAR, Form
 from kvss_agent.tier2.encryption import Encrypted
 from kvss_agent.tier2.store import Outcome, Tier2
+from kvss_agent.tier2.stores import NotOpen
 from kvss_agent.wire import Tier, TierAnswer, TierVerb
 
 PURGE_ANSWER_SECONDS: Final = 10.0  # then it goes on, and its driver asks again: sooner than it gives up
@@ -29,13 +30,24 @@ Answer = TierAnswer | Miss
 Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
 
 
+def _none() -> list[Tier2]:
+    """No store is retiring."""
+    return []
+
+
 class LoopTiering:
     """Carries out requests on the store of the moment. Without one they are refused: it may be on its
-    way. Only if tier 2 is off there is nothing to be removed."""
+    way. What is to be removed goes from retiring stores, too; if tier 2 is off, from those only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        retiring: Callable[[], Sequence[Tier2]] = _none,
+    ) -> None:
+        """`retiring`: all retiring stores that may have files. Raises NotOpen if one can't be asked."""
         self.store: Tier2 | None = None
         self.is_off = False  # the document that we follow has no tier 2
+        self._retiring = retiring
         self._loop = loop
         self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
         self._untold: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
@@ -54,47 +66,51 @@ class LoopTiering:
             answers, notes = await self._answers(shard, asked, slots)
         except Failed:
             pass  # counted by the store, and told as FAILED
+        except NotOpen:
+            answers = tuple(Miss.REFUSED for _ in asked.columns)
         finally:
             # Also when something unforeseen is on its way up: slots must not stay claimed.
             then(answers, notes)
 
     async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
-        store = self.store
-        if store is None:
-            return self._without_store(shard, asked)
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
+        if asked.verb is TierVerb.PURGE:
+            return await self._purge(self._everything(), Scope(asked.columns[0].tag, namespace))
+        if asked.verb is TierVerb.DELETE:
+            for one in self._everything():
+                await one.delete(addresses)
+            return tuple(TierAnswer.DONE for _ in addresses), ()
+        store = self.store
+        if store is None:
+            return tuple(Miss.REFUSED for _ in asked.columns), ()
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
             return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
-        if asked.verb is TierVerb.PURGE:
-            return await self._purge(store, Scope(asked.columns[0].tag, namespace))
-        if asked.verb is TierVerb.DELETE:
-            await store.delete(addresses)
-            return tuple(TierAnswer.DONE for _ in addresses), ()
         carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
         return await carry_out(store, shard, asked, addresses, slots)
 
-    def _without_store(self, shard: HostedShard, asked: Tier) -> Answers:
-        if self.is_off and asked.verb is TierVerb.PURGE:
-            return self._receipt(Scope(asked.columns[0].tag, shard.identity.namespace))
-        is_gone = self.is_off and asked.verb is TierVerb.DELETE
-        return tuple(TierAnswer.DONE if is_gone else Miss.REFUSED for _ in asked.columns), ()
+    def _everything(self) -> list[Tier2]:
+        """All stores that may have files. Raises NotOpen."""
+        if self.store is None and not self.is_off:
+            raise NotOpen("Tier 2 is not open.")
+        return [*([self.store] if self.store else []), *self._retiring()]
 
-    async def _purge(self, store: Tier2, scope: Scope) -> Answers:
+    async def _purge(self, stores: Sequence[Tier2], scope: Scope) -> Answers:
         """Who asks while it runs waits for the same one: from its begin on nothing was let in.
 
         Who asks later has a purge of its own, since there may be more by then. It is told of all that is
         gone and that nobody has been told of.
         """
-        purge = self._purges.get((store, scope))
-        if purge is None:
-            if len(self._purges) >= PURGES_MAX:
-                return (Miss.REFUSED,), ()
-            purge = asyncio.create_task(self._purge_all(store, scope))
-            self._purges[store, scope] = purge
-        await asyncio.wait([purge], timeout=PURGE_ANSWER_SECONDS)
-        if not purge.done() or not purge.result():
+        new = [store for store in stores if (store, scope) not in self._purges]
+        if len(self._purges) + len(new) > PURGES_MAX:
+            return (Miss.REFUSED,), ()
+        for store in new:
+            self._purges[store, scope] = asyncio.create_task(self._purge_all(store, scope))
+        purges = [self._purges[store, scope] for store in stores]
+        if purges:
+            await asyncio.wait(purges, timeout=PURGE_ANSWER_SECONDS)
+        if not all(purge.done() and purge.result() for purge in purges):
             return (TierAnswer.FAILED,), ()
         return self._receipt(scope)
 

@@ -502,6 +502,7 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     Kind.ERROR: 2 * (1 + TEXT_BYTES_MAX),
 }
 BODY_BYTES_MAX: Final = max(_BODY_BYTES_MAX.values())
+HANDSHAKE_BODY_BYTES_MAX: Final = max(_BODY_BYTES_MAX[kind] for kind in (Kind.HELLO, Kind.PROOF))
 
 
 def decode(kind: int, flags: int, count: int, number: int, body: bytes) -> Frame:
@@ -563,8 +564,10 @@ class FrameReader:
     where those belong; `want` hands out these places then, and `fed` tells as each is full.
     """
 
-    def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(HEAD_BYTES + BODY_BYTES_MAX))
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        """`body_bytes_max`: less for a peer that has not proved who it is."""
+        self._body_bytes_max = body_bytes_max
+        self._buffer = memoryview(bytearray(HEAD_BYTES + body_bytes_max))
         self._have = 0
         self._need = HEAD_BYTES
         self._places: Sequence[memoryview] = ()
@@ -603,7 +606,7 @@ class FrameReader:
         if self._need == HEAD_BYTES:
             if kind not in _KINDS:
                 raise _malformed(f"no kind {kind}")
-            if length > _BODY_BYTES_MAX.get(kind, 0):
+            if length > min(_BODY_BYTES_MAX.get(kind, 0), self._body_bytes_max):
                 raise _malformed(f"a body of {length} bytes")
             if length:
                 self._need = HEAD_BYTES + length

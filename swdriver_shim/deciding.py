@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -51,9 +51,16 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS: Final = 0.2
 CLEARS_AT_ONCE: Final = 64
+PURGES_MAX: Final = 4096  # of tags whose figures are kept
 THREADS_MAX: Final = 32
 
 T = TypeVar("T")
+Permit = Callable[[], bool]  # whether whoever asked still may. Asked when the effect is had
+
+
+def always() -> bool:
+    """Nobody can be refused any more."""
+    return True
 
 
 class Notes(NamedTuple):
@@ -166,6 +173,10 @@ class Decider:
         )
         self._paces: dict[str, Pace] = {}  # of refills, by org
         self._moved: dict[str, Moved] = {}  # by org
+        self._purges: dict[bytes, Removal] = {}  # of tags that are nobody's any more
+        self._served: Mapping[str, bytes] | None = None  # tags by org; None: nobody has said so
+        self._emptiers = ThreadPoolExecutor(count, thread_name_prefix="former homes")
+        self._emptying: set[str] = set()  # shards
         for shard in self._all:
             shard.on_line = self._wake.set
         self._wall_clock = wall_clock
@@ -196,6 +207,7 @@ class Decider:
         self._threads.shutdown()
         for shard in self._all:
             shard.close()
+        self._emptiers.shutdown(cancel_futures=True)
         self._carrier.close()
 
     def _go_on(self, notes: Notes) -> None:
@@ -237,7 +249,7 @@ class Decider:
             match = self.ledger.match(prompt, self._clock())
         try:
             seeking = None
-            if match.tokens < prompt.tokens:
+            if match.tokens < prompt.tokens and self.is_served(prompt.maker):
                 seeking = self._carrier.seek(prompt, match.tokens // COLUMN_TOKENS, match)
         except BaseException:
             with self._lock:
@@ -302,21 +314,39 @@ class Decider:
         verified: int,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        permit: Permit = always,
     ) -> Store:
         """Slots for what is not stored yet of the first so many tokens, which are verified. `end_store`
-        has to follow."""
+        has to follow. None if its org is gone or has another tag since the keys were made, or without
+        `permit`."""
         with self._lock:
+            if not (self.is_served(prompt.maker) and permit()):
+                return Store([])
             return self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
 
-    def end_store(self, store: Store, failed: Mapping[Column, Reason], seconds: float = 0.0) -> None:
-        """Its columns are in their slots on every agent, but for those that failed. That took so
-        long."""
+    def is_served(self, maker: Keys) -> bool:
+        """Whether its org is here, with the tag that the keys were made for. Under the lock, where it
+        has to stay so."""
+        return self._served is None or self._served.get(maker.org) == maker.tag
+
+    def end_store(
+        self,
+        store: Store,
+        failed: Mapping[Column, Reason],
+        seconds: float = 0.0,
+        permit: Permit = always,
+    ) -> bool:
+        """Its columns are in their slots on every agent, but for those that failed. That took so long.
+        Without `permit` none of them is served, and their slots are emptied. Whether there was one."""
         with self._lock:
+            if not (may := permit()):
+                failed = {column: Reason.PURGED for column, _ in store.places}
             self.ledger.finish_store(store, self._clock(), failed)
             if store.places:
                 self._note_evict(store.places, failed, seconds)
-            if self.ledger.spilling.is_short_of_room:
+            if self.ledger.spilling.is_short_of_room or not may:
                 self._wake.set()
+            return may
 
     def _note_evict(
         self, places: Sequence[Place], failed: Mapping[Column, Reason], seconds: float
@@ -360,8 +390,10 @@ class Decider:
         self, policies: Mapping[str, OrgPolicies], tags: Mapping[str, bytes] | None = None
     ) -> None:
         """They hold at once, and for what is stored already. `tags`: the isolation tags of orgs, to
-        reach what lies in tier 2 of those that have asked for nothing yet."""
+        reach what lies in tier 2 of those that have asked for nothing yet. From then on nothing is
+        stored under any other tag, whenever that was begun."""
         with self._lock:
+            self._served = tags
             self.ledger.set_policies(policies, self._clock(), tags)
         self._wake.set()
 
@@ -436,7 +468,8 @@ class Decider:
     def delete(self, prompt: Prompt, *, shared: bool = False, seconds: float = 30) -> Receipt:
         """Remove a prompt as far as nobody else goes on from it; with `shared` all of it. Waits until
         every slot is empty, at most so long."""
-        return self._removed(lambda: self.ledger.delete(prompt, shared=shared), seconds)
+        org, tag = prompt.org, prompt.maker.tag
+        return self._removed(lambda: self.ledger.delete(prompt, shared=shared), seconds, org, tag)
 
     def purge(
         self,
@@ -451,23 +484,45 @@ class Decider:
 
         `tag`: the org's, needed for tier 2 if none of its prompts may have been here since the start.
         """
-        return self._removed(lambda: self.ledger.purge(org, namespace, tag), seconds)
+        return self._removed(lambda: self.ledger.purge(org, namespace, tag), seconds, org, tag)
 
     def start_purge(self, org: str, tag: bytes) -> None:
-        """The same without waiting."""
+        """Remove all that carries this tag, which is not its org's any more. `finish_purge` waits."""
         with self._lock:
-            self.ledger.purge(org, tag=tag)
+            self._purge_of(org, tag)
         self._wake.set()
 
-    def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
+    def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
+        """Wait until nothing is left of what carries this tag, at most so long. Asked again, it tells
+        the same figures."""
+        return self._removed(lambda: self._purge_of(org, tag), seconds, org, tag)
+
+    def _purge_of(self, org: str, tag: bytes) -> Removal:
+        """Under the lock: begun once. Nothing is stored under a tag that is nobody's (`begin_store`)."""
+        found = self._purges.get(tag)
+        if found is None:
+            if len(self._purges) >= PURGES_MAX:
+                del self._purges[next(iter(self._purges))]
+            found = self._purges[tag] = self.ledger.purge_tag(org, tag)
+        return found
+
+    def _removed(
+        self, begin: Callable[[], Removal], seconds: float, org: str, tag: bytes | None
+    ) -> Receipt:
         began = self._clock()
         with self._lock:
             removal = begin()
+            tags = self.ledger.stock.tags(org, tag)
         self._wake.set()
         with self._housekept:
             self._housekept.wait_for(lambda: removal.done or self._stop.is_set(), seconds)
-        left = began + seconds - self._clock()
-        is_done = removal.done and not self._stop.is_set() and self._is_applied(left)
+        until = began + seconds
+        is_done = (
+            removal.done
+            and not self._stop.is_set()
+            and self._is_applied(until - self._clock())
+            and self._is_here_only(tags, until)
+        )
         with self._lock:
             confirmed = {name: at - began for name, at in removal.confirmed.items()}
             return Receipt(
@@ -481,11 +536,30 @@ class Decider:
 
     def _is_applied(self, seconds: float) -> bool:
         """Whether agents have all that was evicted: what lies under it is there until then."""
-        applied = self._on_each(
-            lambda group, index: self._keepers[group][index].applied(max(0.0, seconds)),
-            range(len(self._keepers)),
-        )
-        return all(applied.values())
+        until = self._clock() + seconds  # in this thread: those of shards are for work, not for waiting
+        return all(keeper.applied(max(0.0, until - self._clock())) for keeper in self._all)
+
+    def _is_here_only(self, tags: Collection[bytes], until: float) -> bool:
+        """Wait until no home that a shard has left can have anything of these tags any more; of any, if
+        there is none. What the ledger knew of is removed by now, and where it was read from. Homes may
+        have more: what was there when it moved, and has been overwritten at the new one since."""
+
+        def is_so() -> bool:
+            return not any(
+                shard.may_be_elsewhere(tag)
+                for shard in self._all
+                if shard.has_former_homes
+                for tag in tags or (None,)
+            )
+
+        if is_so():
+            return True
+        self._wake.set()
+        with self._housekept:
+            self._housekept.wait_for(
+                lambda: self._stop.is_set() or is_so(), max(0.0, until - self._clock())
+            )
+        return not self._stop.is_set() and is_so()
 
     # How it stands
 
@@ -544,14 +618,38 @@ class Decider:
             self._wake.clear()
             try:
                 self._follow_shards()
+                until = self._clock() + HOUSEKEEPING_SECONDS
                 while not self._stop.is_set() and self._a_little():
-                    pass
+                    if self._clock() >= until:  # shards and tier 2 have their turn
+                        self._wake.set()
+                        break
                 self._carrier.keep_house()
+                self._empty_former_homes()
             except Exception:
                 log.exception("Housekeeping has failed; it goes on")
                 self._stop.wait(HOUSEKEEPING_SECONDS)  # and not in a hurry
             with self._housekept:
                 self._housekept.notify_all()
+
+    def _empty_former_homes(self) -> None:
+        """Each shard's in a thread of its own: one that can't be reached holds up nothing else."""
+        with self._lock:
+            accounts = self.ledger.stock.accounts.values()
+            scrub = any(account.policy.scrub for account in accounts)
+        for shard in self._all:
+            if shard.has_former_homes and shard.name not in self._emptying:
+                self._emptying.add(shard.name)
+                self._emptiers.submit(self._empty_homes_of, shard, scrub)
+
+    def _empty_homes_of(self, shard: Keeper, scrub: bool) -> None:  # noqa: FBT001
+        try:
+            shard.empty_former_homes(scrub=scrub)
+        except Exception:
+            log.exception("Homes that %s has left can't be emptied; they are tried again", shard.name)
+        finally:
+            self._emptying.discard(shard.name)
+        with self._housekept:
+            self._housekept.notify_all()
 
     def _keep_sweeping(self) -> None:
         """Apart from all that waits for shards: a slow path, or an agent that does not answer, makes no
@@ -578,6 +676,7 @@ class Decider:
                 is_done = self._keepers[of][index].clear(slots, scrub=scrub)
                 return self._clock() if is_done else None
 
+            removals = {id(clear.removal): clear.removal for clear in clears if clear.removal}.values()
             moments: dict[tuple[int, int], float | None] = {}
             is_done = False
             try:
@@ -585,12 +684,15 @@ class Decider:
                 is_done = None not in moments.values()
             finally:
                 with self._lock:
-                    for removal in {id(each): each for *_, each in clears if each}.values():
+                    for removal in removals:
                         for (of, index), at in moments.items():
                             if at is not None:
                                 removal.confirmed[self._keepers[of][index].name] = at
                     (self.ledger.slots.cleared if is_done else self.ledger.slots.not_cleared)(clears)
             more |= is_done
+            if any(removal.done for removal in removals):  # who waits for it does not wait for the rest
+                with self._housekept:
+                    self._housekept.notify_all()
         return more
 
     def _follow_shards(self) -> None:

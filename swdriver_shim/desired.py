@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import httpx
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from kvss_agent.client import Address
 from kvss_agent.desired import Document, Name
@@ -27,6 +27,7 @@ from swdriver_shim.moving.paths import PathSpec
 from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000
+AGENTS_REMOVED_MAX: Final = 4096
 SHA256: Final = r"^[0-9a-f]{64}$"
 
 Text = Annotated[str, Meta(max_length=500)]
@@ -62,10 +63,16 @@ class ModelSpec(Document, frozen=True):
 
 
 class ControlSpec(Document, frozen=True):
-    """The control API of an agent: it is asked to pull when a shard moves there."""
+    """The control API of an agent: it is asked to pull when a shard moves there.
+
+    A console gives a `capability` for that move, and the fingerprint of the agent's `key`. The agent's
+    own `token` is for a driver whose document somebody has written by hand.
+    """
 
     url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
-    token: Annotated[str, Meta(min_length=20, max_length=500)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)] | None = None
+    capability: Annotated[str, Meta(pattern=r"^tgc_", max_length=4000)] | None = None
+    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
 class HomeSpec(Document, frozen=True):
@@ -83,7 +90,7 @@ class HomeSpec(Document, frozen=True):
     path: PathSpec | None = None
 
 
-class OrgSpec(Document, frozen=True):
+class OrgSpec(Document, frozen=True, omit_defaults=True):
     """An org: what its keys are made with, what it wants, and whose requests are its own.
 
     Its columns in tier 2 are encrypted with `data_key`, where its policy wants that; without a key they
@@ -95,6 +102,17 @@ class OrgSpec(Document, frozen=True):
     policies: OrgPolicies = OrgPolicies()
     data_key: Annotated[bytes, Meta(min_length=DATA_KEY_BYTES, max_length=DATA_KEY_BYTES)] | None = None
     tokens: tuple[Annotated[str, Meta(pattern=SHA256)], ...] = ()  # SHA-256 of each, in hex
+    # In place of `secret`, of models of which everything was purged: what is older has other names.
+    secrets: dict[
+        Annotated[str, Meta(max_length=500)],
+        Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)],
+    ] = field(default_factory=dict)
+
+    def of_model(self, model: str) -> OrgSpec:
+        """As a driver of this model has it."""
+        if not self.secrets:
+            return self
+        return structs.replace(self, secret=self.secrets.get(model, self.secret), secrets={})
 
 
 class Desired(Document, frozen=True):
@@ -105,6 +123,8 @@ class Desired(Document, frozen=True):
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
     model: ModelSpec
     homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)]
+    # Addresses of agents whose nodes are no more, and whatever a shard has left there with them.
+    agents_removed: Annotated[tuple[Text, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
     orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
 
     def callers(self) -> dict[str, OrgSpec]:
@@ -124,7 +144,8 @@ def parse(raw: bytes) -> Desired:
         raise Invalid(f"The layout: {error}.") from error
     if problems := list(_problems(desired)):
         raise Invalid(" ".join(problems))
-    return desired
+    orgs = tuple(org.of_model(desired.model.name) for org in desired.orgs)
+    return structs.replace(desired, orgs=orgs)
 
 
 def token_hash(token: str) -> str:
@@ -153,6 +174,9 @@ def _problems(desired: Desired) -> Iterator[str]:
     if len(set(given)) != len(given):
         yield "A shard has one home."
     for home in desired.homes:
+        control = home.control
+        if control and (control.token is None) == (control.capability is None):
+            yield f"The home of shard {home.index} of {home.group}: control has a token or a capability."
         try:
             Address.parse(home.address)
             httpx.URL(home.control.url if home.control else "")

@@ -22,7 +22,7 @@ from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
-from swdriver_shim.deciding import Asked, Decider, Notes, is_new
+from swdriver_shim.deciding import Asked, Decider, Notes, Permit, always, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.moving.carrier import Seeking
@@ -92,6 +92,7 @@ class Driver(Decider):
                 shards[0],
                 self._carrier,
                 self._on_each,
+                self.is_served,
                 clock=clock,
                 wake=self._wake.set,
             )
@@ -164,19 +165,22 @@ class Driver(Decider):
         read: Part,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        permit: Permit = always,
     ) -> Stored:
         """Send out what is not stored yet of the first so many tokens, which are verified.
 
         `first`: the token from which on the engine has KV of each group, if not from the start, as where
-        a window has gone on. What is before it is not asked for.
+        a window has gone on. What is before it is not asked for. Without `permit`, or if the org has
+        another tag by now, nothing is stored, be it that this shows at the end only.
         """
-        begun = self.begin_store(prompt, verified, rules, first)
+        begun = self.begin_store(prompt, verified, rules, first, permit)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
         began = time.perf_counter()
         try:
             failed = self._send(prompt, begun.places, read)
         finally:
-            self.end_store(begun, failed, time.perf_counter() - began)
+            if not self.end_store(begun, failed, time.perf_counter() - began, permit):
+                failed = {column: Reason.PURGED for column, _ in begun.places}
         size = sum(place.column.bytes for place in begun.places if place.column not in failed)
         return Stored(len(begun.places) - len(failed), size, len(failed))
 

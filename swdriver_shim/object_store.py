@@ -18,7 +18,7 @@ from kvss_agent.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.keys import COLUMN_TOKENS, Named
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.moving.carrier import Carrier, reason_of
 from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.policy import AS_USUAL, Rules
@@ -62,6 +62,7 @@ class ObjectStore:
         shards: Sequence[Shard],
         carrier: Carrier,
         on_each: OnEach,
+        is_served: Callable[[Keys], bool],
         *,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -73,6 +74,7 @@ class ObjectStore:
         self._shards = shards
         self._carrier = carrier
         self._on_each = on_each
+        self._is_served = is_served
         self._clock = clock
         self._wake = wake
         each = [size * COLUMN_TOKENS for size in ledger.stock.layout.groups[0].bytes_per_token]
@@ -111,9 +113,16 @@ class ObjectStore:
                 self._objects.finish(found, refused, self._clock())
         return [lengths.get(place) for place in range(len(into))]
 
-    def put(self, asked: Named, values: Sequence[memoryview], rules: Rules = AS_USUAL) -> list[bool]:
+    def put(
+        self,
+        asked: Named,
+        values: Sequence[memoryview],
+        rules: Rules = AS_USUAL,
+        permit: Callable[[], bool] = lambda: True,
+    ) -> list[bool]:
         """Keep these; which of them are kept now. What is there already stays as it is: a key stands for
-        one value. Without room for all, the first ones are kept, and the last ones go first.
+        one value. Without room for all, the first ones are kept, and the last ones go first. Without
+        `permit`, or if the org has another tag by now, none is kept, be it that this shows at the end.
 
         Raises TooLarge for a value that does not fit a column, and ValueError for an empty one, before
         anything is kept.
@@ -125,6 +134,8 @@ class ObjectStore:
                 self.too_large += 1
             raise
         with self._lock:
+            if not (self._is_served(asked.maker) and permit()):
+                return [False] * len(values)
             begun = self._ledger.begin_store(asked, asked.tokens, self._clock(), rules)
             kept = self._objects.stored(asked)
             begun.places.reverse()  # policies that go by order give the last ones up first
@@ -136,6 +147,8 @@ class ObjectStore:
                 failed = {}
         finally:
             with self._lock:
+                if not permit():
+                    failed = {column: Reason.PURGED for column, _ in begun.places}
                 self._ledger.finish_store(begun, self._clock(), failed)
                 if self._ledger.spilling.is_short_of_room:
                     self._wake()

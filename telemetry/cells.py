@@ -22,6 +22,7 @@ from telemetry.histogram import BUCKETS, Histogram
 from telemetry.metrics import Kind
 
 NUMBER_MAX: Final = 1 << 53  # of a record: finite, and small enough for many of them to be added
+SUM_MAX: Final = 1 << 62  # of what is stored; sums of counts and seconds end there, others are floats
 Number = int | float
 Gauge = tuple[Number, int, Number]
 Sparse = list[Number]
@@ -48,6 +49,7 @@ _Bounded = (
     Annotated[int, Meta(gt=-NUMBER_MAX, lt=NUMBER_MAX)]
     | Annotated[float, Meta(gt=-NUMBER_MAX, lt=NUMBER_MAX)]
 )
+_Positive = Annotated[int, Meta(ge=0, lt=NUMBER_MAX)] | Annotated[float, Meta(ge=0, lt=NUMBER_MAX)]
 
 
 class ToldCells(Cells, array_like=True, forbid_unknown_fields=True):
@@ -55,20 +57,40 @@ class ToldCells(Cells, array_like=True, forbid_unknown_fields=True):
 
     counters: list[_Bounded]
     gauges: list[tuple[_Bounded, Annotated[int, Meta(ge=0, lt=NUMBER_MAX)], _Bounded]]
-    histograms: list[list[_Bounded]]
+    histograms: list[list[_Positive]]
 
     def check(self) -> None:
         """What the types do not say. Raises ValueError."""
-        if not all(_fits(cell) for cell in self.histograms if cell):
+        if not _are_buckets(self.histograms):
             raise ValueError("a histogram has other buckets")
 
 
-def _fits(cell: Sparse) -> bool:
-    if len(cell) < 3:
-        return False
-    first, counts = cell[1], cell[2:]
-    is_inside = type(first) is int and 0 <= first <= BUCKETS - len(counts)
-    return is_inside and type(sum(counts)) is int  # as it is if all of them are
+def _are_buckets(cells: Iterable[Sparse]) -> bool:
+    """Whether these, none of which has a number below 0, have whole counts of buckets that there are. In
+    one loop, for it is done for each record: their sum is an integer if all of them are."""
+    for cell in cells:
+        if cell and not (
+            3 <= len(cell) <= BUCKETS + 2 - cell[1] and type(sum(cell[1:])) is int  # and so is the first
+        ):
+            return False
+    return True
+
+
+def clamped(cells: Cells) -> Cells:
+    """The same, no number of which is too large to be stored. Counts and seconds stay integers."""
+    return Cells(
+        list(map(float, cells.counters)),
+        [(float(integral), min(seconds, SUM_MAX), most) for integral, seconds, most in cells.gauges],
+        [
+            [float(cell[0]), cell[1], *[min(count, SUM_MAX) for count in cell[2:]]] if cell else cell
+            for cell in cells.histograms
+        ],
+    )
+
+
+def is_sound(cells: Cells) -> bool:
+    """Whether these, which came from storage, can be added to others."""
+    return all(min(cell) >= 0 for cell in cells.histograms if cell) and _are_buckets(cells.histograms)
 
 
 def add_cells(each: Sequence[Cells]) -> Cells:

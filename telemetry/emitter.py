@@ -13,19 +13,31 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import redis
 
 from telemetry.cells import Cells
+from telemetry.credentials import user_of
 from telemetry.deltas import Collect, Deltas, both
 from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
-from telemetry.records import FIELD, SHAPE_KEY, SHAPE_SECONDS, STREAM, STREAM_LENGTH_MAX, Field, Record
+from telemetry.records import (
+    FIELD,
+    OWN_STREAM,
+    OWN_STREAM_LENGTH_MAX,
+    SHAPE_FIELD,
+    SHAPE_KEY,
+    SHAPE_SECONDS,
+    STREAM,
+    STREAM_LENGTH_MAX,
+    Field,
+    Record,
+)
 from telemetry.shapes import Shape
 from telemetry.transfers import FIELD as SLOWEST
-from telemetry.transfers import INTERVAL_SECONDS, Transfer, encode
+from telemetry.transfers import INTERVAL_SECONDS, TakeSlowest, encode
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +47,8 @@ SENT_AT_ONCE: Final = 100
 REDIS_SECONDS_MAX: Final = 1.0  # for an answer
 RETRY_SECONDS: Final = 3.0
 TOLD_SECONDS: Final = SHAPE_SECONDS / 8  # after which a shape is told again
+OWN_TOLD_SECONDS: Final = 300.0  # in a stream of our own: some of its records always bring it
 COVERED_SECONDS_MAX: Final = 60  # by one record: a machine that slept for longer was away
-
-TakeSlowest = Callable[[], Sequence[Transfer]]
 
 METRICS: Final = Catalog()
 DROPPED = METRICS.counter(
@@ -87,11 +98,16 @@ class Emitter:
         self._take_slowest = slowest
         self._deltas = Deltas(both(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
-        self._told: dict[bytes, float] = {}  # shapes that Redis knows, and since when
+        self._told: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
         self._second = 0  # up to which has been told
         self._retry_at = 0.0
+        user = user_of(redis_url)
+        self._own_stream = f"{OWN_STREAM}{user}" if user else ""
         self._redis = redis.Redis.from_url(
-            redis_url, socket_timeout=REDIS_SECONDS_MAX, socket_connect_timeout=REDIS_SECONDS_MAX
+            redis_url,
+            socket_timeout=REDIS_SECONDS_MAX,
+            socket_connect_timeout=REDIS_SECONDS_MAX,
+            driver_info=None,  # its user may not say what client it is
         )
         self._phase = secrets.randbelow(1000) / 1000  # so that not everybody comes at once
         self._stopped = threading.Event()
@@ -178,21 +194,24 @@ class Emitter:
         return True
 
     def _send_batch(self, batch: Iterable[_Waiting]) -> None:
-        """In one transaction: no record is there before its shape."""
-        now, told = time.monotonic(), {}
-        pipe = self._redis.pipeline(transaction=True)
+        """No record is there before its shape: in a stream of our own it brings it, in the one that is
+        shared both are added in one transaction."""
+        now, told, own = time.monotonic(), dict[bytes, float](), self._own_stream
+        pipe = self._redis.pipeline(transaction=not own)
         for waiting in batch:
-            if (shape := waiting.shape) and self._told.get(
-                shape.digest, -TOLD_SECONDS
-            ) + TOLD_SECONDS < now:
-                pipe.set(SHAPE_KEY + shape.digest.hex(), shape.encoded, ex=SHAPE_SECONDS)
-                told[shape.digest] = now
             fields: dict[Field, Field] = {FIELD: waiting.encoded}
+            shape = waiting.shape
+            if shape and shape.digest not in told and self._told.get(shape.digest, now) <= now:
+                told[shape.digest] = now + (OWN_TOLD_SECONDS if own else TOLD_SECONDS)
+                if own:
+                    fields[SHAPE_FIELD] = shape.encoded
+                else:
+                    pipe.set(SHAPE_KEY + shape.digest.hex(), shape.encoded, ex=SHAPE_SECONDS)
             if waiting.slowest:
                 fields[SLOWEST] = waiting.slowest
-            pipe.xadd(STREAM, fields, maxlen=STREAM_LENGTH_MAX)
+            pipe.xadd(own or STREAM, fields, maxlen=OWN_STREAM_LENGTH_MAX if own else STREAM_LENGTH_MAX)
         pipe.execute()
-        self._told = {digest: at for digest, at in self._told.items() if at + TOLD_SECONDS >= now} | told
+        self._told = {digest: again for digest, again in self._told.items() if again > now} | told
 
     def _collect_own(self, into: Sink) -> None:
         limits = self._deltas.limits if self._deltas else LabelLimits()

@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from django.db import connection
 
-from telemetry.cells import Cell, Cells, Sparse, add_gauges, histogram_of
+from telemetry.cells import Cell, Sparse, add_gauges, histogram_of
 from telemetry.folding import BUCKET_SECONDS, bucket_of
+from telemetry.merging import Part, merge
 from telemetry.metrics import Kind
 from telemetry.queries import rows_of
-from telemetry.shapes import Series, Shape, merged
+from telemetry.shapes import Series
 from telemetry.storage import Shapes, cells_of
 from telemetry.topics import NODE, SESSION, kind_of
 
@@ -114,17 +115,23 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
     found: dict[str, Now] = {}
     for topic, its in groupby(rows, key=lambda row: row[0]):
         steps = {
-            bucket: merged([(shapes[shape], cells_of(cells)) for _, _, shape, cells in pieces])
+            bucket: merge(
+                [
+                    (shapes[shape], cells_of(cells))
+                    for _, _, shape, cells in pieces
+                    if shape in shapes  # one that can't be read is left out, and not the topic
+                ]
+            )
             for bucket, pieces in groupby(its, key=lambda row: row[1])
         }
         names, over = names_of(topic), now - LAG_SECONDS
-        shape, cells = merged(steps.values())
+        whole = merge([part for step in steps.values() for part in step.parts])
         found[topic] = Now(
             over - start,
-            _figures(shape.pairs(cells), names, over - start),
+            _figures(whole.pairs(), names, over - start),
             {
-                bucket: _figures(shape.pairs(cells), names, min(BUCKET_SECONDS, over - bucket))
-                for bucket, (shape, cells) in steps.items()
+                bucket: _figures(step.pairs(), names, min(BUCKET_SECONDS, over - bucket))
+                for bucket, step in steps.items()
                 if over - bucket >= STEP_SECONDS_MIN
             },
         )
@@ -134,7 +141,7 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
 def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]:
     """Of each of `count` steps from `start` on, all multiples of a minute: the same figures, and
     `memory`, the bytes held on average. A step of which nothing is stored has none."""
-    steps: list[dict[int, list[tuple[Shape, Cells]]]] = [defaultdict(list) for _ in range(count)]
+    steps: list[dict[int, list[Part]]] = [defaultdict(list) for _ in range(count)]
     for _, shape, bucket, cells in rows_of(topic, "1m", start, start + count * step):
         steps[(bucket - start) // step][bucket // MINUTE_SECONDS].append((shape, cells))
     names, found = names_of(topic), list[Figures]()
@@ -142,8 +149,7 @@ def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]
         if not minutes:
             found.append({})
             continue
-        shape, cells = merged([piece for pieces in minutes.values() for piece in pieces])
-        pairs = list(shape.pairs(cells))
+        pairs = list(merge([piece for pieces in minutes.values() for piece in pieces]).pairs())
         held = dict(_memory(pairs, names, len(minutes) * MINUTE_SECONDS))
         found.append({**_figures(pairs, names, step), **held})
     return found

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from telemetry import topics
 from telemetry.cells import ADD, Cell, Cells, add_cells
+from telemetry.merging import other_of
 from telemetry.metrics import Kind
+from telemetry.quotas import HOUR_SECONDS, Quotas
 from telemetry.records import Record
 from telemetry.shapes import SERIES_MAX, Series, Shape
 
 BUCKET_SECONDS: Final = 10
-PLANS_MAX: Final = 8192  # shapes that are remembered, with where their series go
+PLANS_MAX: Final = 8192  # shapes that are remembered, with where their series go,
+SERIES_KEPT: Final = 2_000_000  # and how many series those may have together
 
 Key = tuple[str, int]  # topic and bucket
 
@@ -39,29 +43,49 @@ class _Target(NamedTuple):
 
 
 class Folder:
-    """Keeps nothing but what it knows of shapes."""
+    """Keeps nothing but what it knows of shapes, and what sources have used of their quotas."""
 
     def __init__(self) -> None:
+        self.over_quota: Counter[tuple[str, str]] = Counter()  # by what was too much, and by source
+        self._hour = -1
         self._forget()
 
     def _forget(self) -> None:
+        self._begin_quotas()
         self._plans: dict[bytes, list[int]] = {}
+        self._planned = 0  # series of those
         self._targets: dict[_Target, int] = {}  # a number is found faster than what it stands for
         self._target: list[_Target] = []
         self._shapes: dict[frozenset[int], Shape] = {}
         self._numbers: dict[Series, int] = {}
         self._series: list[Series] = []
 
-    def fold(self, records: Iterable[tuple[Record, Shape]]) -> list[Row]:
-        if len(self._plans) > PLANS_MAX or len(self._shapes) > PLANS_MAX:
+    def _begin_quotas(self) -> None:
+        self._quotas = Quotas()
+        # Where numbers of a source and shape go, as its quotas allow. None: nowhere.
+        self._allowed: dict[tuple[str, bytes], list[int] | None] = {}
+
+    def fold(self, records: Iterable[tuple[Record, Shape]], now: float) -> list[Row]:
+        """What sources tell beyond their quotas is counted in `over_quota`: records of a shape too many,
+        topics and series once for each shape."""
+        if max(len(self._plans), len(self._shapes)) > PLANS_MAX or self._planned > SERIES_KEPT:
             self._forget()
+        if (hour := int(now) // HOUR_SECONDS) != self._hour:
+            self._hour = hour
+            self._begin_quotas()
         own: dict[tuple[str, int, bytes], tuple[Shape, list[Cells]]] = {}
         alike: dict[tuple[int, int], list[Cells]] = {}
+        allowed = self._allowed
         for record, shape in records:
             bucket = bucket_of(record.at)
-            key = (topics.of_source(record.kind, record.name), bucket, shape.digest)
-            own.setdefault(key, (shape, []))[1].append(record.cells)
-            for number in self._plan(shape):
+            topic = topics.of_source(record.kind, record.name)
+            key = (topic, shape.digest)
+            targets = allowed[key] if key in allowed else self._allow(topic, shape)
+            if targets is None:
+                self.over_quota["shapes", topic] += 1
+                continue
+            own.setdefault((topic, bucket, shape.digest), (shape, []))[1].append(record.cells)
+            for number in targets:
                 alike.setdefault((number, bucket), []).append(record.cells)
         wide: dict[Key, dict[int, list[Cell]]] = {}
         for (number, bucket), each in alike.items():
@@ -72,6 +96,39 @@ class Folder:
             for (topic, bucket, _), (shape, each) in own.items()
         ]
         return rows + [row for key, values in wide.items() for row in self._rows(key, values)]
+
+    def _allow(self, source: str, shape: Shape) -> list[int] | None:
+        """Where else numbers of this source and shape go, as quotas allow; None: not even its own."""
+        targets = self._allowed[source, shape.digest] = self._within_quotas(source, shape)
+        return targets
+
+    def _within_quotas(self, source: str, shape: Shape) -> list[int] | None:
+        if not self._quotas.admits_shape(source, shape.digest, len(shape.series)):
+            return None
+        allowed = []
+        for number in self._plan(shape):
+            target = self._target[number]
+            if not self._quotas.admits_topic(source, target.topic):
+                self.over_quota["topics", source] += 1
+                continue
+            series = [one for numbers in target.numbers for one in numbers]
+            if refused := self._quotas.refused(source, target.topic, series):
+                self.over_quota["series", source] += len(refused)
+                number = self._number_of(self._without(target, refused))
+            allowed.append(number)
+        return allowed
+
+    def _without(self, target: _Target, refused: set[int]) -> _Target:
+        """The same with these series summed up under `other`."""
+        return target._replace(
+            numbers=tuple(
+                tuple(
+                    self._number(other_of(self._series[one])) if one in refused else one
+                    for one in numbers
+                )
+                for numbers in target.numbers
+            )
+        )
 
     def _plan(self, shape: Shape) -> list[int]:
         plan = self._plans.get(shape.digest)
@@ -90,6 +147,7 @@ class Folder:
                 self._number_of(_Target(topic, tuple(map(tuple, its)), tuple(map(tuple, numbers))))
                 for topic, (its, numbers) in found.items()
             ]
+            self._planned += len(shape.series)
         return plan
 
     def _number_of(self, target: _Target) -> int:
@@ -117,6 +175,7 @@ class Folder:
         shape = self._shapes.get(numbers)
         if shape is None:
             shape = self._shapes[numbers] = Shape(self._series[one] for one in numbers)
+            self._planned += len(numbers)
         return shape
 
 

@@ -108,3 +108,40 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return self.sentence
+
+
+class DeadLetter(models.Model):
+    """Something that could not be stored, to be looked at: the newest of each source. Written by
+    `dead_letters` only."""
+
+    at = models.DateTimeField(db_index=True)
+    cause = models.CharField(max_length=32)
+    source = models.CharField(max_length=240, db_index=True)
+    reason = models.CharField(max_length=300)
+    size = models.PositiveIntegerField()  # bytes
+    excerpt = models.CharField(max_length=1000)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.source}"
+
+
+class DeadLetterCount(models.Model):
+    """How much of a source could not be stored on a day, by cause."""
+
+    day = models.DateField()
+    cause = models.CharField(max_length=32)
+    source = models.CharField(max_length=240)
+    count = models.PositiveBigIntegerField()
+    last_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("-day", "cause", "source")
+        constraints = [
+            models.UniqueConstraint(fields=["day", "cause", "source"], name="dead_letters_counted_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.day} {self.cause} {self.source}: {self.count}"

@@ -247,8 +247,9 @@ def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[_Row]:
     if len(rows) > ROWS_MAX:
         raise Unanswerable("step", "That is too much to add up. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})
-    for topic, shape, bucket, encoded in rows:
-        yield topics[topic], shapes[shape], bucket, encoded
+    for topic, number, bucket, encoded in rows:
+        if shape := shapes.get(number):  # one that can't be read is left out
+            yield topics[topic], shape, bucket, encoded
 
 
 def _topics(pattern: str) -> dict[int, str]:

@@ -12,15 +12,22 @@ from typing import Annotated, Final
 import msgspec
 
 from telemetry.cells import Cells, ToldCells
+from telemetry.decoding import Limits, unpack
 
 STREAM: Final = "tidegate:telemetry"
 # What waits for ingest; older records are cut off beyond it: three minutes of a thousand nodes, half an
 # hour of a hundred. What has been written is taken out.
 STREAM_LENGTH_MAX: Final = 200_000
+# The stream of a process that has a Redis user of its own, which is called as its topic: it may add to
+# this one and to no other. Ten minutes of its records, twice.
+OWN_STREAM: Final = "tidegate:telemetry:of:"
+OWN_STREAM_LENGTH_MAX: Final = 1_200
 GROUP: Final = "ingest"
-SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex
+SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex; of the shared stream
 SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody tells again
 FIELD: Final = b"record"
+SHAPE_FIELD: Final = b"shape"  # in a stream of one's own: the shape comes with the first of its records
+FIELD_LIMITS: Final = Limits(1 << 20)
 
 NO_NUL: Final = "^[^\\x00]*$"  # which PostgreSQL can't store
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=NO_NUL)]
@@ -40,7 +47,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     host: Annotated[str, msgspec.Meta(max_length=120, pattern=NO_NUL)]
     process_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     started_at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]  # seconds since 1970
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]
     shape: bytes
     cells: Cells
 
@@ -59,10 +66,9 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Told)
 def decode(fields: Mapping[bytes, bytes]) -> Record:
     """Raises ValueError for what is no record of this version."""
     try:
-        record = _DECODER.decode(fields[FIELD])
+        raw = fields[FIELD]
     except KeyError:
         raise ValueError("there is no field `record`") from None
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
+    record = unpack(raw, _DECODER, FIELD_LIMITS, has_bounds=True)
     record.cells.check()
     return record

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
@@ -20,10 +20,15 @@ from typing import Final
 from django.conf import settings
 from django.db import connection, transaction
 
+from telemetry import dead_letters
+from telemetry.cells import is_sound
+from telemetry.dead_letters import Aside, Cause
+from telemetry.decoding import Malformed
 from telemetry.folding import bucket_of
 from telemetry.histogram import Histogram
+from telemetry.merging import Merged, Part, merge
 from telemetry.metrics import Catalog, Sink
-from telemetry.shapes import merged
+from telemetry.shapes import Shape
 from telemetry.storage import (
     LEVELS,
     Names,
@@ -49,6 +54,12 @@ _COARSER: Final = (("10s", "1m"), ("1m", "1h"))
 
 METRICS: Final = Catalog()
 ROWS = METRICS.counter("telemetry_roll_up_rows_total", "Rows of roll-ups written, by level.", "level")
+ASIDE = METRICS.counter(
+    "telemetry_roll_up_set_aside_total",
+    "What could not be rolled up as it was, by cause: rows that can't be read, and series that were "
+    "added to `other`.",
+    "cause",
+)
 STEP = METRICS.histogram(
     "telemetry_roll_up_seconds",
     "Making ten seconds, a minute or an hour of what is finer, of all topics.",
@@ -60,10 +71,12 @@ class Counts:
     """What this process did since it started."""
 
     rows: Counter[str] = field(default_factory=Counter)  # by level
+    dead: Counter[str] = field(default_factory=Counter)  # by cause
     steps: Histogram = field(default_factory=Histogram)
 
     def collect(self, into: Sink) -> None:
         into.put(ROWS, [({"level": level}, count) for level, count in self.rows.copy().items()])
+        into.put(ASIDE, [({"cause": cause}, count) for cause, count in self.dead.copy().items()])
         into.put(STEP, [({}, self.steps)])
 
 
@@ -82,6 +95,7 @@ class RollUp:
         self._shapes = Shapes()
         self._names = Names()
         self._today = day_of(0)
+        self._aside = Aside()
 
     # Partitions
 
@@ -94,7 +108,8 @@ class RollUp:
                 log.info("dropped %d days of %s", dropped, level)
         longest = today - timedelta(days=max(self.days.values()) + 1)
         with connection.cursor() as cursor:
-            cursor.execute("DELETE FROM telemetry_storedshape WHERE seen_on < %s", [longest])
+            for table in ("storedshape", "topic"):  # of what nothing is stored any more
+                cursor.execute(f"DELETE FROM telemetry_{table} WHERE seen_on < %s", [longest])  # noqa: S608
 
     # Lines
 
@@ -107,15 +122,20 @@ class RollUp:
         began = time.perf_counter()
         over = bucket_of(now - GRACE_SECONDS)
         self._today = day_of(now)
+        self._aside = Aside()
         try:
             with transaction.atomic():
                 lines = _lock_lines()
                 is_done = bool(lines) and (
                     self._from_fresh(lines, over) or self._move_a_line(lines, over)
                 )
+                if self._aside:
+                    dead_letters.store(self._aside, now)
         except BaseException:
             self._names.clear()
             raise
+        for (cause, _), times in self._aside.counts.items():
+            self.counts.dead[cause.value] += times
         if is_done:
             self.counts.steps.record(time.perf_counter() - began)
         return is_done
@@ -178,16 +198,36 @@ class RollUp:
                 self._write(coarser, self._merged(map(Stored._make, cursor.fetchall()), start))
 
     def _merged(self, rows: Iterable[Stored], bucket: int) -> list[Stored]:
-        """One for each topic."""
+        """One for each topic, or a few where it has very many series. A row that can't be read costs
+        only itself."""
         listed = sorted(rows, key=attrgetter("topic"))
         shapes = self._shapes.of({row.shape for row in listed})
         made = []
         for topic, its in groupby(listed, key=attrgetter("topic")):
-            shape, cells = merged([(shapes[row.shape], cells_of(row.cells)) for row in its])
-            made.append((topic, shape, encoded(cells)))
+            merged = self._merged_topic(topic, list(its), shapes)
+            made += [(topic, shape, encoded(cells)) for shape, cells in merged.parts]
+            if beyond := merged.folded + merged.left_out:
+                self._aside.count(Cause.FOLDED, _name_of(topic), beyond)
             self._alive()
         self._names.learn_shapes([shape for _, shape, _ in made], self._today)
         return [Stored(topic, self._names.number(shape), bucket, cells) for topic, shape, cells in made]
+
+    def _merged_topic(self, topic: int, rows: list[Stored], shapes: Mapping[int, Shape]) -> Merged:
+        parts, unreadable = [], []
+        for row in rows:
+            if part := _part(row, shapes):
+                parts.append(part)
+            else:
+                unreadable.append(row)
+        try:
+            merged = merge(parts)
+        except (ValueError, TypeError, LookupError):  # cells that nobody checked: of earlier versions
+            unreadable += [row for row in rows if (part := _part(row, shapes)) and not is_sound(part[1])]
+            merged = merge([part for part in parts if is_sound(part[1])])
+        for row in unreadable:
+            reason = f"the row of {row.bucket} with shape {row.shape} can't be read"
+            self._aside.add(Cause.UNREADABLE, _name_of(topic), reason, bytes(row.cells))
+        return merged
 
     def _write(self, level: str, rows: list[Stored]) -> None:
         """All of one bucket. Its day is there as a rule; not after days in which nobody rolled up."""
@@ -212,3 +252,20 @@ def _lock_lines() -> dict[str, int]:
         cursor.execute("SELECT level, at FROM telemetry_line ORDER BY level FOR UPDATE SKIP LOCKED")
         lines = dict(cursor.fetchall())
     return lines if lines.keys() >= LEVELS.keys() else {}
+
+
+def _part(row: Stored, shapes: Mapping[int, Shape]) -> Part | None:
+    """None for what is no row of its shape."""
+    shape = shapes.get(row.shape)
+    try:
+        cells = cells_of(row.cells)
+    except Malformed:
+        return None
+    return (shape, cells) if shape and shape.fits(cells) else None
+
+
+def _name_of(topic: int) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM telemetry_topic WHERE id = %s", [topic])
+        found = cursor.fetchone()
+    return str(found[0]) if found else f"topic {topic}"

@@ -18,26 +18,30 @@ from telemetry.notify import notify
 log = logging.getLogger(__name__)
 
 PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
-# A batch is some hundred thousand objects, without circles, that are gone after it. To look through them
-# as often as Python does would take a third of the reader's time.
-GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
 
 
 def keep(one_round: Callable[[], float]) -> None:
     """Round after round, with the pause that each asks for, until SIGTERM or SIGINT. Redis and
-    PostgreSQL come back by themselves: what was not finished is done again."""
+    PostgreSQL come back by themselves: what was not finished is done again.
+
+    Garbage is searched for between rounds: a round is some hundred thousand objects, without circles,
+    that are gone after it. To look through them as often as Python does, while they are made, takes two
+    fifths of the reader's time.
+    """
     gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     while not stopped.is_set():
+        gc.disable()
         try:
             pause = one_round()
         except (redis.RedisError, DatabaseError) as error:
             log.warning("waiting for Redis or PostgreSQL: %s", error)
             close_old_connections()
             pause = PAUSE_AFTER_FAULT_SECONDS
+        finally:
+            gc.enable()
         notify("WATCHDOG=1")
         stopped.wait(pause)
     notify("STOPPING=1")

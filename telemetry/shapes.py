@@ -12,7 +12,8 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from telemetry.cells import ADD, NO_GAUGE, Cell, Cells, add_cells
+from telemetry.cells import NO_GAUGE, Cell, Cells
+from telemetry.decoding import unpack
 from telemetry.metrics import Kind
 
 SERIES_MAX: Final = 4096  # of one shape
@@ -45,12 +46,8 @@ class Shape:
     @classmethod
     def decode(cls, encoded: bytes) -> Shape:
         """Raises ValueError for what is none."""
-        try:
-            return cls(
-                Series(Kind(kind), name, labels) for kind, name, labels in _DECODER.decode(encoded)
-            )
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from None
+        told = unpack(encoded, _DECODER)
+        return cls(Series(Kind(kind), name, labels) for kind, name, labels in told)
 
     def fits(self, cells: Cells) -> bool:
         return (len(cells.counters), len(cells.gauges), len(cells.histograms)) == self._counts
@@ -79,19 +76,3 @@ _DECODER: Final = msgspec.msgpack.Decoder(
         msgspec.Meta(max_length=SERIES_MAX),
     ]
 )
-
-
-def merged(rows: Iterable[tuple[Shape, Cells]]) -> tuple[Shape, Cells]:
-    """All of these, one at least, as one. Fast where they have the same shape, as they mostly do."""
-    by_shape: dict[bytes, tuple[Shape, list[Cells]]] = {}
-    for shape, cells in rows:
-        by_shape.setdefault(shape.digest, (shape, []))[1].append(cells)
-    sums = [(shape, add_cells(each)) for shape, each in by_shape.values()]
-    if len(sums) == 1:
-        return sums[0]
-    found: dict[Series, list[Cell]] = {}
-    for shape, cells in sums:
-        for one, cell in shape.pairs(cells):
-            found.setdefault(one, []).append(cell)
-    shape = Shape(found)
-    return shape, shape.cells({one: ADD[one.kind](each) for one, each in found.items()})

@@ -7,7 +7,8 @@ ever updated, and what is late is one more row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple
 
@@ -15,14 +16,20 @@ import msgspec
 from django.db import connection
 from msgspec import Raw
 
-from telemetry.cells import Cell, Cells, Gauge, Number, Sparse
+from telemetry.cells import Cell, Cells, Gauge, Number, Sparse, clamped
+from telemetry.decoding import Limits, unpack
 from telemetry.folding import BUCKET_SECONDS, Row
 from telemetry.metrics import Kind
 from telemetry.shapes import Shape
 
+log = logging.getLogger(__name__)
+
 LEVELS: Final[Mapping[str, int]] = {"10s": BUCKET_SECONDS, "1m": 60, "1h": 3600}  # seconds of a bucket
 FRESH: Final = "fresh"
-SHAPES_KEPT: Final = 16_384  # in the memory of a process
+SHAPES_KEPT: Final = 16_384  # whose numbers are remembered
+SERIES_KEPT: Final = 1_000_000  # of shapes in the memory of a process
+
+ROW: Final = Limits(16 << 20)  # 4,096 histograms, each with all of its buckets in use
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Cells)
@@ -108,7 +115,7 @@ class Shapes:
         self._known: dict[int, Shape] = {}
 
     def of(self, numbers: Collection[int]) -> Mapping[int, Shape]:
-        """A number never means another shape."""
+        """A number never means another shape. Those that can't be read are left out."""
         known = {number: self._known[number] for number in numbers if number in self._known}
         unknown = set(numbers) - known.keys()
         if unknown:
@@ -116,14 +123,27 @@ class Shapes:
                 cursor.execute(
                     "SELECT id, encoded FROM telemetry_storedshape WHERE id = ANY(%s)", [list(unknown)]
                 )
-                known |= {number: Shape.decode(bytes(encoded)) for number, encoded in cursor}
-            kept = self._known if len(self._known) + len(unknown) <= SHAPES_KEPT else {}
-            self._known = {**kept, **known}  # a new one: other threads may be reading
+                known |= dict(_decoded(cursor))
+            self._keep(known)
         return known
+
+    def _keep(self, known: Mapping[int, Shape]) -> None:
+        both = {**self._known, **known}  # a new one: other threads may be reading
+        series = sum(len(shape.series) for shape in both.values())
+        self._known = both if series <= SERIES_KEPT else dict(known)
+
+
+def _decoded(rows: Iterable[tuple[int, memoryview]]) -> Iterator[tuple[int, Shape]]:
+    for number, encoded in rows:
+        try:
+            yield number, Shape.decode(bytes(encoded))
+        except ValueError as error:
+            log.warning("The stored shape %d can't be read: %s", number, error)
 
 
 def cells_of(encoded: bytes | memoryview) -> Cells:
-    return _DECODER.decode(encoded)
+    """What was stored: numbers within bounds, and sums of them. Raises Malformed."""
+    return unpack(encoded, _DECODER, ROW, has_bounds=True)
 
 
 def cells_of_kind(encoded: bytes | memoryview, kind: Kind) -> list[Cell]:
@@ -137,20 +157,15 @@ def encoded(cells: Cells) -> bytes:
     try:
         return _ENCODER.encode(cells)
     except OverflowError:  # what a fleet of terabytes comes to in hours: not to the last byte then
-        return _ENCODER.encode(
-            Cells(
-                list(map(float, cells.counters)),
-                [(float(integral), seconds, most) for integral, seconds, most in cells.gauges],
-                cells.histograms,
-            )
-        )
+        return _ENCODER.encode(clamped(cells))
 
 
 def copy_in(table: str, rows: Iterable[Stored]) -> None:
     """Append rows to `fresh` or to a level, within the transaction."""
     with connection.cursor() as cursor:
         statement = f"COPY telemetry_{table} (topic, shape, bucket, cells) FROM STDIN (FORMAT BINARY)"
-        with _copying(cursor, statement) as copying:
+        # psycopg's errors as Django's: callers tell a lost connection from a row that is refused.
+        with connection.wrap_database_errors, _copying(cursor, statement) as copying:
             copying.set_types(["int4", "int4", "int8", "bytea"])
             for row in rows:
                 copying.write_row(row)

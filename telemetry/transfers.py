@@ -7,13 +7,14 @@ of them reads the record as ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from telemetry.records import NO_NUL
+from telemetry.decoding import unpack
+from telemetry.records import FIELD_LIMITS, NO_NUL
 
 FIELD: Final = b"slowest"
 INTERVAL_SECONDS: Final = 10  # of which each the slowest are told: as long as a step of a chart
@@ -43,6 +44,8 @@ class Transfer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     link: Text
 
 
+TakeSlowest = Callable[[], Sequence[Transfer]]
+
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Annotated[list[Transfer], Meta(max_length=TRANSFERS_MAX)])
 
@@ -58,8 +61,4 @@ def decode(fields: Mapping[bytes, bytes]) -> list[Transfer]:
     raw = fields.get(FIELD)
     if raw is None:
         return []
-    try:
-        found: list[Transfer] = _DECODER.decode(raw)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
-    return found
+    return unpack(raw, _DECODER, FIELD_LIMITS, has_bounds=True)

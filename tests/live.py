@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -13,12 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-import psycopg
 
 from console.environment import PROJECT
+from tests.prepared import database, prepare, prepared
 
 START_SECONDS_MAX = 30.0
 
@@ -44,7 +41,7 @@ class LiveConsole:
     def token(self, *, read_only: bool = False) -> str:
         """A token of the admin's, made as a person makes it: log in, then post the form."""
         with httpx.Client(base_url=self.address, follow_redirects=True) as browser:
-            browser.get("/log-in/")
+            browser.get("/log-in/").raise_for_status()
             form = {"username": self.username, "password": self.password}
             browser.post("/log-in/", data={**form, **self._csrf(browser)})
             made = browser.post(
@@ -64,24 +61,18 @@ class LiveConsole:
 def live_console(
     directory: Path, settings: dict[str, str] | None = None, health_headers: dict[str, str] | None = None
 ) -> Iterator[LiveConsole]:
-    """Serve a fresh console, its first admin made, until the block ends. `settings` by their names."""
-    with database() as database_url:
+    """Serve a fresh console, its first admin made, until the block ends. `settings` by their names; with
+    a directory for static files among them it collects its own."""
+    before = prepared()
+    with database(like=before.database) as database_url:
         environment = {
             **os.environ,
             "DATABASE_URL": database_url,
-            "TIDEGATE_STATIC_DIR": str(directory / "static"),
+            "TIDEGATE_STATIC_DIR": before.static,
             **(settings or {}),
         }
-        prepared = subprocess.run(
-            [sys.executable, "manage.py", "prepare"],
-            cwd=PROJECT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        facts = [json.loads(line) for line in prepared.stdout.splitlines()]
-        admin = next(fact["admin"] for fact in facts if "admin" in fact)
+        if "TIDEGATE_STATIC_DIR" in (settings or {}):
+            prepare(environment)
         with listening() as listener, (directory / "server.log").open("wb") as log:
 
             def serve() -> subprocess.Popen[bytes]:
@@ -95,9 +86,7 @@ def live_console(
                 )
 
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            console = LiveConsole(
-                address, admin["username"], admin["password"], environment, serve, serve()
-            )
+            console = LiveConsole(address, before.username, before.password, environment, serve, serve())
             try:
                 # The socket listens already, so this waits in it until the server is there.
                 health = httpx.get(
@@ -107,19 +96,6 @@ def live_console(
                 yield console
             finally:
                 console.stop()
-
-
-@contextlib.contextmanager
-def database() -> Iterator[str]:
-    """The URL of an empty database beside the tests' own, dropped at the end."""
-    server = os.environ["DATABASE_URL"]
-    name = f"live_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-        try:
-            yield urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
-        finally:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @contextlib.contextmanager

@@ -38,6 +38,8 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_alive = True
+        self.is_stopped = False  # for a while: its threads stand still, and its connections stay
+        self.standing: list[Task] = []  # those that would go on
 
 
 class Task:
@@ -77,6 +79,7 @@ class Turns:
         self.chance = chance
         self.restless = restless
         self.now = 1000.0
+        self.calendar_ahead = 0.0  # somebody has put the calendar right, or wrong
         self.slices = 0
         self.failure: BaseException | None = None
         self.is_over = False
@@ -125,11 +128,25 @@ class Turns:
             at = int(self.chance.random() * (last + 1))
             self._ready[at], self._ready[last] = self._ready[last], self._ready[at]
             task = self._ready.pop()
-            if task.process.is_alive:
+            if task.process.is_alive and task.process.is_stopped:
+                task.process.standing.append(task)
+            elif task.process.is_alive:
                 self._switch_to(task)
                 self.pass_time(0.0002)
                 return True
         return False
+
+    def stop(self, process: Process) -> None:
+        """As SIGSTOP does; time goes on for all others, and so do the timers of this one."""
+        process.is_stopped = True
+
+    def let_go_on(self, process: Process) -> None:
+        process.is_stopped = False
+        self._ready += process.standing
+        process.standing.clear()
+
+    def calendar(self) -> float:
+        return self.now + 1.7e9 + 0.3 + self.calendar_ahead
 
     def _switch_to(self, task: Task) -> None:
         self.slices += 1
@@ -464,7 +481,7 @@ def _time(turns: Turns) -> SimpleNamespace:
     return SimpleNamespace(
         monotonic=lambda: turns.now,
         perf_counter=lambda: turns.now,
-        time=lambda: turns.now,
+        time=turns.calendar,
         sleep=lambda seconds: turns.wait(None, seconds),
         thread_time=lambda: 0.0,
         pthread_getcpuclockid=lambda _: 0,
@@ -562,7 +579,9 @@ class Loop(asyncio.AbstractEventLoop):
         while True:
             while not self._due:
                 self._turns.wait(self._waiting)
-            self._due.popleft()._run()
+            handle = self._due.popleft()
+            if not handle.cancelled():
+                handle._run()
             self._turns.maybe_leave()
 
     def call_soon(  # type: ignore[override]

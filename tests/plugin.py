@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 from console.stack.embedded import embedded_servers
+from tests.prepared import DIRECTORY as PREPARED
 
 STARTED = "SERVERS_OF_THE_TESTS"
 # Files and folders of tests that want an environment of their own, by the marker that asks for them.
@@ -36,6 +40,9 @@ def pytest_load_initial_conftests() -> None:
 def _start_servers() -> None:
     for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
         del os.environ[name]  # what a developer has set is not what is tested
+    # Workers rewrite the asserts of all tests, and hundreds of processes import all of our code: once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     directory = _servers.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
     servers = _servers.enter_context(embedded_servers(Path(directory)))
     os.environ["DATABASE_URL"] = servers.database_url
@@ -43,6 +50,7 @@ def _start_servers() -> None:
     os.environ["TIDEGATE_SECRET_KEY"] = SECRET_KEY
     os.environ["TIDEGATE_MODE"] = "embedded"
     os.environ["TIDEGATE_STATIC_DIR"] = str(Path(directory) / "static")
+    os.environ[PREPARED] = directory
 
 
 def _left_out(config: pytest.Config) -> list[str]:
@@ -61,15 +69,46 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name in names else None
 
 
-def pytest_configure() -> None:
-    """No property has to be quick: machines are shared, and tests with each other."""
+def pytest_configure(config: pytest.Config) -> None:
+    """No property has to be quick: machines are shared, and tests with each other. Groups are handed out
+    in the order of `pytest_collection_modifyitems`, and not those of many tests first."""
+    config.option.loadscopereorder = False
     settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("tests")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is slow goes first, so that nobody waits for the last worker."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What tests of a module share is made once: they go to one worker, unless they say where."""
+    if item.get_closest_marker("xdist_group") is None and _shares(item):
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest goes first, so that nobody waits for the last worker."""
+    items.sort(key=_patience, reverse=True)
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            _name_group(item)
+
+
+def _name_group(item: pytest.Item) -> None:
+    """By a suffix of names xdist tells its scheduler of groups. Its 3.8 sets it where pytest 9.2 does
+    not look any more, and groups are ignored without a word (xdist issue 1386)."""
+    if mark := item.get_closest_marker("xdist_group"):
+        item._id = NodeId.parse(f"{item.nodeid}@{mark.args[0]}")
+
+
+def _patience(item: pytest.Item) -> tuple[bool, bool, float]:
+    stack, slow, timeout = (item.get_closest_marker(name) for name in ("stack", "slow", "timeout"))
+    return stack is not None, slow is not None, timeout.args[0] if timeout else 0
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether it asks for a fixture of ours that is made once for its module."""
+    fixtures: dict[str, Any] = (
+        item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    )
+    return any(one.scope == "module" and one.baseid for found in fixtures.values() for one in found)
 
 
 def pytest_unconfigure() -> None:

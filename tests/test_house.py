@@ -76,3 +76,10 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+@pytest.mark.xdist_group("of the house")
+def test_whoever_hands_tests_out_knows_their_groups(request: pytest.FixtureRequest) -> None:
+    """Else each worker would start a whole stack of its own."""
+    is_handed_out_by_groups = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@of the house") == is_handed_out_by_groups

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Query, Router, Schema, Status
 
-from console.accounts import tokens
+from console.accounts import services, tokens
 from console.accounts.browser import requester
-from console.accounts.models import ApiToken
-from console.api.fields import Input, Line
+from console.accounts.models import NAME, ApiToken
+from console.accounts.names import USERNAME_MAX
+from console.api.fields import Input, Line, Moment
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.orgs.models import SLUG, Org
+from console.orgs.models import SLUG, SLUG_MAX, Org
 from console.orgs.services import get_org, visible_orgs
 
 router = Router(tags=["account"])
 
+UserName = Annotated[str, Path(pattern=NAME, max_length=USERNAME_MAX)]
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-z]{12}$", description="`public_id` of the token.")]
 
 
@@ -40,6 +42,7 @@ class MeOut(Schema):
 class TokenOut(Schema):
     public_id: str
     name: str
+    user: str = Field(description="Whose it is.")
     prefix: str
     read_only: bool
     org: str | None
@@ -47,6 +50,9 @@ class TokenOut(Schema):
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
+    made_by: str | None = Field(
+        description="The prefix of the token that made it; revoking that one revokes this one."
+    )
 
 
 class TokenIn(Input):
@@ -54,16 +60,25 @@ class TokenIn(Input):
     read_only: bool = True
     org: str | None = Field(None, pattern=SLUG, max_length=48, description="Confine it to this org.")
     days: int = Field(90, ge=1, le=tokens.LIFETIME_DAYS_MAX, description="Until it expires.")
+    expires_at: Moment | None = Field(
+        None,
+        description="Instead of `days`. A token or a JWT makes none that expires after itself.",
+    )
 
 
 class TokenMade(TokenOut):
     token: str = Field(description="The token itself, now and never again.")
 
 
+class RevokedOut(Schema):
+    tokens: int = Field(description="API tokens that were revoked.")
+
+
 def token_facts(token: ApiToken) -> dict[str, object]:
     return {
         "public_id": token.public_id,
         "name": token.name,
+        "user": token.user.username,
         "prefix": token.prefix,
         "read_only": token.read_only,
         "org": token.org.slug if token.org else None,
@@ -71,6 +86,7 @@ def token_facts(token: ApiToken) -> dict[str, object]:
         "created_at": token.created_at,
         "expires_at": token.expires_at,
         "last_used_at": token.last_used_at,
+        "made_by": token.made_by.prefix if token.made_by else None,
     }
 
 
@@ -98,11 +114,36 @@ def me(request: HttpRequest) -> MeOut:
     )
 
 
-@router.get("/tokens", response={200: Page[TokenOut], **documented()}, summary="Your tokens")
+@router.delete(
+    "/users/{username}/credentials",
+    response={200: RevokedOut, **documented(404)},
+    summary="Revoke all browser sessions, tokens and JWTs of a user",
+)
+def revoke_credentials(request: HttpRequest, username: UserName) -> RevokedOut:
+    """For platform admins. JWTs that were issued before this moment are no longer accepted."""
+    principal = requester(request)
+    user = services.get_user(principal, username)
+    return RevokedOut(tokens=services.revoke_credentials(principal, user))
+
+
+@router.get(
+    "/tokens", response={200: Page[TokenOut], **documented()}, summary="Your tokens, or those of others"
+)
 def list_tokens(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+    request: HttpRequest,
+    whose: Annotated[
+        Literal["mine", "administered"],
+        Query(description="`administered`: tokens that you may revoke as an admin."),
+    ] = "mine",
+    user: Annotated[str, Query(max_length=USERNAME_MAX, pattern=r"^[a-z0-9._-]*$")] = "",
+    org: Annotated[str, Query(max_length=SLUG_MAX, pattern=r"^[a-z0-9-]*$")] = "",
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:
-    return paginate(tokens.own_tokens(requester(request)), "-pk", cursor, limit, show_token)
+    principal = requester(request)
+    listed = tokens.own_tokens if whose == "mine" else tokens.administered_tokens
+    found = tokens.filtered(listed(principal), user=user, org=org)
+    return paginate(found, "-pk", cursor, limit, show_token)
 
 
 @router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Make a token")
@@ -114,12 +155,13 @@ def create_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
         name=payload.name,
         read_only=payload.read_only,
         org=org,
-        expires_at=timezone.now() + timedelta(days=payload.days),
+        expires_at=payload.expires_at or timezone.now() + timedelta(days=payload.days),
     )
     return Status(201, TokenMade.model_validate({**token_facts(token), "token": text}))
 
 
 @router.delete("/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token")
 def revoke_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
+    """One of yours, or of those that you administer. Tokens that it has made are revoked with it."""
     tokens.revoke(requester(request), public_id)
     return Status(204, None)

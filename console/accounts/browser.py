@@ -16,6 +16,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from console.accounts.models import User
 from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
+from console.shell.request_context import note_known
 
 P = ParamSpec("P")
 _FOUND = "_browser_principal"
@@ -38,6 +39,8 @@ def principal_of(request: HttpRequest) -> Principal | None:
         user = getattr(request, "user", None)
         is_known = user is not None and user.is_authenticated
         known = principal_for(cast("User", user), Means.BROWSER) if is_known else None
+        if known is not None:
+            note_known(request, known.owner)
         setattr(request, _FOUND, known)
     return cast("Principal | None", known)
 

@@ -6,8 +6,9 @@ from django import forms
 from django.contrib.auth.password_validation import password_validators_help_texts
 
 from console.accounts.models import NAME, User
+from console.accounts.names import USERNAME_MAX
 from console.accounts.roles import ON_THE_PLATFORM, Role, choices
-from console.orgs.models import Org
+from console.orgs.models import SLUG_MAX, Org
 
 EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
 
@@ -48,6 +49,13 @@ class PasswordForm(forms.Form):
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
     )
 
+    revoke = forms.BooleanField(
+        required=False,
+        label="Also revoke my API tokens and JWTs",
+        help_text="Choose this if somebody else may know your password. Other browsers are logged out "
+        "in any case.",
+    )
+
     def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.user = user
@@ -83,6 +91,11 @@ class TokenForm(forms.Form):
         field = self.fields["org"]
         if isinstance(field, forms.ModelChoiceField):
             field.queryset = orgs
+
+
+class AdministeredForm(forms.Form):
+    user = forms.CharField(max_length=USERNAME_MAX, required=False, label="User name")
+    org = forms.CharField(max_length=SLUG_MAX, required=False, label="Org")
 
 
 class ReasonMixin(forms.Form):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+
 import jwt
 from django.conf import settings
 
-from console.accounts.models import User
+from console.accounts.models import NAME, User
 from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
 
@@ -34,7 +37,19 @@ def authenticate(text: str) -> Principal:
         )
     except jwt.InvalidTokenError as error:
         raise BadJwt(f"The JWT is not valid: {error}.") from None
-    user = User.objects.filter(username=claims["sub"], is_active=True).first()
+    known = User.objects.filter(username=claims["sub"], is_active=True)
+    user = known.first() if re.fullmatch(NAME, claims["sub"]) else None
     if user is None:
         raise BadJwt("The JWT is valid, but its subject is no active user here.")
-    return principal_for(user, Means.JWT)
+    issued_at, expires_at = _moment(claims["iat"]), _moment(claims["exp"])
+    if user.credentials_since is not None and issued_at < user.credentials_since:
+        raise BadJwt("The JWT was issued before its user's credentials were revoked: get a new one.")
+    return principal_for(user, Means.JWT, issued_at=issued_at, expires_at=expires_at)
+
+
+def _moment(seconds: float | str) -> datetime:
+    """The moment of a claim that PyJWT has seen to be a number. No calendar has those far away."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        raise BadJwt("The JWT is not valid: its times are not of this age.") from None

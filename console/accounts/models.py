@@ -5,7 +5,9 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models.functions import Lower
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
+from console.accounts.names import TOKEN_NAME_MAX, USERNAME_MAX
 from console.accounts.roles import ON_THE_PLATFORM, choices
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -21,7 +23,7 @@ class User(AbstractBaseUser):
     """A person, or a machine that acts in its own name. Never deleted, only deactivated."""
 
     username = models.CharField(
-        max_length=63,
+        max_length=USERNAME_MAX,
         unique=True,
         validators=[
             RegexValidator(NAME, "Lower-case letters, digits, dots, dashes and underscores only.")
@@ -38,6 +40,8 @@ class User(AbstractBaseUser):
     is_active = models.BooleanField(default=True)
     must_change_password = models.BooleanField(default=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    # Sessions, tokens and JWTs from before it are no longer accepted. None: all are.
+    credentials_since = models.DateTimeField(null=True, editable=False)
 
     USERNAME_FIELD = "username"
     EMAIL_FIELD = "email"
@@ -60,12 +64,19 @@ class User(AbstractBaseUser):
     def __str__(self) -> str:
         return self.full_name or self.username
 
+    def _get_session_auth_hash(self, secret: str | None = None) -> str:
+        """Browser sessions end with a new password, and with a later `credentials_since`."""
+        found: str = super()._get_session_auth_hash(secret=secret)  # type: ignore[misc]
+        if self.credentials_since is None:
+            return found
+        return salted_hmac(found, self.credentials_since.isoformat(), algorithm="sha256").hexdigest()
+
 
 class ApiToken(models.Model):
     """A personal API token. Only a hash of its secret is kept."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
-    name = models.CharField(max_length=120)
+    name = models.CharField(max_length=TOKEN_NAME_MAX)
     public_id = models.CharField(max_length=12, unique=True)
     secret_sha256 = models.BinaryField(max_length=32)
     read_only = models.BooleanField()
@@ -76,6 +87,13 @@ class ApiToken(models.Model):
     expires_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
+    made_by = models.ForeignKey(
+        "self",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="made",
+        help_text="The token that made it. Revoking that one revokes this one.",
+    )
 
     class Meta:
         ordering = ("-created_at", "-id")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import PermissionDenied
+from django.http import Http404
 
+from console.accounts.names import ACCOUNT, actor_name
 from console.accounts.roles import Role
 
 if TYPE_CHECKING:
@@ -28,6 +31,14 @@ class Refused(PermissionDenied):
     """They may know that it exists, but may not do this to it: 403 with this sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """What doing something took: a role in an org, or on the platform where there is no org."""
+
+    org_id: int | None
+    role: Role
+
+
 @dataclass(frozen=True)
 class Principal:
     """A user by some means, or the system itself (no user). Immutable; one per request."""
@@ -36,6 +47,8 @@ class Principal:
     means: Means
     memberships: Mapping[int, Role] = field(default_factory=dict)
     token: ApiToken | None = None
+    issued_at: datetime | None = None  # of a JWT
+    expires_at: datetime | None = None  # of a JWT
 
     @property
     def name(self) -> str:
@@ -43,12 +56,29 @@ class Principal:
         if self.user is None:
             return "system"
         if self.token is not None:
-            return f"{self.user.username} by token {self.token.name}"
-        return self.user.username
+            return actor_name(self.user.username, self.token.name)
+        return actor_name(self.user.username)
 
     @property
     def user_id(self) -> int | None:
         return self.user.pk if self.user else None
+
+    @property
+    def owner(self) -> str:
+        """As whom they take places and shares: a person is one, however many credentials they have."""
+        return f"{ACCOUNT}{self.user_id}"
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When their credential ends by itself. None for a browser's session and for the system."""
+        return self.token.expires_at if self.token is not None else self.expires_at
+
+    @property
+    def credential(self) -> str:
+        """The credential, for what is bound to it. All JWTs of a user may do the same: they are one."""
+        if self.token is not None:
+            return f"{self.means}:{self.token.public_id}"
+        return f"{self.means}:{self.user_id}"
 
     @property
     def read_only(self) -> bool:
@@ -74,6 +104,16 @@ class Principal:
             if role >= at_least and self._confined_to in (None, org_id)
         )
 
+    def orgs_with(self, at_least: Role) -> frozenset[int] | None:
+        """The orgs in which they hold `at_least` by whatever role; None for all of them."""
+        if self.on_platform(at_least):
+            return None
+        confined = self._confined_to
+        if confined is None:
+            return self.orgs_where(at_least)
+        role = self.role_in(confined)
+        return frozenset([confined] if role is not None and role >= at_least else [])
+
     def on_platform(self, at_least: Role) -> bool:
         return self.platform_role is not None and self.platform_role >= at_least
 
@@ -81,6 +121,15 @@ class Principal:
         """Raise Refused unless they hold `at_least` on the whole platform."""
         if not self.on_platform(at_least):
             raise Refused(f"Only a {at_least.label} may do this.")
+
+    def check(self, needed: Authority) -> None:
+        """Raise Http404 where they have no role over it at all, Refused where their role is less."""
+        over_platform = needed.org_id is None
+        role = self.platform_role if over_platform else self.role_in(needed.org_id or 0)
+        if role is None:
+            raise Http404("There is no such thing, or it is not yours to see.")
+        if role < needed.role:
+            raise Refused(f"This needs the role {needed.role.label}; yours is {role.label}.")
 
     def check_may_change(self) -> None:
         """Raise Refused where they came with something that may only read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.password_validation import validate_password
@@ -10,6 +11,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404
 
+from console.accounts import credentials
 from console.accounts.models import ApiToken, User
 from console.accounts.principal import Means, Principal, Refused
 from console.accounts.roles import Role
@@ -18,15 +20,28 @@ from console.audit.services import record
 GENERATED_PASSWORD_BYTES = 15
 
 
-def principal_for(user: User, means: Means, token: ApiToken | None = None) -> Principal:
+def principal_for(
+    user: User,
+    means: Means,
+    token: ApiToken | None = None,
+    *,
+    issued_at: datetime | None = None,
+    expires_at: datetime | None = None,
+) -> Principal:
     """The principal that `user` acts as. The caller has authenticated them and seen them active."""
-    memberships = dict(user.memberships.values_list("org_id", "role"))
     return Principal(
         user=user,
         means=means,
-        memberships={org_id: Role(role) for org_id, role in memberships.items()},
+        memberships=roles_of(user),
         token=token,
+        issued_at=issued_at,
+        expires_at=expires_at,
     )
+
+
+def roles_of(user: User) -> dict[int, Role]:
+    """Their role in each org that they are a member of."""
+    return {org_id: Role(role) for org_id, role in user.memberships.values_list("org_id", "role")}
 
 
 def snapshot(user: User) -> dict[str, Any]:
@@ -99,6 +114,7 @@ def update_user(
 ) -> User:
     """Change what they are called and may do. Somebody must remain who can administer the platform.
 
+    Deactivation revokes all credentials, and a lower role on the platform the tokens that relied on it.
     Raises Refused where this would leave nobody, or where they would lock out themselves.
     """
     principal.check_may_change()
@@ -113,7 +129,7 @@ def update_user(
     stays_admin = is_active and platform_role == Role.PLATFORM_ADMIN
     if not stays_admin and [admin.pk for admin in admins] == [user.pk]:
         raise Refused(f"{user.username} is the last platform admin. Make somebody else one first.")
-    before = snapshot(user)
+    before, role_before = snapshot(user), _role(user.platform_role)
     user.full_name, user.email = full_name, email
     user.platform_role, user.is_active = platform_role, is_active
     user.full_clean()
@@ -121,25 +137,50 @@ def update_user(
     after = snapshot(user)
     if after != before:
         _record(principal, "user.update", user, before=before, after=after, reason=reason)
+    if before["is_active"] and not is_active:
+        credentials.revoke_all(principal, user)
+    else:
+        credentials.revoke_after_fall(principal, user, role_before, platform_role)
     return user
 
 
 @transaction.atomic
 def reset_password(principal: Principal, user: User, reason: str = "") -> str:
-    """Give a user a generated password, to be changed at the next log-in; it is returned once."""
+    """Give a user a generated password, to be changed at the next log-in; it is returned once.
+
+    Whoever has their password may have had it for long: all their other credentials are revoked.
+    """
     principal.check_may_change()
     principal.check_platform(Role.PLATFORM_ADMIN)
     password = generate_password()
+    user = User.objects.select_for_update().get(pk=user.pk)
     user.set_password(password)
     user.must_change_password = True
     user.save(update_fields=["password", "must_change_password"])
     _record(principal, "user.reset_password", user, before=None, after=None, reason=reason)
+    credentials.revoke_all(principal, user)
     return password
 
 
 @transaction.atomic
-def change_password(principal: Principal, new_password: str) -> None:
-    """Change one's own password. Raises ValidationError where it is too weak."""
+def revoke_credentials(principal: Principal, user: User, reason: str = "") -> int:
+    """End every browser session, API token and JWT of a user. Returns how many tokens that were."""
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    user = User.objects.select_for_update().get(pk=user.pk)
+    _record(principal, "user.revoke_credentials", user, before=None, after=None, reason=reason)
+    return credentials.revoke_all(principal, user)
+
+
+@transaction.atomic
+def change_password(
+    principal: Principal, new_password: str, *, revoke_credentials: bool = False
+) -> None:
+    """Change one's own password, which ends their other browser sessions.
+
+    With `revoke_credentials` it revokes their API tokens and JWTs as well. Raises ValidationError where
+    the password is too weak.
+    """
     user = principal.user
     if user is None or principal.means is not Means.BROWSER:
         raise Refused("A password is changed by its owner, in the browser.")
@@ -148,6 +189,14 @@ def change_password(principal: Principal, new_password: str) -> None:
     user.must_change_password = False
     user.save(update_fields=["password", "must_change_password"])
     _record(principal, "user.change_password", user, before=None, after=None)
+    if revoke_credentials:
+        credentials.revoke_all(principal, user)
+    else:
+        credentials.announce(user)
+
+
+def _role(value: int | None) -> Role | None:
+    return None if value is None else Role(value)
 
 
 def _record(

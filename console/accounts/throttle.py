@@ -1,4 +1,5 @@
-"""Log-ins that fail are counted by name and by address; whoever fails too often has to wait.
+"""Log-ins that fail are counted by name and by address; whoever fails too often has to wait. Of an IPv6
+address it is the /64, since whoever has one address there has them all.
 
 The counters live in PostgreSQL with everything else that must not be lost, and a counter is moved
 by one statement, so that any number of web processes count together.
@@ -16,6 +17,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from console.accounts.models import FailedLogin
+from kvss_agent.peers import origin_of
 
 PER_ADDRESS_FACTOR = 10  # many people may share an address
 
@@ -30,7 +32,8 @@ def _limits(username: str, address: str | None) -> list[Limit]:
     per_name = settings.ENVIRONMENT.login_attempts_max
     limits = [Limit(_key("name", username.strip().lower()), per_name)]
     if address:
-        limits.append(Limit(_key("address", address), per_name * PER_ADDRESS_FACTOR))
+        origin = origin_of(address)
+        limits.append(Limit(_key("address", origin), per_name * PER_ADDRESS_FACTOR))
     return limits
 
 
@@ -78,7 +81,17 @@ def forgive(username: str, address: str | None) -> None:
     name, *others = _limits(username, address)
     FailedLogin.objects.filter(key_sha256=name.key).delete()
     for limit in others:
-        FailedLogin.objects.filter(key_sha256=limit.key, count__gt=0).update(count=F("count") - 1)
+        _take_back(limit)
+
+
+def take_back(username: str, address: str | None) -> None:
+    """The attempt was not looked at."""
+    for limit in _limits(username, address):
+        _take_back(limit)
+
+
+def _take_back(limit: Limit) -> None:
+    FailedLogin.objects.filter(key_sha256=limit.key, count__gt=0).update(count=F("count") - 1)
 
 
 def drop_ended_windows(now: datetime) -> int:

@@ -14,14 +14,25 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts import services, throttle, tokens
+from console.accounts import credentials, services, throttle, tokens
 from console.accounts.browser import SignedInRequest, principal_of, signed_in
-from console.accounts.forms import LogInForm, NewUserForm, PasswordForm, TokenForm, UserForm
+from console.accounts.forms import (
+    AdministeredForm,
+    LogInForm,
+    NewUserForm,
+    PasswordForm,
+    TokenForm,
+    UserForm,
+)
+from console.accounts.principal import Refused
 from console.accounts.roles import Role
 from console.orgs.services import visible_orgs
 from console.shell import request_context
+from console.shell.errors import NotNow
 
 log = logging.getLogger(__name__)
+
+ADMINISTERED_MAX = 200  # shown at once; filters find the others
 
 
 @sensitive_post_parameters("password")
@@ -43,7 +54,11 @@ def log_in(request: HttpRequest) -> HttpResponse:
             )
             response["Retry-After"] = str(wait)
             return response
-        user = auth.authenticate(request, **form.cleaned_data)
+        try:
+            user = auth.authenticate(request, **form.cleaned_data)
+        except NotNow:  # nobody has looked at it
+            throttle.take_back(username, address)
+            raise
         if user is not None:
             throttle.forgive(username, address)
             auth.login(request, user)
@@ -56,7 +71,10 @@ def log_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def log_out(request: HttpRequest) -> HttpResponse:
+    principal = principal_of(request)
     auth.logout(request)
+    if principal is not None and principal.user is not None:
+        credentials.announce(principal.user)
     messages.info(request, "You are logged out.")
     return redirect("login")
 
@@ -90,7 +108,11 @@ def password(request: SignedInRequest) -> HttpResponse:
     form = PasswordForm(request.POST or None, user=user)
     if request.method == "POST" and form.is_valid():
         try:
-            services.change_password(request.principal, form.cleaned_data["new"])
+            services.change_password(
+                request.principal,
+                form.cleaned_data["new"],
+                revoke_credentials=form.cleaned_data["revoke"],
+            )
         except ValidationError as error:
             form.add_error("new", error)
         else:
@@ -107,6 +129,7 @@ def list_tokens(request: SignedInRequest) -> HttpResponse:
     principal = request.principal
     form = TokenForm(request.POST or None, orgs=visible_orgs(principal))
     made = None
+    may_administer = tokens.administers(principal)
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         _, made = tokens.issue(
@@ -118,16 +141,37 @@ def list_tokens(request: SignedInRequest) -> HttpResponse:
         )
         form = TokenForm(orgs=visible_orgs(principal))
     rows = tokens.sorted_for_display(tokens.own_tokens(principal))[: tokens.ACTIVE_TOKENS_MAX * 2]
-    context = {"form": form, "made": made, "tokens": rows, "origin": _origin(request)}
+    context = {
+        "form": form,
+        "made": made,
+        "tokens": rows,
+        "origin": _origin(request),
+        "administers": may_administer,
+    }
     return render(request, "accounts/tokens.html", context)
+
+
+@require_safe
+@signed_in
+def administered_tokens(request: SignedInRequest) -> HttpResponse:
+    """Tokens of others, for who may revoke them. Those that still work first."""
+    if not tokens.administers(request.principal):
+        raise Refused("Admins of orgs and of the platform see the tokens of others.")
+    found = tokens.sorted_for_display(tokens.administered_tokens(request.principal))
+    form = AdministeredForm(request.GET)
+    if form.is_valid():
+        found = tokens.filtered(found, user=form.cleaned_data["user"], org=form.cleaned_data["org"])
+    rows = found[: ADMINISTERED_MAX + 1]
+    context = {"tokens": rows[:ADMINISTERED_MAX], "form": form, "is_cut": len(rows) > ADMINISTERED_MAX}
+    return render(request, "accounts/tokens_administered.html", context)
 
 
 @require_POST
 @signed_in
 def revoke_token(request: SignedInRequest, public_id: str) -> HttpResponse:
     token = tokens.revoke(request.principal, public_id)
-    messages.success(request, f"“{token.name}” is revoked: it opens nothing any more.")
-    return redirect("tokens")
+    messages.success(request, f"“{token.name}” is revoked. It no longer opens anything.")
+    return redirect("tokens" if token.user_id == request.principal.user_id else "tokens-administered")
 
 
 @require_safe
@@ -180,6 +224,17 @@ def reset_password(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
     generated = services.reset_password(request.principal, user)
     return render(request, "accounts/generated.html", {"subject": user, "password": generated})
+
+
+@require_POST
+@signed_in
+def revoke_credentials(request: SignedInRequest, username: str) -> HttpResponse:
+    user = services.get_user(request.principal, username)
+    count = services.revoke_credentials(request.principal, user)
+    messages.success(
+        request, f"{user.username} is logged out everywhere; tokens that were revoked: {count}."
+    )
+    return redirect("user", username=user.username)
 
 
 def _origin(request: HttpRequest) -> str:

@@ -138,7 +138,7 @@ def _fields(alert: Alert, active: list[Silence], principal: Principal) -> dict[s
         "sentence": alert.sentence,
         "value": alert.value,
         "threshold": alert.threshold,
-        "evidence": alert.evidence,
+        "evidence": services.evidence(principal, alert),
         "episode": alert.episode,
         "acknowledged_at": alert.acknowledged_at,
         "acknowledged_by": alert.acknowledged_by,

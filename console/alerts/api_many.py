@@ -11,6 +11,8 @@ from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.alerts import bulk, statistics
 from console.alerts.api import AlertOut, show_alert
 from console.alerts.delivering import active_silences
@@ -79,7 +81,12 @@ def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) ->
         except NoSuchUser as error:
             raise Http404(str(error)) from None
         active = active_silences(timezone.now())
-        return Answer(200, AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]))
+        orgs = {alert.org_id for alert in changed}
+        return Answer(
+            200,
+            [Authority(org, Role.ON_CALL) for org in orgs],
+            AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]),
+        )
 
     return once(request, key, payload, change)
 

@@ -11,7 +11,8 @@ from ninja import Field, Query, Router, Schema, Status
 from pydantic import StrictBool
 
 from console.accounts.browser import requester
-from console.accounts.principal import Principal
+from console.accounts.principal import Authority, Principal
+from console.accounts.roles import Role
 from console.alerts import channels, limits
 from console.alerts.api import Number, SeverityName
 from console.alerts.api_silences import MatcherText, OrgSlug
@@ -235,7 +236,8 @@ def create_channel(request: HttpRequest, payload: ChannelIn, key: IdempotencyKey
             principal, org=org, kind=payload.kind, reason=payload.reason, **_values(payload)
         )
         headers = {"Location": f"/api/v1/alert-channels/{channel.pk}", "ETag": etag(channel.version)}
-        return Answer(201, show_channel(channel), headers)
+        needs = [Authority(None, Role.PLATFORM_ADMIN)]
+        return Answer(201, needs, show_channel(channel), headers)
 
     return once(request, key, payload, create)
 

@@ -10,6 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.alerts import silences
 from console.alerts.api import Number
 from console.alerts.models import Silence
@@ -84,7 +86,8 @@ def create_silence(request: HttpRequest, payload: SilenceIn, key: IdempotencyKey
             reason=payload.reason,
         )
         headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
-        return Answer(201, show_silence(silence), headers)
+        needs = [Authority(silence.org_id, Role.ON_CALL)]
+        return Answer(201, needs, show_silence(silence), headers)
 
     return once(request, key, payload, create)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from console.alerts import silence
-from console.alerts.rules import Limit, Rule, Scope, Severity
+from console.alerts import judges, silence
+from console.alerts.rules import Limit, Reading, Rule, Scope, Severity
+from telemetry.queries import Fold
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -33,5 +34,25 @@ RULES: Final[tuple[Rule, ...]] = (
         breach_seconds=900,
         outlives_silence=True,
         prometheus=("TidegateNumbersMissing",),
+    ),
+    Rule(
+        slug="numbers-refused",
+        title="Numbers can't be stored",
+        severity=Severity.TICKET,
+        scope=Scope.FLEET,
+        means="Telemetry of a process was set aside: it makes no sense, or is more than its share.",
+        remedy="See on the page “Dead letters” which process it is, and why.",
+        page="dead-letters",
+        runbook="numbers-refused.md",
+        judge=judges.level(
+            "refused", "refused", "{value:,.0f} records or series could not be stored", of=sum
+        ),
+        readings={
+            "refused": Reading(
+                topic="fleet", metric="telemetry_dead_letters_total", fold=Fold.SUM, seconds=600
+            )
+        },
+        own_limits=(Limit("refused", 0, "More than so many in ten minutes."),),
+        prometheus=("TidegateNumbersRefused",),
     ),
 )

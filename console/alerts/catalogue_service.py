@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from console.alerts import judges, silence
+from console.alerts import judges, silence, standings
 from console.alerts.rules import Limit, Reading, Rule, Scope, Severity
 from console.alerts.silence import SILENT
 from telemetry.queries import Fold
@@ -71,10 +71,10 @@ RULES: Final[tuple[Rule, ...]] = (
         title="A driver does not follow its document",
         severity=Severity.TICKET,
         scope=Scope.DRIVER,
-        means="A driver was told a newer document, a policy perhaps, and does not follow it yet.",
-        remedy="See what the driver says of it; until then the older policy is in force there.",
+        means="A driver does not follow a newer document, or gives the console no valid answer.",
+        remedy="Do what the reason in the evidence says; until then the older policy is in force there.",
         runbook="desired-not-applied.md",
-        judge=judges.behind("desired", "observed", "{name} is {value:.0f} documents behind"),
+        judge=standings.not_followed("desired", "observed", "driver"),
         readings={
             which: Reading(
                 topic="driver:*",

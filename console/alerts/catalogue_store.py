@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from console.alerts import judges, silence
+from console.alerts import judges, silence, standings
 from console.alerts.judges import last
 from console.alerts.rules import Limit, Reading, Rule, Scope, Severity
 from console.alerts.silence import SILENT
@@ -58,10 +58,10 @@ RULES: Final[tuple[Rule, ...]] = (
         title="A document is not followed",
         severity=Severity.TICKET,
         scope=Scope.NODE,
-        means="An agent was told a newer document and is not through with it.",
-        remedy="Wait while its progress moves; otherwise do what the reason it gives says.",
+        means="An agent is not through with a newer document, or gives the console no valid answer.",
+        remedy="Wait while its progress moves; otherwise do what the reason in the evidence says.",
         runbook="desired-not-applied.md",
-        judge=judges.behind("desired", "observed", "{name} is {value:.0f} documents behind"),
+        judge=standings.not_followed("desired", "observed", "node"),
         readings={
             which: Reading(
                 topic="node:*",

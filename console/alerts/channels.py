@@ -23,9 +23,10 @@ from console.alerts.matching import BadMatcher, parse
 from console.alerts.models import Channel, Notification
 from console.alerts.rules import Severity
 from console.alerts.senders import send
-from console.alerts.services import of_orgs, role_over
+from console.alerts.services import role_over
 from console.audit.services import record
 from console.orgs.models import Org
+from console.visibility import of_orgs
 from telemetry.topics import ALERTS, of_org
 
 RECEIVERS_MAX = 20

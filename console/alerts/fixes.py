@@ -38,6 +38,7 @@ class Fix:
     call: Call | None = None
     refusal: str = ""  # why the one who asks can't do it
     followed_at: str = ""  # the page of the operation that may end it already
+    page: str = ""  # the page that it speaks of
 
     @property
     def can_be_done(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.http import Http404
+from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.alerts import services
@@ -22,7 +23,10 @@ def of(principal: Principal, alert: Alert) -> list[Fix]:
     if rule is None:
         return []
     found = [REMEDIES[kind].find(principal, alert) for kind in rule.fixes if alert.is_open]
-    return [*(fix for fix in found if fix), Fix(rule.remedy)]
+    return [
+        *(fix for fix in found if fix),
+        Fix(rule.remedy, page=reverse(rule.page) if rule.page else ""),
+    ]
 
 
 @transaction.atomic

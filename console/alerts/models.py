@@ -9,6 +9,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from console.accounts.models import User
+from console.accounts.names import ACTOR_NAME_MAX
 from console.alerts.catalogue import BY_SLUG
 from console.alerts.life import OPEN, Life, State
 from console.alerts.matching import Matcher, parse
@@ -52,7 +53,7 @@ class Alert(models.Model):
     hidden_by = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="hides")
     # Facts of this episode, apart from its state.
     acknowledged_at = models.DateTimeField(null=True)
-    acknowledged_by = models.CharField(max_length=160, blank=True)
+    acknowledged_by = models.CharField(max_length=ACTOR_NAME_MAX, blank=True)
     assignee = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="alerts")
 
     class Meta:
@@ -138,7 +139,7 @@ class Flip(models.Model):
 class Comment(models.Model):
     alert = models.ForeignKey(Alert, on_delete=models.CASCADE, related_name="comments")
     at = models.DateTimeField(default=timezone.now)
-    author = models.CharField(max_length=160)
+    author = models.CharField(max_length=ACTOR_NAME_MAX)
     text = models.CharField(max_length=2000)
 
     class Meta:
@@ -170,7 +171,7 @@ class Silence(WithMatchers):
 
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
-    author = models.CharField(max_length=160)
+    author = models.CharField(max_length=ACTOR_NAME_MAX)
     reason = models.CharField(max_length=500)
 
     class Meta:

@@ -29,6 +29,7 @@ from console.sessions import services as sessions
 from console.sessions.models import Session, Shard
 from console.sessions.world import key_of
 from console.sizes import size
+from console.visibility import Sight
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of, of_session
 
@@ -56,7 +57,7 @@ class Move:
             return _under_way(running)
         move = self._move(shard)
         if move is None:
-            return Fix(f"No move helps now. {shard.why}".strip())
+            return Fix(f"No move helps now. {Sight(principal).why(shard.why)}".strip())
         there = _PATHS[move.tier_after]
         return Fix(
             f"Move {shard.name} from {move.source} to {move.target}: then it is {there}. "
@@ -197,7 +198,8 @@ class RaiseQuota:
             return None
         driver, held, most, wanted = found
         return Fix(
-            f"Raise what {org.name} may have in memory: {size(held)} on {driver} fill it.",
+            f"Raise what {org.name} may have in memory: {size(held)} on "
+            f"{driver if Sight(principal).knows_driver(driver) else 'a driver'} fill it.",
             "quota",
             "Raise it now",
             (

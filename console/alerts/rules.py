@@ -106,16 +106,33 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What the console knows of a process that it tells what to be."""
+
+    told: int  # the document that it should follow
+    follows: int  # the one that it said it follows
+    problem: str = ""  # why it does not, in a sentence
+    fault: str = ""  # in what way its last answer was none
+    faulty_since: datetime | None = None
+    seen_at: datetime | None = None  # when its last valid answer came
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Who there is, and when anything was heard of them, by topic. Who is in maintenance is left out."""
 
     at: datetime
     heard: Mapping[str, datetime] = field(default_factory=dict)
-    expected: frozenset[str] = frozenset()  # who is registered, heard of or not
+    expected: Mapping[str, datetime] = field(default_factory=dict)  # who has joined, and when
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of nodes, by their NICs
     crossings: tuple[Crossing, ...] = ()  # of sessions
     drivers_of_sessions: frozenset[str] = frozenset()
     link_gbits: Mapping[str, int] = field(default_factory=dict)
+    standings: Mapping[str, Standing] = field(default_factory=dict)  # by topic
+    plain_control: bool = False  # control APIs may be asked in plain text
+    in_the_open: tuple[str, ...] = ()  # who is: "node ax-1"
+    root_replaced_since: datetime | None = None  # the step that lasts
+    root_not_followed: tuple[str, ...] = ()  # who is alive and does not, meanwhile
     missing_records: int = 0
     rolled_up_to: datetime | None = None
 
@@ -139,6 +156,7 @@ class Rule:
     scope: Scope
     means: str  # a sentence
     remedy: str  # what would end it
+    page: str = ""  # the route of the page that it speaks of
     runbook: str  # a page of docs/runbooks
     judge: Judge
     readings: Mapping[str, Reading] = field(default_factory=dict)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import smtplib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -20,8 +22,9 @@ from django.conf import settings
 from console.alerts import messages as form
 from console.alerts.messages import Message
 from console.alerts.models import SENTENCE_CHARACTERS_MAX, Channel
+from kvss_agent.exchange import PLAIN, run
 
-SECONDS_MAX: Final = 10.0  # for each step of a conversation
+SECONDS_MAX: Final = 10.0  # for a request and its answer; of a mail, for each step of a conversation
 ANSWER_BYTES_MAX: Final = 2048
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
@@ -54,7 +57,9 @@ def takes_groups(channel: Channel) -> bool:
 
 def _webhook(channel: Channel, messages: Sequence[Message]) -> Outcome:
     body = json.dumps(form.as_webhook(messages)).encode()
-    signed = {"X-Tidegate-Signature": form.signature(channel.secret, body)} if channel.secret else {}
+    signed = {}
+    if channel.secret:
+        signed["X-Tidegate-Signature"] = form.signature(channel.secret, body, int(time.time()))
     return _post(channel, body, {"Idempotency-Key": form.idempotency_key(messages), **signed})
 
 
@@ -69,17 +74,34 @@ def _pagerduty(channel: Channel, messages: Sequence[Message]) -> Outcome:
 
 def _post(channel: Channel, body: bytes, headers: Mapping[str, str] | None = None) -> Outcome:
     """A redirection is no success, and is not followed: whom we talk to is what an admin has chosen."""
-    told = {"Content-Type": "application/json", "User-Agent": "Tidegate", **(headers or {})}
-    with (
-        httpx.Client(timeout=SECONDS_MAX, follow_redirects=False) as client,
-        client.stream("POST", channel.address, content=body, headers=told) as response,
-    ):
-        said = next(response.iter_bytes(ANSWER_BYTES_MAX), b"").decode(errors="replace")
-        status = response.status_code
+    told = {
+        "Content-Type": "application/json",
+        "Accept-Encoding": "identity",
+        "User-Agent": "Tidegate",
+        **(headers or {}),
+    }
+    status, said = run(_posted(channel.address, body, told))
     names = {one.value: one.phrase for one in HTTPStatus}
     return Outcome(
         sent=200 <= status < 300, answer=f"{status} {names.get(status, '')}: {said}".rstrip(" :")
     )
+
+
+async def _posted(address: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str]:
+    """The status, and the beginning of what is said to it. One deadline is for all of it; what comes
+    compressed is not looked at. Raises httpx's errors and TimeoutError."""
+    said = b""
+    async with (
+        asyncio.timeout(SECONDS_MAX),
+        httpx.AsyncClient(timeout=SECONDS_MAX, follow_redirects=False) as client,
+        client.stream("POST", address, content=body, headers=headers) as response,
+    ):
+        if response.headers.get("content-encoding", "").strip().lower() in PLAIN:
+            async for piece in response.aiter_raw():
+                said += piece
+                if len(said) >= ANSWER_BYTES_MAX:
+                    break
+        return response.status_code, said[:ANSWER_BYTES_MAX].decode(errors="replace")
 
 
 def _email(channel: Channel, messages: Sequence[Message]) -> Outcome:

@@ -23,12 +23,14 @@ from console.audit.services import record
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
 from console.search.services import Found, finder
+from console.visibility import Sight, of_orgs, sees_fleet
 from telemetry.events import events_of
 from telemetry.models import Event
 from telemetry.topics import ALERTS, FLEET, of_org
 
 BEFORE: Final = timedelta(minutes=30)  # an alert begins, what has changed is shown
 RELATED_MAX: Final = 20
+WHY_NOT_BETTER: Final = "why_not_better"  # in evidence: as `placement.explain.why` says it
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
 
@@ -36,17 +38,6 @@ _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, Sta
 def role_over(principal: Principal, org_id: int | None) -> Role | None:
     """Their role over something of an org, or over what is of none: then that on the platform."""
     return principal.platform_role if org_id is None else principal.role_in(org_id)
-
-
-def of_orgs(principal: Principal, at_least: Role = Role.VIEWER) -> Q:
-    """What is of an org in which they have this role; for those who have it on the platform, all."""
-    if principal.on_platform(at_least):
-        return Q()
-    confined = principal.token.org_id if principal.token else None
-    if confined is not None:
-        role = principal.role_in(confined)
-        return Q(org=confined) if role is not None and role >= at_least else Q(pk__in=[])
-    return Q(org__in=principal.orgs_where(at_least))
 
 
 def visible_alerts(principal: Principal) -> QuerySet[Alert]:
@@ -60,12 +51,20 @@ def visible_alerts(principal: Principal) -> QuerySet[Alert]:
 
 def sees_causes(principal: Principal) -> bool:
     """What explains alerts of others is of the fleet: a leaf, a node, numbers that are late."""
-    return principal.on_platform(Role.VIEWER)
+    return sees_fleet(principal)
 
 
 def unexplained(principal: Principal) -> Q:
     """Those that no other one explains; for who does not see that one, all."""
     return Q(hidden_by=None) if sees_causes(principal) else Q()
+
+
+def evidence(principal: Principal, alert: Alert) -> dict[str, Any]:
+    """What its rule found out, without nodes that they don't know of."""
+    found = dict(alert.evidence)
+    if isinstance(why := found.get(WHY_NOT_BETTER), str):
+        found[WHY_NOT_BETTER] = Sight(principal).why(why)
+    return found
 
 
 def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER) -> Alert:
@@ -218,7 +217,7 @@ def _record(
         action,
         object_type="alert",
         object_id=alert.pk,
-        object_name=str(alert)[:160],
+        object_name=str(alert),
         org_id=alert.org_id,
         before=before,
         after=after or _snapshot(alert),

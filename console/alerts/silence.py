@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Final
 
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, Judge, Limit, LimitsOf, Tables, World, name_of
 from telemetry.topics import FLEET
 
 SILENT = Limit("silent_seconds", 30, "From how long a silence on.", low=5, high=86_400)
+SWITCH: Final = {"node": "KVSS_AGENT_TELEMETRY", "driver": "SWDRIVER_TELEMETRY"}  # turns numbers on
 
 
 def is_silent(world: World, topic: str, seconds: float) -> bool:
     """Whether nobody was heard under this topic for so long, by the clock of the last who was.
 
-    While nothing at all arrives, it is not the agents that are silent.
+    While nothing at all arrives, it is not the agents that are silent. Who has just joined has not had
+    the time to say anything yet.
     """
-    heard, newest = world.heard.get(topic), world.newest
+    since, newest = world.heard.get(topic) or world.expected.get(topic), world.newest
     if newest is None:
         return False
-    return heard is None or (newest - heard).total_seconds() > seconds
+    return since is None or (newest - since).total_seconds() > seconds
 
 
 def numbers_late_seconds(world: World) -> float:
@@ -29,7 +32,7 @@ def numbers_late_seconds(world: World) -> float:
 
 
 def silent(kind: str, *, registered_only: bool = False) -> Judge:
-    """A breach for each of this kind that was heard once, or is registered, and is not heard now."""
+    """A breach for each of this kind that was heard once, or has joined, and is not heard now."""
 
     def judge(_tables: Tables, world: World, limits: LimitsOf) -> Iterator[Finding]:
         who = world.expected if registered_only else {*world.heard, *world.expected}
@@ -41,7 +44,7 @@ def silent(kind: str, *, registered_only: bool = False) -> Judge:
             said = (
                 f"{name_of(topic)} has said nothing for {for_seconds:.0f} s"
                 if for_seconds is not None
-                else f"{name_of(topic)} is registered and was never heard of today"
+                else f"{name_of(topic)} has joined, and sent no telemetry today: is {SWITCH[kind]} set?"
             )
             evidence = {"last_heard": f"{heard:%Y-%m-%d %H:%M:%S} UTC" if heard else None}
             evidence["leaves"] = ", ".join(world.leaves.get(topic, ()))

@@ -15,9 +15,10 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.alerts.matching import BadMatcher, parse
 from console.alerts.models import SILENCE_MAX, Silence
-from console.alerts.services import of_orgs, role_over
+from console.alerts.services import role_over
 from console.audit.services import record
 from console.orgs.models import Org
+from console.visibility import of_orgs
 from telemetry.topics import ALERTS, of_org
 
 
@@ -123,7 +124,7 @@ def _record(
         action,
         object_type="silence",
         object_id=silence.pk,
-        object_name=str(silence)[:160],
+        object_name=str(silence),
         org_id=org.pk if org else None,
         before=before,
         after=silence.snapshot(),

@@ -19,8 +19,8 @@ from console.accounts.principal import Principal
 from console.alerts.catalogue import BY_SLUG
 from console.alerts.life import State
 from console.alerts.models import Alert, Flip
-from console.alerts.services import of_orgs
 from console.audit.models import AuditEntry
+from console.visibility import of_orgs
 
 DAYS: Final = (1, 7, 30, 90)
 DAYS_DEFAULT: Final = 7

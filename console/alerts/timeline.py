@@ -9,6 +9,7 @@ from typing import Final
 from django.http import Http404
 
 from console.accounts.principal import Principal
+from console.alerts.channels import visible_channels
 from console.alerts.models import Alert, Notification
 from console.charts.ranges import Range
 from console.metrics.services import check_topic
@@ -16,6 +17,7 @@ from telemetry.queries import Fold
 from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
+HIDDEN: Final = "a channel of the platform"
 AROUND: Final = timedelta(minutes=30)
 # What is judged by counts in buckets, or by sums, is seen better so.
 _FOLDS: Final = {Fold.HEATMAP: "p50 p99", Fold.SUM: "rate"}
@@ -32,8 +34,9 @@ class Entry:
     state: str = ""  # of a flip
 
 
-def of(alert: Alert) -> list[Entry]:
-    """The latest first."""
+def of(principal: Principal, alert: Alert) -> list[Entry]:
+    """The latest first. A channel that they may not see has no name."""
+    seen = set(visible_channels(principal).values_list("pk", flat=True))
     flips = [
         Entry(flip.at, "flip", flip.sentence, state=flip.after)
         for flip in alert.flips.order_by("-number")[:ENTRIES_MAX]
@@ -43,7 +46,7 @@ def of(alert: Alert) -> list[Entry]:
         for comment in alert.comments.order_by("-pk")[:ENTRIES_MAX]
     ]
     told = [
-        Entry(one.sent_at, "told", one.what, one.channel.name)
+        Entry(one.sent_at, "told", one.what, one.channel.name if one.channel_id in seen else HIDDEN)
         for one in alert.notifications.filter(state=Notification.State.SENT)
         .select_related("channel")
         .order_by("-pk")[:ENTRIES_MAX]

@@ -89,7 +89,8 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "alert": alert,
         "questions": timeline.questions(alert),
         "fixes": fixing.of(request.principal, alert),
-        "entries": timeline.of(alert),
+        "evidence": services.evidence(request.principal, alert),
+        "entries": timeline.of(request.principal, alert),
     }
     if request.headers.get("HX-Request") == "true":
         return render(request, "alerts/live.html", live)
@@ -105,7 +106,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "around": timeline.around(alert, timezone.now()),
         "changes": services.changed_before(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
-        "hides": alert.hides.all()[:PER_PAGE],
+        "hides": services.visible_alerts(request.principal).filter(hidden_by=alert)[:PER_PAGE],
         "may_change": role is not None and role >= Role.ON_CALL,
         "acknowledge_form": AcknowledgeForm(),
         "comment_form": CommentForm(),

@@ -12,6 +12,7 @@ from console.accounts import jwt, tokens
 from console.accounts.browser import SignedInRequest, principal_of
 from console.accounts.principal import Principal
 from console.api.problems import ApiError
+from console.shell.request_context import note_known
 
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="tidegate"'}
 INVALID = {"WWW-Authenticate": 'Bearer realm="tidegate", error="invalid_token"'}
@@ -67,4 +68,5 @@ AUTHENTICATION: list[Any] = [Bearer(), Browser()]
 
 
 def _set(request: HttpRequest, principal: Principal) -> None:
+    note_known(request, principal.owner)
     cast("SignedInRequest", request).principal = principal

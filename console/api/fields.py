@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from types import UnionType
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from uuid import UUID
 
 from ninja import Schema
 from pydantic import (
@@ -55,22 +57,68 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number), AfterValidator
 
 
 class Input(Schema):
-    """The body of a request. A name it does not know is a typo, and is told. `false` is not 0, nor is
-    `"1"` 1."""
+    """The body of a request. A name it does not know is a typo, and is told. Nothing is taken for what
+    it is not: `false` is not 0, `"1"` not 1 and 1 not `true`, at whatever depth.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     @field_validator("*", mode="before")
     @classmethod
-    def _numbers_are_numbers(cls, value: object, info: ValidationInfo) -> object:
+    def _nothing_is_taken_for_another(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, bool | str) and _is_number(field.annotation):
-            raise ValueError("write it as a number")
+        if wrong := _mistaken(value, _kinds(field.annotation)):
+            raise ValueError(wrong)
         return value
 
 
-def _is_number(annotation: object) -> bool:
+_NUMBER: Final = "write it as a number"
+_TRUTH: Final = "write it as true or false"
+
+
+def _mistaken(value: object, kinds: frozenset[Any]) -> str:
+    """What is wrong with a value of a kind that pydantic would turn into another; or nothing."""
+    if isinstance(value, bool):
+        return _NUMBER if kinds & _NUMBERS and bool not in kinds else ""
+    if isinstance(value, int | float):
+        return _TRUTH if bool in kinds and not kinds & _NUMBERS else ""
+    if isinstance(value, str):
+        if kinds & _TEXTS or any(map(_is_text, kinds)):
+            return ""
+        return _NUMBER if kinds & _NUMBERS else _TRUTH if bool in kinds else ""
+    if isinstance(value, list):
+        return _mistaken_among(value, [get_args(one)[:1] for one in kinds if get_origin(one) in _LISTS])
+    if isinstance(value, dict):
+        of_values = [get_args(one)[1:] for one in kinds if get_origin(one) is dict]
+        return _mistaken_among(list(value.values()), of_values)
+    return ""
+
+
+def _mistaken_among(values: Sequence[object], inner: Sequence[tuple[Any, ...]]) -> str:
+    """The first thing that is wrong with one of them."""
+    if not inner or not inner[0]:
+        return ""
+    kinds = _kinds(inner[0][0])
+    return next(filter(None, (_mistaken(one, kinds) for one in values)), "")
+
+
+_TEXTS: Final[frozenset[Any]] = frozenset((str, datetime, date, UUID, Any))
+_NUMBERS: Final = frozenset((int, float))
+_LISTS: Final = (list, set, frozenset, tuple)
+
+
+def _kinds(annotation: Any) -> frozenset[Any]:
+    """The kinds that an annotation allows, without what is only said about them."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _is_number(inner[0])
-    return any(map(_is_number, inner)) if origin in (Union, UnionType) else annotation in (int, float)
+        return _kinds(inner[0])
+    if origin in (Union, UnionType):
+        return frozenset().union(*map(_kinds, inner))
+    return frozenset([annotation])
+
+
+def _is_text(kind: Any) -> bool:
+    """A choice of texts, or one that is listed by name."""
+    if get_origin(kind) is Literal:
+        return any(isinstance(one, str) for one in get_args(kind))
+    return isinstance(kind, type) and issubclass(kind, str)

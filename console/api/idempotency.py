@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -19,6 +19,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Header, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.api.models import StoredAnswer
 from console.api.problems import ApiError
 
@@ -39,11 +41,19 @@ IdempotencyKey = Annotated[
 
 @dataclass(frozen=True)
 class Answer:
-    """What an effect answers with when it succeeded."""
+    """What an effect answers with when it succeeded, and the authority that it took.
+
+    There is no default for `needs`: who has lost the authority must not read the answer again.
+    """
 
     status: int
+    needs: Sequence[Authority]
     body: Schema | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.needs:
+            raise ValueError("an answer that may be repeated says what authority it took")
 
 
 def once(
@@ -56,14 +66,19 @@ def once(
 ) -> HttpResponse:
     """Run `effect` in a transaction unless this key was answered already; then repeat that answer.
 
-    The key belongs to (principal, method, path). Raises 422 where it was used with another body,
-    409 where the first such request has not ended yet. An effect that raises stores nothing, so
-    that the same key may be tried again; nor does one that is not to be kept (`validate_only`).
+    The key belongs to (principal, credential, method, path): another token of the same person has keys
+    of its own. A stored answer is told only to somebody who could still get it by a fresh request: their
+    credential may change things, and they hold the authority that the effect took.
+
+    Raises 422 where the key was used with another body or query, 409 where the first such request has
+    not ended yet. An effect that raises stores nothing, so that the same key may be tried again; nor
+    does one that is not to be kept (`validate_only`).
     """
+    principal = requester(request)
+    principal.check_may_change()
     scope = _scope(request, key)
-    body_sha256 = hashlib.sha256(
-        json.dumps(body.model_dump(mode="json") if body else None, sort_keys=True).encode()
-    ).digest()
+    said = [body.model_dump(mode="json") if body else None, request.META.get("QUERY_STRING", "")]
+    body_sha256 = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
     with transaction.atomic():
         if not _lock(scope):
             raise ApiError(
@@ -73,6 +88,8 @@ def once(
             )
         stored = StoredAnswer.objects.filter(pk=scope).first()
         if stored is not None:
+            for org_id, role in stored.needs:
+                principal.check(Authority(org_id, Role(role)))
             return _replay(stored, body_sha256)
         answer = effect()
         text = answer.body.model_dump_json(by_alias=True) if answer.body else ""
@@ -85,6 +102,7 @@ def once(
             status=answer.status,
             headers=dict(answer.headers),
             body=text,
+            needs=[[one.org_id, one.role] for one in answer.needs],
         )
     return _response(answer.status, text, answer.headers)
 
@@ -96,7 +114,8 @@ def drop_old(now: datetime) -> int:
 
 
 def _scope(request: HttpRequest, key: str) -> bytes:
-    parts = [str(requester(request).user_id), str(request.method), request.path, key]
+    principal = requester(request)
+    parts = [str(principal.user_id), principal.credential, str(request.method), request.path, key]
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 

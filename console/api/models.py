@@ -5,13 +5,18 @@ from django.utils import timezone
 
 
 class StoredAnswer(models.Model):
-    """The answer to a request with an Idempotency-Key, kept in the transaction of its effect."""
+    """The answer to a request with an Idempotency-Key, kept in the transaction of its effect.
+
+    `needs` is what the request took: pairs of an org (none for the platform) and a role. Whoever asks
+    for the answer again has to hold all of them still.
+    """
 
     scope_sha256 = models.BinaryField(max_length=32, primary_key=True)
     body_sha256 = models.BinaryField(max_length=32)
     status = models.PositiveSmallIntegerField()
     headers = models.JSONField()
     body = models.TextField()
+    needs = models.JSONField(default=list)
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -9,7 +10,7 @@ from django.core.exceptions import ValidationError as ModelValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
-from ninja.openapi.schema import OpenAPISchema
+from ninja.openapi.schema import OpenAPISchema, get_schema
 
 from console.accounts.api import router as accounts
 from console.alerts.api import router as alerts
@@ -18,10 +19,13 @@ from console.alerts.api_settings import router as alert_settings
 from console.alerts.api_silences import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
+from console.api.parser import BoundedParser, sentence_of
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
+from console.authority.api import router as authority
 from console.charts.api import router as charts
+from console.control.api import router as targets
 from console.explain.api import router as explain
 from console.fleet.api import router as fleet
 from console.fleet.description_api import router as description
@@ -30,6 +34,7 @@ from console.fleet.nodes import Impossible
 from console.handover.api import router as handover
 from console.live.api import router as live
 from console.metrics.api import router as metrics
+from console.metrics.dead_letters import router as dead_letters
 from console.operations.api import busy
 from console.operations.api import router as operations
 from console.operations.services import Busy
@@ -47,6 +52,7 @@ from console.sessions.api import router as sessions
 from console.sessions.changing import StalePlan
 from console.sessions.leaving_api import router as leaving
 from console.sessions.planning import CannotPlan
+from console.sessions.removal_api import router as removal
 from console.sessions.rules_api import router as session_rules
 from console.sessions.sizing import JobsRun
 
@@ -64,17 +70,26 @@ Everything the console does, for automation.
 
 
 class Api(NinjaAPI):
-    def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
-        """Errors are documented with the content type that they have."""
-        schema = super().get_openapi_schema(**kwargs)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                for status, answer in operation["responses"].items():
-                    if int(status) >= 400 and "content" in answer:
-                        answer["description"] = problems.for_status(int(status)).title
-                        content = answer["content"]
-                        content[problems.CONTENT_TYPE] = content.pop("application/json")
-        return schema
+    def get_openapi_schema(
+        self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
+    ) -> OpenAPISchema:
+        """The description of the API. All callers get the same one, and must not change it."""
+        return _describe(self.get_root_path(path_params or {}) if path_prefix is None else path_prefix)
+
+
+@lru_cache(maxsize=1)
+def _describe(path_prefix: str) -> OpenAPISchema:
+    """Errors are documented with the content type that they have. It takes most of a second, so it is
+    made once: operations stay the same as long as a process runs."""
+    schema = get_schema(api, path_prefix)
+    for path in schema["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400 and "content" in answer:
+                    answer["description"] = problems.for_status(int(status)).title
+                    content = answer["content"]
+                    content[problems.CONTENT_TYPE] = content.pop("application/json")
+    return schema
 
 
 api = Api(
@@ -82,6 +97,7 @@ api = Api(
     version="1",
     description=DESCRIPTION,
     auth=AUTHENTICATION,
+    parser=BoundedParser(),
     urls_namespace="api",
     docs_url="/docs",
     openapi_url="/openapi.json",
@@ -97,6 +113,7 @@ api.add_router("", silences)
 api.add_router("", alert_settings)
 api.add_router("", audit)
 api.add_router("", metrics)
+api.add_router("", dead_letters)
 api.add_router("", charts)
 api.add_router("", explain)
 api.add_router("", saved)
@@ -106,12 +123,15 @@ api.add_router("", policies_of_all)
 api.add_router("", scheduled_policies)
 api.add_router("", proof)
 api.add_router("", operations)
+api.add_router("", targets)
 api.add_router("", sessions)
 api.add_router("", session_rules)
 api.add_router("", leaving)
+api.add_router("", removal)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)
+api.add_router("", authority)
 api.add_router("", description)
 
 
@@ -176,7 +196,7 @@ def _busy(request: HttpRequest, error: Busy) -> HttpResponse:
 @api.exception_handler(HttpError)
 def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
     problem = problems.for_status(error.status_code)
-    return problems.response(problem.model_copy(update={"detail": f"{error.message}."}))
+    return problems.response(problem.model_copy(update={"detail": sentence_of(error)}))
 
 
 @api.exception_handler(ModelValidationError)

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.utils import timezone
+
+from console.accounts.names import ACTOR_NAME_MAX, USERNAME_MAX
+from console.orgs.models import SLUG_MAX
+
+# The longest is a membership's: `acme/vic`.
+OBJECT_ID_MAX: Final = SLUG_MAX + 1 + USERNAME_MAX
+# Names of things have 120 characters at most; sentences that stand for one are cut.
+OBJECT_NAME_MAX: Final = 160
+REASON_MAX: Final = 500
 
 
 class AuditEntry(models.Model):
@@ -15,16 +24,16 @@ class AuditEntry(models.Model):
 
     at = models.DateTimeField(default=timezone.now)
     actor_id = models.BigIntegerField(null=True)
-    actor_name = models.CharField(max_length=160)
+    actor_name = models.CharField(max_length=ACTOR_NAME_MAX)
     means = models.CharField(max_length=16)
     address = models.GenericIPAddressField(null=True)
     request_id = models.CharField(max_length=64, blank=True)
     action = models.CharField(max_length=48)
     object_type = models.CharField(max_length=32)
-    object_id = models.CharField(max_length=64)
-    object_name = models.CharField(max_length=160)
+    object_id = models.CharField(max_length=OBJECT_ID_MAX)
+    object_name = models.CharField(max_length=OBJECT_NAME_MAX)
     org_id = models.BigIntegerField(null=True)
-    reason = models.CharField(max_length=500, blank=True)
+    reason = models.CharField(max_length=REASON_MAX, blank=True)
     before = models.JSONField(null=True, encoder=DjangoJSONEncoder)
     after = models.JSONField(null=True, encoder=DjangoJSONEncoder)
     undoes = models.OneToOneField(

@@ -13,9 +13,10 @@ from django.http import Http404
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.audit.models import AuditEntry
+from console.audit.models import OBJECT_NAME_MAX, REASON_MAX, AuditEntry
 from console.search.services import Found, finder
 from console.shell import request_context
+from console.shell.texts import cut
 from telemetry.events import note
 
 
@@ -51,11 +52,11 @@ def record(
         action=action,
         object_type=object_type,
         object_id=str(object_id),
-        object_name=object_name,
+        object_name=cut(object_name, OBJECT_NAME_MAX),
         org_id=org_id,
         before=before,
         after=after,
-        reason=reason,
+        reason=cut(reason, REASON_MAX),
         undoes=undoes,
     )
     if topics:
@@ -67,9 +68,9 @@ def record(
 def visible_entries(principal: Principal) -> QuerySet[AuditEntry]:
     """What they did themselves, and all of the orgs or the platform where they are on-call or more."""
     entries = AuditEntry.objects.select_related("undone_by")
-    if principal.on_platform(Role.ON_CALL):
+    orgs = principal.orgs_with(Role.ON_CALL)
+    if orgs is None:
         return entries
-    orgs = principal.orgs_where(Role.ON_CALL)
     seen = Q(org_id__in=orgs)
     if principal.token is None or principal.token.org_id is None:
         seen |= Q(actor_id=principal.user_id)

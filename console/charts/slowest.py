@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -12,6 +13,7 @@ from console.charts.ranges import Range
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
 from console.sessions.services import visible_sessions
+from console.visibility import Sight
 from telemetry.models import SlowTransfer
 from telemetry.slowest import slowest_of
 
@@ -56,4 +58,18 @@ def behind(
         slowest_of(topic, since, until, direction=direction, seconds_max=seconds_max, orgs=orgs)[:limit]
     )
     named = visible_sessions(principal).filter(name__in={one.session for one in found})
-    return Behind(found, frozenset(named.values_list("name", flat=True)))
+    sessions, sight = frozenset(named.values_list("name", flat=True)), Sight(principal)
+    for one in found:
+        _hide(one, sight, sessions)
+    return Behind(found, sessions)
+
+
+def _hide(one: SlowTransfer, sight: Sight, sessions: Collection[str]) -> None:
+    """Of a transfer by a driver that they don't know of it is theirs to know how large and how slow it
+    was: not of which session, driver and shard, to which node and over which link."""
+    if sight.knows_driver(one.driver):
+        return
+    one.driver = one.stream = one.node = one.nic_leaf = one.link = ""
+    one.slot_first = one.slot_last = 0
+    if one.session not in sessions:
+        one.session = ""

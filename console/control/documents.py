@@ -7,7 +7,7 @@
     def orgs() -> Mapping[str, Any]: ...                # the same for all of the kind, made once
 
     @addition("node", "tier2")
-    def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what a part says there, if any
+    def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what parts say there, if any
 
 A part that can't be made yet raises NotYet with a sentence; the target keeps what it has, and the
 sentence is shown as why it lags.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
+from django.core.exceptions import ObjectDoesNotExist
 
 from console.control.models import Kind
 from kvss_agent import desired as of_agents
@@ -92,9 +93,12 @@ class Compiler:
         if not _parts[self._kind]:
             raise NotYet("Nobody says yet what it should be.")
         told: dict[str, Any] = {**base, **self._shared}
-        for one in _parts[self._kind]:
-            told |= one(name)
-        told |= {key: {**told[key], **more} for key, more in self._more.items() if key in told}
+        try:
+            for one in _parts[self._kind]:
+                told |= one(name)
+        except ObjectDoesNotExist as gone:  # since the round began
+            raise NotYet(f"{name} has left the fleet, or what it needs has: {gone}") from gone
+        told |= {key: _added(told[key], more) for key, more in self._more.items() if key in told}
         content = msgspec.json.encode(told, order="deterministic")
         document = Document(content, hashlib.sha256(content).digest())
         try:
@@ -114,3 +118,8 @@ class Compiler:
             for common in _common[self._kind]
             for key, value in common().items()
         }
+
+
+def _added(said: Any, more: Partial) -> Any:
+    """To what a part says; to each, where that is several."""
+    return [{**one, **more} for one in said] if isinstance(said, list) else {**said, **more}

@@ -64,6 +64,9 @@ class Target(models.Model):
     problem = models.CharField(max_length=500, blank=True)
     failures = models.PositiveIntegerField(default=0)  # in a row
     retry_at = models.DateTimeField(null=True)
+    fault = models.CharField(max_length=16, blank=True)  # in what way its last answer was none
+    bad_since = models.DateTimeField(null=True)  # since when its answers are none
+    asked_until = models.DateTimeField(null=True)  # somebody is at it: one at a time asks a target
 
     class Meta:
         ordering = ("kind", "name")
@@ -81,3 +84,13 @@ class Target(models.Model):
     @property
     def is_up_to_date(self) -> bool:
         return self.generation > 0 and self.observed_generation == self.generation
+
+
+class BadAnswers(models.Model):
+    """How many answers of targets were none, by the way in which."""
+
+    fault = models.CharField(max_length=16, primary_key=True)
+    count = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.fault}"

@@ -1,32 +1,80 @@
-"""Telling many processes at once what to be, and asking what they are. No database."""
+"""Telling many processes at once what to be, and asking what they are. No database.
+
+Each is a target of its own: what one answers, or does not, is found out within its own budget and
+becomes its own `Answer`. Who has failed before waits for one of a few places that are kept for those,
+so that they never take the places of the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
-from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
-import httpx
+from django.conf import settings
 
-AT_ONCE_MAX: Final = 128
-TIMEOUT: Final = httpx.Timeout(5.0, connect=2.0)
-UNREACHED: Final = (httpx.HTTPError, httpx.InvalidURL)
-NO_SENSE: Final = "Its answer makes no sense: is it one of ours, and of this version?"
-_PROBLEM_MAX: Final = 500
+from console.authority import client
+from console.control.observed import Observed, Told
+from console.fleet.models import Driver, Node
+from kvss_agent.exchange import (
+    AT_ONCE_MAX,
+    SENTENCE_CHARACTERS_MAX,
+    Budget,
+    Exchange,
+    Fault,
+    Reply,
+    Unanswered,
+    run,
+)
+from kvss_agent.settings import is_loopback
+from telemetry.decoding import Malformed, excerpt
+
+log = logging.getLogger(__name__)
+
+QUESTION: Final = Budget(5.0)
+TARGET_SECONDS: Final = 6.0  # for all that a target is told and asked in a round
+ROUND_SECONDS: Final = 8.0  # who has not been asked by then is asked in the next one
+IN_THE_OPEN: Final = (
+    "Its control API is plain HTTP, where tokens and keys can be read on the way. Update it; or, while "
+    "others of its version are updated, set TIDEGATE_PLAIN_CONTROL."
+)
+SUSPECTS_AT_ONCE_MAX: Final = 16  # of those that have failed; the other places are not for them
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The control API of an agent or a driver."""
+    """The control API of an agent or a driver. `server_name`: which certificate it has to show. One that
+    joined before there were keys has none."""
 
     url: str
-    token: str
+    token: str = field(repr=False)
+    server_name: str = ""
+
+    @classmethod
+    def of(cls, joined: Node | Driver) -> Endpoint:
+        name = client.server_name(joined.public_key) if joined.public_key else ""
+        return cls(joined.control_url, str(joined.control_token), name)
+
+    @property
+    def is_in_the_open(self) -> bool:
+        """Whether others on the network could read what it is told."""
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:
+            return False  # it is no address, and that is said when it is asked
+        return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,133 +82,194 @@ class Call:
     endpoint: Endpoint
     method: str
     path: str
-    body: bytes | None = None
+    body: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Ask; or with a document, tell, and ask unless the answer says it all."""
+    """Ask; or with a document, tell, and ask unless the answer says it all.
+
+    `is_suspect`: it has failed before, so it gets one of the places for those.
+    """
 
     key: int
     endpoint: Endpoint
-    document: bytes | None = None
+    document: bytes | None = field(default=None, repr=False)
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`generation` is what it was told last, `observed_generation` what it is. `problem` is what is not
-    as it should be: it can't be reached, has refused the document, or has not done all of it."""
+    as it should be: it can't be reached, has refused the document, or has not done all of it. `fault`
+    says in what way its answer was none, and is None where it was one. `asked`: there was time for it.
+    """
 
     key: int
-    reached: bool  # and its answer understood
-    refused: bool = False
     generation: int = 0
     observed_generation: int = 0
+    refused: bool = False
     problem: str = ""
+    fault: Fault | None = None
+    asked: bool = True
+
+    @property
+    def reached(self) -> bool:
+        """And its answer understood."""
+        return self.asked and self.fault is None
 
 
-def send(orders: Iterable[Order]) -> list[Answer]:
-    """All of them, a bounded number at a time. Whoever does not answer costs nobody else anything."""
-    return asyncio.run(_send(list(orders)))
+def ask_all(calls: Iterable[Call], budget: Budget = QUESTION) -> list[Reply | str]:
+    """Their answers, in order; or in a sentence why there is none. It takes at most twice the budget."""
+
+    tls = client.context()
+
+    async def ask_each() -> list[Reply | str]:
+        ends = time.monotonic() + 2 * budget.seconds
+        places = asyncio.Semaphore(AT_ONCE_MAX)
+
+        async def ask(exchanges: _Exchanges, call: Call) -> Reply | str:
+            async with places:
+                left = min(budget.seconds, ends - time.monotonic())
+                if left <= 0:
+                    return "There was no time left to ask it: too many others did not answer."
+                try:
+                    return await _ask(exchanges, call, Budget(left, budget.bytes_max))
+                except Unanswered as error:
+                    return str(error)
+
+        async with _exchanges(tls) as exchanges:
+            return await asyncio.gather(*(ask(exchanges, call) for call in calls))
+
+    return run(ask_each())
 
 
-async def _send(orders: list[Order]) -> list[Answer]:
-    async with _client(TIMEOUT) as client:
-        return await _each(_deliver(client, order) for order in orders)
-
-
-def ask_all(calls: Iterable[Call], timeout: httpx.Timeout = TIMEOUT) -> list[httpx.Response | str]:
-    """Their answers, in order; or in a sentence why there is none."""
-
-    async def ask_each() -> list[httpx.Response | str]:
-        async with _client(timeout) as client:
-            return await _each(_answered(client, call) for call in calls)
-
-    return asyncio.run(ask_each())
-
-
-async def _answered(client: httpx.AsyncClient, call: Call) -> httpx.Response | str:
-    try:
-        return await _ask(client, call)
-    except UNREACHED as error:
-        return _why_unreached(error)
-
-
-def _client(timeout: httpx.Timeout) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=AT_ONCE_MAX, max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=timeout, limits=limits, verify=_trusted())
-
-
-async def _each(tasks: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    places = asyncio.Semaphore(AT_ONCE_MAX)  # or those who wait for a connection would be out of time
-
-    async def one(task: Coroutine[Any, Any, T]) -> T:
-        async with places:
-            return await task
-
-    return await asyncio.gather(*map(one, tasks))
-
-
-async def _ask(client: httpx.AsyncClient, asked: Call) -> httpx.Response:
-    """Raises one of UNREACHED."""
-    headers = {"Authorization": f"Bearer {asked.endpoint.token}", "Content-Type": "application/json"}
-    address = f"{asked.endpoint.url.rstrip('/')}{asked.path}"
-    return await client.request(asked.method, address, content=asked.body, headers=headers)
-
-
-def _why_unreached(error: httpx.HTTPError | httpx.InvalidURL) -> str:
-    if isinstance(error, httpx.InvalidURL):
-        return f"Its address is none: {error}."
-    return f"It does not answer: {str(error) or type(error).__name__}."[:_PROBLEM_MAX]
-
-
-async def _deliver(client: httpx.AsyncClient, order: Order) -> Answer:
-    refused = ""
-    try:
-        if order.document is not None:
-            told = await _ask(client, Call(order.endpoint, "PUT", "/v1/desired", order.document))
-            if told.status_code != HTTPStatus.ACCEPTED:
-                refused = refusal(told)
-            elif "observed_generation" in (follows := told.json()):  # it does so before it answers
-                return _answer(order.key, follows)
-        found = await _ask(client, Call(order.endpoint, "GET", "/v1/observed"))
-        if found.status_code != HTTPStatus.OK:
-            return Answer(order.key, reached=False, problem=refused or refusal(found))
-        return _answer(order.key, found.json(), refused)
-    except UNREACHED as error:
-        return Answer(order.key, reached=False, problem=_why_unreached(error))
-    except (ValueError, KeyError, TypeError):
-        return Answer(order.key, reached=False, problem=NO_SENSE)
-
-
-def _answer(key: int, observed: Mapping[str, Any], refused: str = "") -> Answer:
-    return Answer(
-        key,
-        reached=True,
-        refused=bool(refused),
-        generation=int(observed["generation"]),
-        observed_generation=int(observed["observed_generation"]),
-        problem=refused or _shortfall(observed),
+def invalid(error: Malformed) -> str:
+    """What is said of a target whose answer is none."""
+    return excerpt(
+        f"Its answer is not valid: {error}. Is it one of ours, and of this version?",
+        SENTENCE_CHARACTERS_MAX,
     )
 
 
-def refusal(answer: httpx.Response) -> str:
+def refusal(answer: Reply) -> str:
     """What it said against it."""
+    return answer.refusal
+
+
+# A round
+
+
+def send(orders: Sequence[Order], seconds: float = ROUND_SECONDS) -> Iterator[Answer]:
+    """An answer for each order, as they come in; the last ones when the time is up.
+
+    They are asked in a thread, so that whoever writes answers down holds up nobody who is still asked.
+    """
+    answers: SimpleQueue[Answer | None] = SimpleQueue()
+    tls = client.context()
+
+    def ask() -> None:
+        try:
+            run(_ask_each(orders, time.monotonic() + seconds, answers.put, tls))
+        finally:
+            answers.put(None)
+
+    thread = Thread(target=ask, name="control round")
+    thread.start()
     try:
-        detail = str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        detail = ""
-    return f"It answered {answer.status_code}. {detail}".strip()[:_PROBLEM_MAX]
+        yield from iter(answers.get, None)
+    finally:
+        thread.join()
 
 
-def _shortfall(observed: Mapping[str, Any]) -> str:
-    """What is not as it should be yet, shard by shard."""
-    reasons = [
-        f"{shard.get('shard') or shard.get('name')}: {shard['reason']}"
-        for shard in observed.get("shards", ())
-        if shard.get("reason")
-    ]
-    return "; ".join(reasons)[:_PROBLEM_MAX]
+async def _ask_each(
+    orders: Sequence[Order], ends: float, answered: Callable[[Answer], None], tls: ssl.SSLContext
+) -> None:
+    places = asyncio.Semaphore(AT_ONCE_MAX - SUSPECTS_AT_ONCE_MAX)
+    for_suspects = asyncio.Semaphore(SUSPECTS_AT_ONCE_MAX)
+
+    async def one(exchanges: _Exchanges, order: Order) -> Answer:
+        async with for_suspects if order.is_suspect else places:
+            if ends - time.monotonic() < TARGET_SECONDS / 3:
+                return Answer(order.key, asked=False)
+            return await _deliver(exchanges, order, min(ends, time.monotonic() + TARGET_SECONDS))
+
+    async with _exchanges(tls) as exchanges:
+        await asyncio.gather(*(_accounted(order, one(exchanges, order), answered) for order in orders))
+
+
+async def _accounted(
+    order: Order, asking: Awaitable[Answer], answered: Callable[[Answer], None]
+) -> None:
+    """Its answer is handed on in any case. What nobody has foreseen is that target's problem, too."""
+    [answer] = await asyncio.gather(asking, return_exceptions=True)
+    if isinstance(answer, BaseException):
+        log.error("Asking %s failed inside", order.endpoint.url, exc_info=answer)
+        answer = Answer(
+            order.key, problem="Asking it failed inside; the log tells more.", fault=Fault.FAILED
+        )
+    answered(answer)
+
+
+async def _deliver(exchanges: _Exchanges, order: Order, ends: float) -> Answer:
+    refused = ""
+    try:
+        if order.document is not None:
+            told = await _ask(
+                exchanges, Call(order.endpoint, "PUT", "/v1/desired", order.document), _left(ends)
+            )
+            if told.status_code != HTTPStatus.ACCEPTED:
+                refused = told.refusal
+            elif observed := told.read(Told).observed:  # it does so before it answers
+                return _answer(order.key, observed)
+        found = await _ask(exchanges, Call(order.endpoint, "GET", "/v1/observed"), _left(ends))
+        if found.status_code != HTTPStatus.OK:
+            return Answer(order.key, problem=refused or found.refusal, fault=Fault.REFUSED)
+        return _answer(order.key, found.read(Observed), refused)
+    except Unanswered as error:
+        return Answer(order.key, problem=str(error), fault=error.fault)
+    except Malformed as error:
+        return Answer(order.key, problem=invalid(error), fault=Fault.MALFORMED)
+
+
+def _left(ends: float) -> Budget:
+    return Budget(min(QUESTION.seconds, max(0.0, ends - time.monotonic())))
+
+
+def _answer(key: int, observed: Observed, refused: str = "") -> Answer:
+    return Answer(
+        key,
+        generation=observed.generation,
+        observed_generation=observed.observed_generation,
+        refused=bool(refused),
+        problem=refused or excerpt(observed.shortfall, SENTENCE_CHARACTERS_MAX),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanges:
+    """Those that have keys are known by certificates of our authority, others by the system's."""
+
+    of_ours: Exchange
+    of_others: Exchange
+
+
+@contextlib.asynccontextmanager
+async def _exchanges(tls: ssl.SSLContext) -> AsyncIterator[_Exchanges]:
+    async with Exchange(tls) as of_ours, Exchange(_trusted()) as of_others:
+        yield _Exchanges(of_ours, of_others)
+
+
+async def _ask(exchanges: _Exchanges, call: Call, budget: Budget) -> Reply:
+    """Raises Unanswered."""
+    if call.endpoint.is_in_the_open and not settings.PLAIN_CONTROL:
+        raise Unanswered(Fault.UNREACHED, IN_THE_OPEN)
+    address = f"{call.endpoint.url.rstrip('/')}{call.path}"
+    there = call.endpoint
+    exchange = exchanges.of_ours if there.server_name else exchanges.of_others
+    return await exchange.ask(
+        call.method, address, there.token, budget, call.body, server_name=there.server_name
+    )
 
 
 @cache

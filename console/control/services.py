@@ -14,10 +14,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
+from django.http import Http404
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
 from console.control.documents import (
     Compiler,
     Document,
@@ -27,8 +30,15 @@ from console.control.documents import (
     common_part,
     part,
 )
-from console.control.models import Change, Kind, Target
-from console.control.sending import Answer, Endpoint, Order, send
+from console.control.models import BadAnswers, Change, Kind, Target
+from console.control.sending import (
+    ROUND_SECONDS,
+    SUSPECTS_AT_ONCE_MAX,
+    Answer,
+    Endpoint,
+    Order,
+    send,
+)
 from console.fleet.models import Driver, Node
 from telemetry.events import in_order_of_commits
 from telemetry.hints import hint
@@ -39,10 +49,13 @@ __all__ = [
     "applied",
     "changed",
     "common_part",
+    "forget",
+    "in_the_open",
     "part",
     "push",
     "reconcile",
     "secret_of",
+    "visible_targets",
 ]
 
 log = logging.getLogger(__name__)
@@ -54,12 +67,15 @@ ASK_EVERY: Final = timedelta(
     seconds=30
 )  # also of who should be there already: it may have lost its state
 RETRY_SECONDS: Final = (1, 2, 5, 10, 30, 60)  # after so many failures in a row
+FAILURES_PATIENT_MAX: Final = 3  # in a row; then a change waits for the next try, too
+ASKED_FOR: Final = timedelta(seconds=ROUND_SECONDS + 2)  # then whoever asked a target has died in it
+ROUNDS_MAX: Final = 3  # of a push whose targets get newer documents all the time
 OPEN_CHANGES_MAX: Final = 200
 KEPT: Final = timedelta(days=30)
 COMPILED: Final = ("generation", "digest", "compiled_at", "change", "observed_change", "problem")
 NOTED: Final = (
     *("generation", "observed_generation", "observed_change", "observed_at", "problem"),
-    *("failures", "retry_at", "told_at"),
+    *("failures", "retry_at", "told_at", "fault", "bad_since", "asked_until"),
 )
 SILENT: Final = "Nothing is heard of it. It is told as soon as it is back."
 
@@ -160,21 +176,81 @@ def _standing(target: Target, change: int, *, is_silent: bool) -> Standing:
     )
 
 
+def visible_targets(principal: Principal) -> QuerySet[Target]:
+    """All, for those with a role on the platform. Raises Http404 for others."""
+    if not principal.on_platform(Role.VIEWER):
+        raise Http404
+    return Target.objects.filter(generation__gt=0).defer("secret", "digest")
+
+
 # Telling
 
 
 def reconcile() -> int:
     """Tell whoever has not got what it should have. How many are not there yet."""
     _forget_who_is_gone()
-    return sum(push([(kind, "*")], also_ask=True) for kind in Kind.values)
+    return push([(kind, "*") for kind in Kind.values], also_ask=True)
 
 
 def push(targets: Iterable[Address], *, also_ask: bool = False) -> int:
     """Make these targets' documents, and tell those who have not got theirs. How many still have not.
 
     `also_ask` is a reconcile's: it waits before it tries again where it has failed, and asks those who
-    have theirs now and then whether they still do.
+    have theirs now and then whether they still do. Both take a bounded time, whatever targets answer. A
+    target that somebody else is asking is left to them: they tell it what is newer when they are done.
     """
+    has_it: dict[Address, bool] = {}
+    for _ in range(ROUNDS_MAX):
+        done = _round(targets, also_ask=also_ask)
+        has_it |= done.has_it
+        targets = done.overtaken
+        if not targets:
+            break
+    else:
+        _push_soon(sorted(targets))
+    return sum(not one for one in has_it.values())
+
+
+@dataclass(slots=True)
+class _Done:
+    """What became of a round. `overtaken`: they got a newer document while they were asked."""
+
+    has_it: dict[Address, bool]
+    overtaken: list[Address]
+
+
+def _round(targets: Iterable[Address], *, also_ask: bool) -> _Done:
+    """Everybody who is to be asked is asked beside the others, and noted when they have answered."""
+    asked_at = timezone.now()
+    there: dict[Address, Endpoint | None] = {}
+    made: dict[int, tuple[Target, Document | None]] = {}
+    for kind, names in _by_kind(targets).items():
+        found = _endpoints(kind, names)
+        there |= {(kind, name): endpoint for name, endpoint in found.items()}
+        made |= _compile(kind, list(found))
+    due = [
+        target
+        for target, document in made.values()
+        if there[target.kind, target.name] and _is_due(target, document, asked_at, also_ask=also_ask)
+    ]
+    claimed = _claim(due, asked_at)
+    orders = [_order(*made[key], there[made[key][0].kind, made[key][0].name]) for key in claimed]
+    told = {order.key for order in orders if order.document is not None}
+    overtaken = []
+    for answer in send(orders) if orders else ():
+        target = made[answer.key][0]
+        if not _note(target, answer, asked_at, was_told=answer.key in told):
+            overtaken.append((target.kind, target.name))
+    open_changes = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
+    _close(open_changes)
+    if told:
+        hint(sorted({change.topic for change in open_changes if change.topic}), "control.applied")
+    has_it = {(target.kind, target.name): target.is_up_to_date for target, _ in made.values()}
+    return _Done(has_it, overtaken)
+
+
+def _by_kind(targets: Iterable[Address]) -> dict[str, set[str] | None]:
+    """The names that are wanted of each kind; None for all."""
     wanted: dict[str, set[str] | None] = {}
     for kind, name in targets:
         names = wanted.setdefault(kind, set())
@@ -182,32 +258,56 @@ def push(targets: Iterable[Address], *, also_ask: bool = False) -> int:
             wanted[kind] = None
         elif names is not None:
             names.add(name)
-    return sum(_push(kind, names, also_ask=also_ask) for kind, names in wanted.items())
+    return wanted
 
 
-def _push(kind: str, names: Collection[str] | None, *, also_ask: bool) -> int:
-    there = _endpoints(kind, names)
-    compiled = _compile(kind, list(there))
-    asked_at = timezone.now()
-    orders = []
-    for target, document in compiled.values():
-        endpoint = there[target.name]
-        if endpoint is None or (also_ask and target.retry_at and target.retry_at > asked_at):
-            continue
-        if document is not None and not target.is_up_to_date:
-            orders.append(Order(target.pk, endpoint, document.of_generation(target.generation)))
-        elif also_ask and (target.observed_at is None or asked_at - target.observed_at > ASK_EVERY):
-            orders.append(Order(target.pk, endpoint))
-    told = {order.key for order in orders if order.document is not None}
-    answers = send(orders) if orders else []
-    with transaction.atomic():  # in the order of names, as everybody takes these rows
-        for answer in answers:
-            _note(compiled[answer.key][0], answer, asked_at, was_told=answer.key in told)
-    open_changes = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
-    _close(open_changes)
-    if told:
-        hint(sorted({change.topic for change in open_changes if change.topic}), "control.applied")
-    return sum(not target.is_up_to_date for target, _ in compiled.values())
+def _is_due(target: Target, document: Document | None, now: datetime, *, also_ask: bool) -> bool:
+    """Whether somebody has to talk to it now. Who gives no answers is asked less and less often."""
+    waits = target.retry_at is not None and target.retry_at > now
+    if waits and (also_ask or (target.fault and target.failures >= FAILURES_PATIENT_MAX)):
+        return False
+    if document is not None and not target.is_up_to_date:
+        return True
+    return also_ask and (target.observed_at is None or now - target.observed_at > ASK_EVERY)
+
+
+def _order(target: Target, document: Document | None, endpoint: Endpoint | None) -> Order:
+    if endpoint is None:
+        raise RuntimeError(f"{target} is asked though nobody knows where it is")
+    is_told = document is not None and not target.is_up_to_date
+    return Order(
+        target.pk,
+        endpoint,
+        document.of_generation(target.generation) if document is not None and is_told else None,
+        is_suspect=bool(target.fault),
+    )
+
+
+@transaction.atomic
+def _claim(due: Collection[Target], now: datetime) -> list[int]:
+    """Those of them that nobody else is asking; and of who gives no answers only so many at a time, over
+    all workers. Who was asked longest ago comes first."""
+    busy = Target.objects.filter(asked_until__gt=now)
+    suspects_left = SUSPECTS_AT_ONCE_MAX - busy.exclude(fault="").count()
+    mine = [target.pk for target in due]
+    rows = Target.objects.select_for_update().filter(pk__in=mine).order_by("kind", "name")
+    free = sorted(
+        (
+            row
+            for row in rows.only("pk", "asked_until", "fault", "observed_at", "retry_at")
+            if row.asked_until is None or row.asked_until <= now
+        ),
+        key=lambda row: row.retry_at or row.observed_at or now,
+    )
+    claimed = []
+    for row in free:
+        if row.fault:
+            suspects_left -= 1
+            if suspects_left < 0:
+                continue
+        claimed.append(row.pk)
+    Target.objects.filter(pk__in=claimed).update(asked_until=timezone.now() + ASKED_FOR)
+    return claimed
 
 
 @transaction.atomic
@@ -269,11 +369,16 @@ def _follow(target: Target, document: Document, newest: int) -> None:
         target.observed_change = newest
 
 
-def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool) -> None:
-    """Write down what it said, unless somebody has made a later generation or asked it later."""
+def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool) -> bool:
+    """Write down what it said, and that nobody asks it any more. False, and nothing of what it said is
+    written, where somebody has made a later generation meanwhile, or asked it later."""
     ours = target.generation
+    target.asked_until = None
+    if not answer.asked:
+        Target.objects.filter(pk=target.pk).update(asked_until=None)
+        return True
     target.problem = answer.problem
-    if answer.generation > ours or (answer.generation == ours and answer.refused):
+    if answer.reached and (answer.generation > ours or (answer.generation == ours and answer.refused)):
         # Our database is older than what it was told, or somebody else has told it.
         target.generation = answer.generation + 1
         target.problem = "Somebody else has told it what to be. It is told anew."
@@ -281,15 +386,29 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
         target.observed_generation = answer.observed_generation
         target.observed_change = target.change if target.is_up_to_date else 0
         target.observed_at = asked_at
+    _note_fault(target, answer, asked_at)
     arrived = answer.reached and target.is_up_to_date
     target.failures = 0 if arrived else target.failures + 1
     wait = RETRY_SECONDS[min(target.failures, len(RETRY_SECONDS)) - 1]
-    target.retry_at = None if arrived else asked_at + timedelta(seconds=wait)
+    target.retry_at = None if arrived else timezone.now() + timedelta(seconds=wait)
     if was_told:
         target.told_at = asked_at
-    Target.objects.filter(
+    noted = Target.objects.filter(
         Q(observed_at=None) | Q(observed_at__lte=asked_at), pk=target.pk, generation=ours
     ).update(**{field: getattr(target, field) for field in NOTED})
+    if not noted:
+        Target.objects.filter(pk=target.pk).update(asked_until=None)
+    return bool(noted)
+
+
+def _note_fault(target: Target, answer: Answer, asked_at: datetime) -> None:
+    if answer.fault is None:
+        target.fault, target.bad_since = "", None
+        return
+    target.fault = answer.fault.value
+    target.bad_since = target.bad_since or asked_at
+    BadAnswers.objects.bulk_create([BadAnswers(fault=target.fault)], ignore_conflicts=True)
+    BadAnswers.objects.filter(fault=target.fault).update(count=F("count") + 1)
 
 
 def _close(waiting: Collection[Change]) -> None:
@@ -310,6 +429,11 @@ def _close(waiting: Collection[Change]) -> None:
         if all(number >= change.pk for one, number in heard.items() if change.concerns(*one))
     ]
     Change.objects.filter(pk__in=done, applied_at=None).update(applied_at=now)
+
+
+def forget(kind: str, name: str) -> None:
+    """It has left the fleet. Who joins under its name has another secret, and is told from the start."""
+    Target.objects.filter(kind=kind, name=name).delete()
 
 
 def _forget_who_is_gone() -> None:
@@ -335,10 +459,17 @@ def _joined(kind: str) -> QuerySet[Driver] | QuerySet[Node]:
 def _endpoints(kind: str, names: Collection[str] | None) -> Mapping[str, Endpoint | None]:
     """Who has joined, and where it is told; None for whom nothing is heard of."""
     found = _joined(kind) if names is None else _joined(kind).filter(name__in=names)
-    return {
-        one.name: None if _is_silent(one) else Endpoint(one.control_url, str(one.control_token))
-        for one in found
-    }
+    return {one.name: None if _is_silent(one) else Endpoint.of(one) for one in found}
+
+
+def in_the_open() -> list[str]:
+    """Who is asked over plain HTTP through a network, or would be."""
+    return [
+        f"{kind} {one.name}"
+        for kind in Kind.values
+        for one in _joined(kind).filter(control_url__startswith="http:").order_by("name")
+        if Endpoint(one.control_url, "").is_in_the_open
+    ]
 
 
 def _is_silent(one: Driver | Node) -> bool:

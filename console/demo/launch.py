@@ -12,6 +12,8 @@ from pathlib import Path
 
 from console.demo import places
 
+OF_THE_CONSOLE = ("TIDEGATE_", "DATABASE_URL", "REDIS_URL")
+
 
 def main() -> None:
     name, console = sys.argv[1:]
@@ -23,7 +25,7 @@ def main() -> None:
         "CONTROL": "127.0.0.1:0",
         "CONSOLE": console,
         "JOIN_TOKEN": places.join_token(state, "node" if is_agent else "driver").read_text(),
-        "TELEMETRY": os.environ["REDIS_URL"],
+        "TELEMETRY": os.environ.get("TIDEGATE_OWN_TELEMETRY_URL", os.environ.get("REDIS_URL", "")),
     }
     if is_agent:
         prefix, module = "KVSS_AGENT_", ["kvss_agent"]
@@ -31,7 +33,13 @@ def main() -> None:
     else:
         prefix, module = "SWDRIVER_", ["swdriver_shim", "serve"]
         settings |= {"MODEL": str(places.model(state, name))}
-    environment = {**os.environ, **{f"{prefix}{key}": value for key, value in settings.items()}}
+    # What is the console's alone, its database and the key of its secrets, is not passed on.
+    theirs = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TIDEGATE_STATE_DIR" or not name.startswith(OF_THE_CONSOLE)
+    }
+    environment = {**theirs, **{f"{prefix}{key}": value for key, value in settings.items()}}
     os.execve(sys.executable, [sys.executable, "-m", *module], environment)  # noqa: S606 - it is ours
 
 

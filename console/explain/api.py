@@ -77,7 +77,9 @@ class HomeOut(Schema):
 
 
 class DriverAnswerOut(Schema):
-    driver: str
+    driver: str = Field(
+        description="Empty, as are `model` and `homes`, for one that no session of yours has."
+    )
     model: str
     then: ThenOut | None = Field(description="What became of the request; null for tokens and keys.")
     groups: dict[str, list[RunOut]] = Field(description="As it is now, by cache group.")
@@ -91,9 +93,11 @@ class SilentOut(Schema):
 
 class ExplainedOut(Schema):
     answers: list[DriverAnswerOut]
-    strangers: int = Field(description="So many drivers know nothing of it.")
+    strangers: int = Field(description="So many drivers that you may know of know nothing of it.")
     silent: list[SilentOut] = Field(description="Drivers that did not answer.")
-    left_out: int = Field(description="So many more drivers there are, which were not asked.")
+    left_out: int = Field(
+        description="So many more drivers were not asked; 0 for who does not see the fleet."
+    )
 
 
 class NewestOut(Schema):

@@ -4,28 +4,31 @@ is put into runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import groupby
 from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-import httpx
 import msgspec
 from msgspec import Meta, Struct
 
 from console.accounts.principal import Principal
-from console.accounts.roles import Role
-from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
+from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
 from console.fleet.models import Driver
 from console.orgs.services import get_org, visible_orgs
 from console.search.services import Found, finder
 from console.sessions.services import get_session
+from console.visibility import Sight
+from kvss_agent.exchange import Budget, Reply
+from telemetry.decoding import Limits, Malformed
 
 DRIVERS_MAX: Final = 64
-TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)  # a page shows what there is without who is slow
+BUDGET: Final = Budget(10.0, 32 << 20)  # a page shows what there is without who is slow
+LIMITS: Final = Limits(BUDGET.bytes_max, 1 << 22)  # a million columns
 NEWEST_MAX: Final = 20
 REQUEST_MAX: Final = 200  # characters of a name
+OF_OTHERS: Final = "It does not answer, or not so that it can be understood."
 _KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 T = TypeVar("T")
@@ -132,7 +135,7 @@ class _Heard(Generic[T]):
 
 
 class Silent(NamedTuple):
-    """A driver that did not answer. It has no name for who may not know what other drivers there are."""
+    """A driver that did not answer. Without a name: those that they don't know of, one or more."""
 
     driver: str
     why: str
@@ -141,7 +144,7 @@ class Silent(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Explained:
     """`strangers`: so many drivers know nothing of it. `silent`: those that did not answer, and why not.
-    `left_out`: so many were not asked."""
+    `left_out`: so many were not asked. Counted are those that the one who asks knows of."""
 
     answers: list[Answer]
     strangers: int
@@ -169,10 +172,11 @@ def explain(principal: Principal, slug: str, question: Question) -> Explained:
         if asked := getattr(question, name):
             body[name] = asked
     told = _asked(drivers, "POST", "/v1/explain_org", _Told, body)
-    answers = [_answer(one.driver, one.said) for one in told if one.said]
-    strangers = sum(one.said is None and not one.why for one in told)
-    named = bool(question.session) or principal.on_platform(Role.VIEWER)
-    return Explained(answers, strangers, _silent(told, named=named), left_out)
+    sight = Sight(principal)
+    answers = [_answer(sight, one.driver, one.said) for one in told if one.said]
+    known = [one for one in told if sight.knows_driver(one.driver.name)]
+    strangers = sum(one.said is None and not one.why for one in known)
+    return Explained(answers, strangers, _silent(sight, told), left_out if sight.sees_fleet else 0)
 
 
 def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], list[Silent]]:
@@ -181,8 +185,9 @@ def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], lis
     org = get_org(principal, slug)
     drivers, _ = _drivers(principal, "")
     told = _asked(drivers, "GET", f"/v1/requests?org={org.slug}", list[Then], None)
-    found = [(one.driver.name, then) for one in told for then in one.said or ()]
-    silent = _silent(told, named=principal.on_platform(Role.VIEWER))
+    sight = Sight(principal)
+    found = [(_name(sight, one.driver), then) for one in told for then in one.said or ()]
+    silent = _silent(sight, told)
     return sorted(found, key=lambda one: one[1].age_seconds)[:NEWEST_MAX], silent
 
 
@@ -196,10 +201,15 @@ def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
     asked = {(whose.org, one.driver.name) for one in told for whose in one.said or ()}
     visible = visible_orgs(principal).filter(slug__in={org for org, _ in asked})
     theirs = set(visible.values_list("slug", flat=True))
+    sight = Sight(principal)
+    named = {
+        (org, driver if sight.knows_driver(driver) else "") for org, driver in asked if org in theirs
+    }
     return [
-        Found(text, f"of {org}, on {driver}", "explain", org, {"request": text})
-        for org, driver in sorted(asked)
-        if org in theirs
+        Found(
+            text, f"of {org}, on {driver}" if driver else f"of {org}", "explain", org, {"request": text}
+        )
+        for org, driver in sorted(named)
     ][:most]
 
 
@@ -229,10 +239,15 @@ def _run(columns: Sequence[Column]) -> Run:
     )
 
 
-def _answer(driver: Driver, told: _Told) -> Answer:
-    model = str((driver.model or {}).get("name", ""))
+def _answer(sight: Sight, driver: Driver, told: _Told) -> Answer:
+    """What it says of the org's own columns. Which driver it is, where its shards are and in which of
+    their slots, is for who knows of the driver."""
     groups = {group: runs(columns) for group, columns in told.groups.items()}
-    return Answer(driver.name, model, told.then, groups, told.homes)
+    if sight.knows_driver(driver.name):
+        model = str((driver.model or {}).get("name", ""))
+        return Answer(driver.name, model, told.then, groups, told.homes)
+    hidden = {group: [replace(run, slots=None) for run in its] for group, its in groups.items()}
+    return Answer("", "", told.then, hidden, [])
 
 
 def _drivers(principal: Principal, session: str) -> tuple[list[Driver], int]:
@@ -245,8 +260,15 @@ def _drivers(principal: Principal, session: str) -> tuple[list[Driver], int]:
     return listed[:DRIVERS_MAX], len(listed[DRIVERS_MAX:])
 
 
-def _silent(told: Sequence[_Heard[T]], *, named: bool) -> list[Silent]:
-    return [Silent(one.driver.name if named else "", one.why) for one in told if one.why]
+def _name(sight: Sight, driver: Driver) -> str:
+    return driver.name if sight.knows_driver(driver.name) else ""
+
+
+def _silent(sight: Sight, told: Sequence[_Heard[T]]) -> list[Silent]:
+    """Those they know of with the reason, which may name addresses. All others together are one."""
+    silent = [one for one in told if one.why]
+    known = [Silent(one.driver.name, one.why) for one in silent if sight.knows_driver(one.driver.name)]
+    return known if len(known) == len(silent) else [*known, Silent("", OF_OTHERS)]
 
 
 def _asked(
@@ -254,15 +276,12 @@ def _asked(
 ) -> list[_Heard[T]]:
     decoder = msgspec.json.Decoder(kind)
     raw = msgspec.json.encode(body) if body is not None else None
-    calls = [
-        Call(Endpoint(driver.control_url, str(driver.control_token)), method, path, raw)
-        for driver in drivers
-    ]
-    answers = ask_all(calls, TIMEOUT)
+    calls = [Call(Endpoint.of(driver), method, path, raw) for driver in drivers]
+    answers = ask_all(calls, BUDGET)
     return [_heard(driver, answer, decoder) for driver, answer in zip(drivers, answers, strict=True)]
 
 
-def _heard(driver: Driver, answer: httpx.Response | str, decoder: msgspec.json.Decoder[T]) -> _Heard[T]:
+def _heard(driver: Driver, answer: Reply | str, decoder: msgspec.json.Decoder[T]) -> _Heard[T]:
     if isinstance(answer, str):
         return _Heard(driver, None, answer)
     if answer.status_code in _KNOWS_NOTHING:
@@ -270,6 +289,6 @@ def _heard(driver: Driver, answer: httpx.Response | str, decoder: msgspec.json.D
     if not answer.is_success:
         return _Heard(driver, None, refusal(answer))
     try:
-        return _Heard(driver, decoder.decode(answer.content))
-    except msgspec.DecodeError:
-        return _Heard(driver, None, NO_SENSE)
+        return _Heard(driver, answer.read(decoder, LIMITS))
+    except Malformed as error:
+        return _Heard(driver, None, invalid(error))

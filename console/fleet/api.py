@@ -15,7 +15,7 @@ from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input, Reason, SearchText
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.fleet import nodes, services
+from console.fleet import nodes, retiring, services
 from console.fleet.filters import NodeFilters
 from console.fleet.labels import LABELS_MAX
 from console.fleet.models import NAME, Box, Driver, Leaf, Node, SpineLink
@@ -36,6 +36,18 @@ class NicOut(Schema):
     gbits: int
 
 
+class RetiringStoreOut(Schema):
+    id: int
+    place: str
+    since: datetime
+    drains: bool = Field(description="Its files are removed; else they expire or are purged.")
+    state: str = Field(description="As its agent says: indexing, retiring, or refused.")
+    reason: str
+    files: int | None
+    bytes: int | None
+    seen_at: datetime | None = Field(description="When its agent said so.")
+
+
 class NodeOut(Schema):
     name: str
     version: int = Field(description="Counts changes; it is the ETag.")
@@ -48,6 +60,9 @@ class NodeOut(Schema):
     shards_max: int
     nics: list[NicOut]
     tier2: dict[str, Any] | None = Field(description="As described; null: it keeps nothing but memory.")
+    retiring_stores: list[RetiringStoreOut] = Field(
+        description="Stores of tier 2 that it had, and that are not empty yet."
+    )
     labels: dict[str, str]
     software_version: str
     protocol_min: int
@@ -61,6 +76,10 @@ class StateIn(Input):
     state: Literal["ready", "cordoned", "maintenance"] = Field(
         description="What it should be. A node that is lost becomes that when it comes back."
     )
+    reason: Reason = ""
+
+
+class DrainStoreIn(Input):
     reason: Reason = ""
 
 
@@ -123,6 +142,20 @@ def show_node(node: Node) -> NodeOut:
             for nic in node.nics.all()
         ],
         tier2=node.declared.get("tier2"),
+        retiring_stores=[
+            RetiringStoreOut(
+                id=store.pk,
+                place=store.place,
+                since=store.since,
+                drains=store.is_drained,
+                state=store.state,
+                reason=store.reason,
+                files=store.files,
+                bytes=store.bytes,
+                seen_at=store.seen_at,
+            )
+            for store in node.retiring_stores.all()
+        ],
         labels=node.labels,
         software_version=node.software_version,
         protocol_min=node.protocol_min,
@@ -209,6 +242,23 @@ def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload:
         visible = services.visible_nodes(principal)
         node = services.for_change(principal, visible, name, Role.ON_CALL)
         nodes.set_state(principal, node, State(payload.state), reason=payload.reason)
+    response["ETag"] = etag(node.version)
+    return show_node(node)
+
+
+@router.put(
+    "/nodes/{name}/retiring-stores/{store}/drain",
+    response={200: NodeOut, **documented(404)},
+    summary="Remove the files of a store that is not used any more",
+)
+def drain_store(
+    request: HttpRequest, response: HttpResponse, name: Name, store: int, payload: DrainStoreIn
+) -> NodeOut:
+    principal = requester(request)
+    with transaction.atomic():
+        visible = services.visible_nodes(principal)
+        node = services.for_change(principal, visible, name, Role.PLATFORM_ADMIN)
+        retiring.drain(principal, node, store, reason=payload.reason)
     response["ETag"] = etag(node.version)
     return show_node(node)
 

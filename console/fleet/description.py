@@ -88,7 +88,7 @@ def dump(things: Things) -> str:
         said = dict(things[LINK, name])
         leaf_of[said.pop("leaf")].setdefault("spine_links", {})[name] = said
     for name in _names(things, NODE):
-        said = dict(things[NODE, name])
+        said = _in_order(things[NODE, name])
         stamps[said.pop("stamp")]["nodes"][name] = said
     for name in _names(things, BOX):
         said = dict(things[BOX, name])
@@ -101,6 +101,16 @@ def dump(things: Things) -> str:
             {"stamps": stamps}, Dumper=_DUMPER, sort_keys=False, default_flow_style=None, width=100
         )
     )
+
+
+def _in_order(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a node, in one order, whoever has kept it: a file that is exported again differs
+    where the fleet does."""
+    found = dict(said)
+    for what, order in (("tier2", list(tier2.FIELDS)), ("labels", sorted(said.get("labels", ())))):
+        if what in found:
+            found[what] = {name: found[what][name] for name in order if name in found[what]}
+    return found
 
 
 def _names(things: Iterable[Thing], kind: str) -> list[str]:

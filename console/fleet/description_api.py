@@ -37,6 +37,7 @@ class FleetChangeOut(Schema):
     before: Any
     after: Any
     refused: str = Field(description="Why it can't be, and what to do; empty if it can.")
+    follows: str = Field(description="What else comes of it, in a sentence; empty for nothing.")
 
 
 class DifferenceOut(Schema):
@@ -53,6 +54,7 @@ def show_change(change: Change) -> FleetChangeOut:
         before=change.before,
         after=change.after,
         refused=change.refused,
+        follows=change.follows,
     )
 
 

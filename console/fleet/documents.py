@@ -1,4 +1,4 @@
-"""What the fleet's description says of desired documents: the tier 2 of a node."""
+"""What the fleet's description says of desired documents: the tier 2 of a node, and what was that."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from console.control.documents import part
+from console.fleet import retiring
 from console.fleet.models import Node
 from console.fleet.tier2 import told
 
 
 @part("node")
 def tier2(name: str) -> Mapping[str, Any]:
-    said = Node.objects.values_list("declared", flat=True).get(name=name).get("tier2")
-    return {"tier2": told(said)} if said else {}
+    node = Node.objects.only("declared", "public_key").get(name=name)
+    said = node.declared.get("tier2")
+    stores = retiring.told(name)
+    return {
+        **({"tier2": told(said)} if said else {}),
+        **({"retiring": stores} if stores else {}),
+        # Of which others say more. An agent without an identity is older, and would refuse the document.
+        **({"orgs": {}} if node.public_key else {}),
+    }

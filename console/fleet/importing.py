@@ -7,6 +7,7 @@ again changes nothing. What agents report, states, and drivers are no part of it
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.control import services as control
-from console.fleet import description, running, services, storing
+from console.fleet import description, retiring, running, services, storing
 from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
@@ -39,6 +40,7 @@ class Change:
     before: dict[str, Any] | None  # None: it is new
     after: dict[str, Any] | None  # None: it goes
     refused: str = ""  # why it can't be, and what to do
+    follows: str = ""  # what else comes of it, in a sentence
 
     @property
     def what(self) -> str:
@@ -77,8 +79,10 @@ def export(principal: Principal) -> str:
 
 
 def fingerprint(things: Things) -> str:
-    """The same for the same fleet: who has seen a difference says with it what it was one to."""
-    return hashlib.sha256(description.dump(things).encode()).hexdigest()[:16]
+    """The same for the same fleet, in whatever order it is said: PostgreSQL keeps the keys of an object
+    in its own. Who has seen a difference says with it what it was one to."""
+    said = json.dumps([[*thing, things[thing]] for thing in sorted(things)], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def current() -> Things:
@@ -136,8 +140,10 @@ def difference(before: Things, after: Things) -> Difference:
     """What is to be done to get from one to the other, and which of it can't be done now."""
     differs = [thing for thing in {**before, **after} if before.get(thing) != after.get(thing)]
     refused = _refused(before, after, differs)
+    follows = _follows(before, after, [thing for thing in differs if thing not in refused])
     found = [
-        Change(*thing, before.get(thing), after.get(thing), refused.get(thing, "")) for thing in differs
+        Change(*one, before.get(one), after.get(one), refused.get(one, ""), follows.get(one, ""))
+        for one in differs
     ]
     return Difference(sorted(found, key=lambda change: (KINDS.index(change.kind), change.name)))
 
@@ -146,18 +152,45 @@ def _refused(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Th
     """What can't be done now, and what to do about it."""
     gone = {thing for thing in differs if thing not in after}
     found = {
-        (NODE, name): f"{count} streams run there. Drain it first."
+        (NODE, name): f"{_counted(count, 'stream runs', 'streams run')} there. Drain it first."
         for name, count in _streams(NODE, before, after, differs).items()
     }
     found |= {
-        (BOX, name): f"{count} streams begin there. End their jobs first."
+        (BOX, name): f"{_counted(count, 'stream begins', 'streams begin')} there. End their jobs first."
         for name, count in _streams(BOX, before, after, differs).items()
     }
     for name, session in running.sessions_of({name for kind, name in gone if kind == BOX}).items():
         found[BOX, name] = f"It is of session {session}. Shrink or delete that first."
+    for name, why in retiring.refusals(*_tiers2(before, after, differs)).items():
+        found[NODE, name] = why
     for name, operation in running.operations_on({name for kind, name in gone if kind == NODE}).items():
         found[NODE, name] = str(Busy(operation))
     return found
+
+
+def _follows(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Thing, str]:
+    """What comes of a change that the change itself does not show."""
+    told = retiring.follows(*_tiers2(before, after, differs))
+    return {(NODE, name): sentence for name, sentence in told.items()}
+
+
+def _tiers2(
+    before: Things, after: Things, differs: Iterable[Thing]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the nodes that stay what is said of their tier 2, before and after; None where nothing is."""
+    staying = [
+        name
+        for kind, name in differs
+        if kind == NODE and (NODE, name) in before and (NODE, name) in after
+    ]
+    return (
+        {name: before[NODE, name].get("tier2") for name in staying},
+        {name: after[NODE, name].get("tier2") for name in staying},
+    )
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _streams(kind: Any, before: Things, after: Things, differs: Iterable[Thing]) -> dict[str, int]:
@@ -241,11 +274,13 @@ def _become(
 
 
 def _tell(found: Difference) -> None:
-    """Agents whose tier 2 is another one now."""
+    """Agents whose tier 2 is another one now; and of nodes that are removed, all drivers."""
     nodes = [one for one in found.changes if one.kind == NODE and one.before and one.after]
     told = [one for one in nodes if any(path.startswith("tier2") for path, *_ in one.differences)]
     if told:
         control.changed([(NODE, one.name) for one in told], "Their tier 2 is described anew.")
+    if any(one.kind == NODE and one.after is None for one in found.changes):
+        control.changed([control.ALL_DRIVERS], "Nodes were removed from the fleet.")
 
 
 # The trail

@@ -14,17 +14,21 @@ from typing import Any, Final, TypeVar
 
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import record
+from console.authority.services import Issued, issue
 from console.fleet import tokens
-from console.fleet.models import Driver, JoinToken, Leaf, Nic, Node
+from console.fleet.models import Driver, JoinToken, Leaf, Nic, Node, Removed
 from console.fleet.nodes import Impossible, topic
 from console.fleet.versions import protocols_meet, skew
 from console.fleet.watching import has_gone_silent
 from console.placement.topology import State
 from kvss_agent import wire
+from kvss_agent.certificates import Role
+from kvss_agent.identity import Unusable, fingerprint, requested_key
 from kvss_agent.joining import credential
 from telemetry.events import note
 from telemetry.topics import of_source
@@ -56,12 +60,14 @@ class NodeFacts:
     protocol_max: int
     memory_bytes: int
     cpus: int
+    trusts: str = ""  # the digest of the authorities that it believes
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
     control_url: str
     software_version: str
+    trusts: str = ""
 
 
 J = TypeVar("J", Node, Driver)
@@ -72,7 +78,12 @@ J = TypeVar("J", Node, Driver)
 
 @transaction.atomic
 def join_node(
-    token: JoinToken, name: str, control_token: str, facts: NodeFacts, nics: Sequence[NicFacts] = ()
+    token: JoinToken,
+    name: str,
+    control_token: str,
+    facts: NodeFacts,
+    nics: Sequence[NicFacts] = (),
+    certificate_request: str = "",
 ) -> Node:
     """Let an agent in: as the node of this name that waits for it or was lost, or as a new one.
 
@@ -85,7 +96,9 @@ def join_node(
             f"It speaks protocol {facts.protocol_min} to {facts.protocol_max}, others here "
             f"{PROTOCOL[0]} to {PROTOCOL[1]}. Update it."
         )
-    _one_at_a_time(of_source("agent", name))
+    its_topic, key = of_source("agent", name), _key_of(certificate_request)
+    _check_not_removed(token, its_topic, control_token, key)
+    _one_at_a_time(its_topic)
     node = Node.objects.select_for_update().filter(name=name).first()
     if node is not None:
         _check_not_alive(node, is_gone=_is_gone(node))
@@ -102,7 +115,7 @@ def join_node(
     if not tokens.use(token):
         raise TokenIsUsedUp
     before = _shown(node) if node.pk else None
-    _come_in(node, control_token, of_source("agent", name))
+    _come_in(node, control_token, its_topic, key)
     _follow_node(node, facts)
     _heal(node)
     node.full_clean(exclude=["heartbeat_sha256"])
@@ -125,10 +138,12 @@ def join_driver(
     control_token: str,
     facts: DriverFacts,
     model: Mapping[str, Any] | None = None,
+    certificate_request: str = "",
 ) -> Driver:
     """Let a driver in. The model that it tells of is taken where none is known of it."""
     _check(token, JoinToken.Kind.DRIVER, facts.software_version)
-    its_topic = of_source("driver", name)
+    its_topic, key = of_source("driver", name), _key_of(certificate_request)
+    _check_not_removed(token, its_topic, control_token, key)
     _one_at_a_time(its_topic)
     driver = Driver.objects.select_for_update().filter(name=name).first()
     if driver is not None:
@@ -138,13 +153,38 @@ def join_driver(
     before = _shown(driver) if driver else None
     driver = driver or Driver(name=name)
     driver.model = driver.model or (dict(model) if model else None)
-    _come_in(driver, control_token, its_topic)
+    _come_in(driver, control_token, its_topic, key)
     _follow(driver, facts)
     driver.lost_at = None
     driver.full_clean(exclude=["heartbeat_sha256"])
     driver.save()
     _record("driver.join", "driver", driver, its_topic, token, before, f"Driver {name} has joined.")
     return driver
+
+
+def _check_not_removed(token: JoinToken, its_topic: str, control_token: str, key: str) -> None:
+    """Who was removed does not come back by itself: it may still have the token that it came with."""
+    is_it = Q(heartbeat_sha256=tokens.digest(credential(control_token, its_topic)))
+    if key:
+        is_it |= Q(public_key=key)
+    gone = Removed.objects.filter(is_it, removed_at__gte=token.created_at).first()
+    if gone is not None:
+        raise Impossible(
+            f"{_as_removed(gone)} A join token that was made before that does not let it in again: make "
+            "a new one on the console's page “Join”."
+        )
+
+
+def why_unknown(kind: str, name: str, shown: str) -> str:
+    """What a process that the fleet does not know is told. Only who was removed hears that."""
+    gone = Removed.objects.filter(kind=kind, name=name, heartbeat_sha256=tokens.digest(shown)).first()
+    if gone is None:
+        return "The fleet does not know it by this. It has to join (again)."
+    return f"{_as_removed(gone)} It has to join again, with a new join token."
+
+
+def _as_removed(gone: Removed) -> str:
+    return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
 def _check(token: JoinToken, kind: JoinToken.Kind, version: str) -> None:
@@ -186,8 +226,16 @@ def _leaves_of(nics: Sequence[NicFacts]) -> dict[str, Leaf]:
     return {nic.name: known[nic.leaf] for nic in nics}
 
 
-def _come_in(joined: Node | Driver, control_token: str, name: str) -> None:
-    joined.control_token = control_token
+def _key_of(certificate_request: str) -> str:
+    """Which key asks; none of a process of an older version. Raises Impossible."""
+    try:
+        return requested_key(certificate_request) if certificate_request else ""
+    except Unusable as error:
+        raise Impossible(str(error)) from error
+
+
+def _come_in(joined: Node | Driver, control_token: str, name: str, key: str) -> None:
+    joined.control_token, joined.public_key = control_token, key
     joined.heartbeat_sha256 = tokens.digest(credential(control_token, name))
     joined.joined_at = joined.last_heartbeat_at = timezone.now()
     joined.version += 1 if joined.pk else 0
@@ -198,6 +246,7 @@ def _shown(joined: Node | Driver) -> dict[str, Any]:
         "control_url": joined.control_url,
         "software_version": joined.software_version,
         "joined_at": joined.joined_at,
+        "key": fingerprint(joined.public_key) if joined.public_key else "",
     }
 
 
@@ -228,7 +277,7 @@ def _record(
 def node_beats(name: str, shown: str, facts: NodeFacts) -> bool:
     """A node is alive. False where that is nobody's, who has to join (again)."""
     node = Node.objects.filter(name=name).first()
-    if node is None or not _is_its(node, shown):
+    if node is None or not _may_say(node, shown, facts):
         return False
     if node.state == State.LOST.value or not _says_the_same(node, facts, node.reported):
         return _node_changes(node.pk, shown, facts)
@@ -238,7 +287,7 @@ def node_beats(name: str, shown: str, facts: NodeFacts) -> bool:
 
 def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
     driver = Driver.objects.filter(name=name).first()
-    if driver is None or not _is_its(driver, shown):
+    if driver is None or not _may_say(driver, shown, facts):
         return False
     if driver.lost_at is not None or not _says_the_same(driver, facts):
         return _driver_changes(driver.pk, shown, facts)
@@ -250,7 +299,7 @@ def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
 def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
     """It is back, or another one than before: updated, say. Unless its name was taken over meanwhile."""
     node = Node.objects.select_for_update().filter(pk=key).first()
-    if node is None or not _is_its(node, shown):
+    if node is None or not _may_say(node, shown, facts):
         return False
     was_lost, version = node.state == State.LOST.value, node.software_version
     _follow_node(node, facts)
@@ -268,7 +317,7 @@ def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
 @transaction.atomic
 def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
     driver = Driver.objects.select_for_update().filter(pk=key).first()
-    if driver is None or not _is_its(driver, shown):
+    if driver is None or not _may_say(driver, shown, facts):
         return False
     was_lost, version = driver.lost_at is not None, driver.software_version
     _follow(driver, facts)
@@ -283,9 +332,67 @@ def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
     return True
 
 
+# Certificates
+
+
+def certify(kind: Role, name: str, shown: str, certificate_request: str) -> Issued | None:
+    """A certificate for a process that has joined, for the key that was bound then. None where that is
+    nobody's. Raises Impossible for another key.
+
+    One that joined before there were keys has its key bound by the first request, once.
+    """
+    model: type[Node | Driver] = Node if kind is Role.NODE else Driver
+    joined = model.objects.filter(name=name).first()
+    if joined is None or joined.joined_at is None or not _is_its(joined, shown):
+        return None
+    try:
+        key = requested_key(certificate_request)
+    except Unusable as error:
+        raise Impossible(str(error)) from error
+    if not joined.public_key:
+        _bind(joined, shown, key)
+    elif joined.public_key != key:
+        raise Impossible(
+            f"{name} has joined with another key. Put the key back into its state directory; or, if it "
+            "is lost, stop the process, and join again once it counts as lost."
+        )
+    return issue(kind, name, key)
+
+
+@transaction.atomic
+def _bind(joined: Node | Driver, shown: str, key: str) -> None:
+    found = type(joined).objects.select_for_update().get(pk=joined.pk)
+    if not _is_its(found, shown) or found.public_key not in ("", key):
+        raise Impossible(f"{found.name} has joined with another key meanwhile.")
+    if found.public_key:
+        return
+    found.public_key = key
+    found.version += 1
+    found.save()
+    kind = "node" if isinstance(found, Node) else "driver"
+    its_topic = of_source("agent" if isinstance(found, Node) else "driver", found.name)
+    entry = record(
+        SYSTEM,
+        f"{kind}.key",
+        object_type=kind,
+        object_id=found.name,
+        object_name=found.name,
+        after=_shown(found),
+    )
+    sentence = f"{found.name} has a key now: it had joined before there were any."
+    note(f"{kind}.key", [its_topic], sentence, {"audit_entry": entry.pk}, entry.at)
+
+
 def _is_its(joined: Node | Driver, shown: str) -> bool:
     known = bytes(joined.heartbeat_sha256 or bytes(32))
     return hmac.compare_digest(known, tokens.digest(shown))
+
+
+def _may_say(joined: Node | Driver, shown: str, facts: NodeFacts | DriverFacts) -> bool:
+    """Whether this heartbeat is its own. What it is known by travels every few seconds, and is not
+    enough to be told in plain text what only its key could read so far: for that it joins again."""
+    comes_out = facts.control_url.startswith("http:") and joined.control_url.startswith("https:")
+    return _is_its(joined, shown) and not (comes_out and joined.public_key)
 
 
 def _says_the_same(

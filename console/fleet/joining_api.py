@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -18,12 +19,16 @@ from console.api.auth import INVALID
 from console.api.fields import Input
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, documented
+from console.authority.services import bundle
 from console.fleet import joining, tokens
 from console.fleet.api import Name
 from console.fleet.joining import DriverFacts, NicFacts, NodeFacts, TokenIsUsedUp
 from console.fleet.models import NAME, JoinToken
 from console.placement.topology import NIC_WIO
+from console.shell.request_context import note_known
+from kvss_agent.certificates import Role
 from kvss_agent.client.line import Address
+from kvss_agent.identity import PEM_BYTES_MAX
 from swdriver_shim.desired import ModelSpec
 
 router = Router(tags=["joining"])
@@ -64,6 +69,18 @@ Token = Annotated[str, StringConstraints(min_length=20, max_length=500, pattern=
 Version = Annotated[str, StringConstraints(max_length=60, pattern=r"^[\x20-\x7e]*$")]
 Protocol = Annotated[int, Field(ge=0, le=32_000)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+CertificateRequest = Annotated[
+    str,
+    StringConstraints(max_length=PEM_BYTES_MAX, pattern=r"^[\x20-\x7e\n]*$"),
+    Field(
+        description="PEM: the public key of the process, bound to its name. Whom it names is ignored."
+    ),
+]
+Digest = Annotated[
+    str,
+    StringConstraints(pattern=r"^([0-9a-f]{64})?$"),
+    Field(description="Of the authorities that the process believes, as it was told."),
+]
 Thing = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
 
 
@@ -77,6 +94,7 @@ class NodeSays(Input):
     protocol_max: Protocol
     memory_bytes: Bytes
     cpus: Annotated[int, Field(ge=0, le=100_000)]
+    trusts: Digest = ""
 
     def facts(self) -> NodeFacts:
         return NodeFacts(**self.model_dump(include=set(NodeSays.model_fields)))
@@ -92,23 +110,39 @@ class NicSays(Input):
 class NodeJoins(NodeSays):
     control_token: Token = Field(description="With which the console asks; it is kept sealed.")
     nics: list[NicSays] = Field([], max_length=64, description="Taken where the fleet says nothing.")
+    certificate_request: CertificateRequest = ""
 
 
 class DriverSays(Input):
     control_url: Url
     software_version: Version
+    trusts: Digest = ""
 
     def facts(self) -> DriverFacts:
-        return DriverFacts(self.control_url, self.software_version)
+        return DriverFacts(self.control_url, self.software_version, self.trusts)
 
 
 class DriverJoins(DriverSays):
     control_token: Token
+    certificate_request: CertificateRequest = ""
     model: Annotated[dict[str, Any], AfterValidator(_model)] | None = None
 
 
 class HeardOut(Schema):
     heartbeat_seconds: float = Field(description="When to say so again.")
+    authorities: str = Field(
+        description="Digest of the authorities to believe. With another one, ask for a certificate."
+    )
+
+
+class CertificateIn(Input):
+    certificate_request: CertificateRequest
+
+
+class CertificateOut(Schema):
+    certificate: str = Field(description="PEM, for the key that the process has joined with.")
+    authorities: str = Field(description="PEM: whom to believe.")
+    digest: str
 
 
 class JoinTokenIn(Input):
@@ -159,10 +193,32 @@ def _unauthenticated(sentence: str) -> ApiError:
     return ApiError("Unauthenticated", sentence, headers=INVALID)
 
 
-def _heard(*, known: bool = True) -> HeardOut:
-    if not known:
-        raise _unauthenticated("The fleet does not know it by this. It has to join (again).")
-    return HeardOut(heartbeat_seconds=joining.heartbeat_seconds())
+def _heard(request: HttpRequest, kind: Kind, name: str) -> HeardOut:
+    note_known(request, f"{kind}:{name}")
+    return HeardOut(heartbeat_seconds=joining.heartbeat_seconds(), authorities=bundle().digest)
+
+
+def _unknown(request: HttpRequest, kind: Kind, name: str) -> ApiError:
+    return _unauthenticated(joining.why_unknown(kind, name, _shown(request)))
+
+
+def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], object]) -> HeardOut:
+    try:
+        join()
+    except TokenIsUsedUp:
+        raise _unauthenticated("This join token has just been used up.") from None
+    return _heard(request, kind, name)
+
+
+def _certified(request: HttpRequest, kind: Kind, name: str, payload: CertificateIn) -> CertificateOut:
+    issued = joining.certify(Role(kind), name, _shown(request), payload.certificate_request)
+    if issued is None:
+        raise _unknown(request, kind, name)
+    told = issued.bundle
+    note_known(request, f"{kind}:{name}")
+    return CertificateOut(
+        certificate=issued.certificate, authorities=told.authorities, digest=told.digest
+    )
 
 
 def token_facts(token: JoinToken) -> dict[str, object]:
@@ -222,21 +278,8 @@ def revoke_join_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
 )
 def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeardOut:
     nics = [NicFacts(**nic.model_dump()) for nic in payload.nics]
-    try:
-        joining.join_node(_token(request), name, payload.control_token, payload.facts(), nics)
-    except TokenIsUsedUp:
-        raise _unauthenticated("This join token has just been used up.") from None
-    return _heard()
-
-
-@router.post(
-    "/nodes/{name}/heartbeat",
-    auth=HeartbeatBearer(),
-    response={200: HeardOut, **documented()},
-    summary="An agent is alive",
-)
-def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
-    return _heard(known=joining.node_beats(name, _shown(request), payload.facts()))
+    told = payload.control_token, payload.facts(), nics, payload.certificate_request
+    return _joined(request, "node", name, lambda: joining.join_node(_token(request), name, *told))
 
 
 @router.post(
@@ -246,12 +289,20 @@ def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
     summary="A driver becomes part of the fleet",
 )
 def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeardOut:
-    token, its_own = _token(request), payload.control_token
-    try:
-        joining.join_driver(token, name, its_own, payload.facts(), payload.model)
-    except TokenIsUsedUp:
-        raise _unauthenticated("This join token has just been used up.") from None
-    return _heard()
+    told = payload.control_token, payload.facts(), payload.model, payload.certificate_request
+    return _joined(request, "driver", name, lambda: joining.join_driver(_token(request), name, *told))
+
+
+@router.post(
+    "/nodes/{name}/heartbeat",
+    auth=HeartbeatBearer(),
+    response={200: HeardOut, **documented()},
+    summary="An agent is alive",
+)
+def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
+    if not joining.node_beats(name, _shown(request), payload.facts()):
+        raise _unknown(request, "node", name)
+    return _heard(request, "node", name)
 
 
 @router.post(
@@ -261,7 +312,29 @@ def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> Heard
     summary="A driver is alive",
 )
 def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeardOut:
-    return _heard(known=joining.driver_beats(name, _shown(request), payload.facts()))
+    if not joining.driver_beats(name, _shown(request), payload.facts()):
+        raise _unknown(request, "driver", name)
+    return _heard(request, "driver", name)
+
+
+@router.post(
+    "/nodes/{name}/certificate",
+    auth=HeartbeatBearer(),
+    response={200: CertificateOut, **documented(409)},
+    summary="A certificate for an agent",
+)
+def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    return _certified(request, "node", name, payload)
+
+
+@router.post(
+    "/drivers/{name}/certificate",
+    auth=HeartbeatBearer(),
+    response={200: CertificateOut, **documented(409)},
+    summary="A certificate for a driver",
+)
+def certify_driver(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    return _certified(request, "driver", name, payload)
 
 
 def _token(request: HttpRequest) -> JoinToken:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -43,6 +44,7 @@ def join(request: SignedInRequest) -> HttpResponse:
         "origin": origin,
         "is_in_the_open": Console(origin).is_in_the_open,
         "leaf": leaf,
+        "telemetry_url": settings.OWN_TELEMETRY_URL,
         "tab": "join",
     }
     return render(request, "fleet/join.html", context)

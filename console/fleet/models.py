@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from console.accounts.names import ACTOR_NAME_MAX
 from console.placement.topology import NIC_WIO, State
 from console.shell.sealed import SealedText
 
@@ -67,6 +68,12 @@ class Joined(models.Model):
     control_url = models.CharField(max_length=500, blank=True)
     control_token = SealedText(blank=True, default="", help_text="Sealed at rest.")
     heartbeat_sha256 = models.BinaryField(max_length=32, null=True)  # of what heartbeats are known by
+    public_key = models.TextField(
+        blank=True, default="", help_text="PEM. Bound when it joins; empty for one of an older version."
+    )
+    trusts = models.CharField(
+        max_length=64, blank=True, default="", help_text="Digest of the authorities that it believes."
+    )
     software_version = models.CharField(max_length=60, blank=True)
     joined_at = models.DateTimeField(null=True, blank=True)
     last_heartbeat_at = models.DateTimeField(null=True, blank=True)
@@ -133,6 +140,66 @@ class Node(Named, Joined):
     @property
     def has_joined(self) -> bool:
         return self.joined_at is not None
+
+
+class Removed(models.Model):
+    """A node or a driver that was taken out of the fleet: somebody has vouched that it runs no more, so
+    nobody waits for it, nor for what was left in its memory."""
+
+    kind = models.CharField(max_length=8, choices=[("node", "node"), ("driver", "driver")])
+    name = models.CharField(max_length=63)
+    data_address = models.CharField(max_length=500, blank=True)  # of a node
+    org_slug = models.CharField(max_length=48, blank=True)  # of the session that a driver worked for
+    public_key = models.TextField(blank=True, default="")
+    heartbeat_sha256 = models.BinaryField(max_length=32, null=True)  # by which it is known if it returns
+    # Places of tier 2 that it shared with others, and that nobody has found empty since.
+    stores = models.JSONField(default=list, blank=True)
+    removed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("-removed_at", "-id")
+        verbose_name_plural = "removed"
+        indexes = [models.Index(fields=["kind", "name"], name="removed_by_name")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @classmethod
+    def of(cls, joined: Node | Driver, org_slug: str = "") -> Removed:
+        """What is remembered of one that has joined. It is not saved."""
+        return cls(
+            kind="node" if isinstance(joined, Node) else "driver",
+            name=joined.name,
+            data_address=joined.data_address if isinstance(joined, Node) else "",
+            org_slug=org_slug,
+            public_key=joined.public_key,
+            heartbeat_sha256=joined.heartbeat_sha256,
+        )
+
+
+class RetiringStore(models.Model):
+    """A store of tier 2 that a node had, until its agent has found nothing left there."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="retiring_stores")
+    place = models.CharField(max_length=1600)  # Tier2Settings.place
+    said = models.JSONField()  # as the description said it
+    since = models.DateTimeField()
+    is_drained = models.BooleanField(default=False)  # its files are removed, instead of waited for
+    # As its agent said last.
+    state = models.CharField(max_length=16, blank=True)
+    reason = models.CharField(max_length=500, blank=True)
+    files = models.BigIntegerField(null=True)
+    bytes = models.BigIntegerField(null=True)
+    seen_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("since", "id")
+        constraints = [
+            models.UniqueConstraint(name="retiring_store_once", fields=["node", "place"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.place} of {self.node.name}"
 
 
 class Nic(models.Model):
@@ -233,7 +300,7 @@ class JoinToken(models.Model):
     note = models.CharField(max_length=120, blank=True)
     uses_max = models.PositiveIntegerField()
     uses_left = models.PositiveIntegerField()
-    created_by = models.CharField(max_length=160)
+    created_by = models.CharField(max_length=ACTOR_NAME_MAX)
     created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True)

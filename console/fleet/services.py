@@ -37,7 +37,7 @@ def check_fleet(principal: Principal, at_least: Role = Role.VIEWER) -> None:
 def visible_nodes(principal: Principal) -> QuerySet[Node]:
     check_fleet(principal)
     nics = Prefetch("nics", Nic.objects.select_related("leaf"))
-    return Node.objects.select_related("stamp").prefetch_related(nics)
+    return Node.objects.select_related("stamp").prefetch_related(nics, "retiring_stores")
 
 
 def visible_boxes(principal: Principal) -> QuerySet[Box]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from console.fleet import retiring
 from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP
 from console.fleet.joining import settle
-from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, SpineLink, Stamp
+from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, Removed, SpineLink, Stamp
 from console.fleet.sizes import in_bytes
 
 _MODELS: Final[dict[str, type[Named]]] = {
@@ -39,14 +40,26 @@ def change(kind: str, said: Said) -> None:
     rows: list[Named] = list(found.order_by("name"))
     for row in rows:
         row.version += 1
+        before = row.declared.get("tier2") if isinstance(row, Node) else None
         _filled(row, said[row.name], resolve).save()
+        if isinstance(row, Node):
+            retiring.follow(row, before, row.declared.get("tier2"))
     _plug_in(rows, said, resolve)
 
 
 def remove(kind: str, names: Collection[str]) -> None:
     """Raises ProtectedError where something else needs one of them."""
-    if names:
-        _MODELS[kind].objects.filter(name__in=list(names)).delete()  # type: ignore[attr-defined]
+    if not names:
+        return
+    rows = _MODELS[kind].objects.filter(name__in=list(names))  # type: ignore[attr-defined]
+    if kind == NODE:
+        gone = [node for node in rows if node.has_joined]
+        places = {node.name: retiring.shared_places(node) for node in gone}
+        remembered = [Removed.of(node) for node in gone]
+        for one in remembered:
+            one.stores = places[one.name]
+        Removed.objects.bulk_create(remembered)
+    rows.delete()
 
 
 class _Resolve:

@@ -1,4 +1,4 @@
-"""What is done beside requests: to notice who is silent."""
+"""What is done beside requests: to notice who is silent, and which stores are empty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
-from console.fleet import watching
+from console.fleet import retiring, telemetry_users, watching
 
 log = logging.getLogger(__name__)
 
@@ -16,3 +16,14 @@ log = logging.getLogger(__name__)
 def find_who_is_lost() -> None:
     if lost := watching.find_lost(timezone.now()):
         log.warning("%d nodes and drivers are lost", lost)
+
+
+@shared_task
+def keep_telemetry_users() -> None:
+    """Each process that has joined can tell its numbers, and nobody else's."""
+    telemetry_users.keep_users()
+
+
+@shared_task
+def look_after_retiring_stores() -> None:
+    retiring.look()

@@ -15,7 +15,7 @@ from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
-from console.fleet import nodes, running, services
+from console.fleet import nodes, retiring, running, services
 from console.fleet.filters import NodeFilters
 from console.fleet.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.fleet.joining import lost_after
@@ -120,6 +120,16 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
 
 @require_POST
 @signed_in
+def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse:
+    with transaction.atomic():
+        node = _for_change(request, name, Role.PLATFORM_ADMIN)
+        drained = retiring.drain(request.principal, node, store)
+    messages.success(request, f"The files of {drained.place} are being removed.")
+    return redirect("fleet-node", name)
+
+
+@require_POST
+@signed_in
 def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
@@ -187,6 +197,7 @@ def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
         "target": running.target_of("driver", driver.name),
         "events": events_of(topic).order_by("-id")[:RECENT],
         "lost_after": lost_after(),
+        "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),
         "tab": "drivers",
     }
     fragment = request.headers.get("HX-Request") == "true"

@@ -9,6 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.alerts.api import AlertOut, show_alert
 from console.alerts.api_silences import OrgSlug, SilenceOut, show_silence
 from console.alerts.delivering import active_silences
@@ -87,7 +89,7 @@ def get_hand_over(
         open=[show_alert(alert, active, principal) for alert, _ in found.open],
         over=[show_alert(alert, active, principal) for alert in found.over],
         silences=[show_silence(silence) for silence in found.silences],
-        operations=[show_operation(one) for one in found.operations],
+        operations=[show_operation(one, principal) for one in found.operations],
         change_count=found.change_count,
         changes=[show_entry(entry) for entry in found.changes],
         notes=[show_note(note) for note in found.notes],
@@ -109,6 +111,7 @@ def write_note(request: HttpRequest, payload: NoteIn, key: IdempotencyKey) -> Ht
 
     def write() -> Answer:
         org = get_org(principal, payload.org) if payload.org else None
-        return Answer(201, show_note(services.write(principal, org, payload.text)))
+        needs = Authority(org.pk if org else None, Role.ON_CALL)
+        return Answer(201, [needs], show_note(services.write(principal, org, payload.text)))
 
     return once(request, key, payload, write)

@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from console.accounts.names import ACTOR_NAME_MAX
 from console.orgs.models import Org
 
 TEXT_MAX = 4000
@@ -14,7 +15,7 @@ class Note(models.Model):
 
     org = models.ForeignKey(Org, null=True, blank=True, on_delete=models.CASCADE, related_name="notes")
     at = models.DateTimeField(default=timezone.now)
-    author = models.CharField(max_length=160)
+    author = models.CharField(max_length=ACTOR_NAME_MAX)
     text = models.CharField(max_length=TEXT_MAX)
 
     class Meta:

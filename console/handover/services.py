@@ -18,7 +18,6 @@ from console.alerts.models import Alert, Silence
 from console.alerts.services import (
     Evaluator,
     gravest_first,
-    of_orgs,
     role_over,
     unexplained,
     visible_alerts,
@@ -33,6 +32,7 @@ from console.operations.models import Operation
 from console.operations.services import visible_operations
 from console.orgs.models import Org
 from console.orgs.services import get_org
+from console.visibility import of_orgs, without_places
 from telemetry.topics import ALERTS, FLEET, of_org
 
 HOURS: Final = (8, 12, 24, 72)
@@ -86,11 +86,12 @@ def hand_over(principal: Principal, org: str = "", hours: int = HOURS_DEFAULT) -
         silences=list(
             visible_silences(principal).filter(its, ends_at__gt=now).order_by("ends_at")[:SHOWN_MAX]
         ),
-        operations=list(
-            visible_operations(principal)
+        operations=[
+            without_places(principal, one)
+            for one in visible_operations(principal)
             .filter(of_id, Q(done=False) | badly)
             .order_by("done", "-created_at")[:SHOWN_MAX]
-        ),
+        ],
         changes=list(changes[:SHOWN_MAX]),
         change_count=changes.count(),
         notes=list(visible_notes(principal).filter(its, at__gte=since)[:SHOWN_MAX]),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -72,7 +72,9 @@ def is_ours(scope: Scope) -> bool:
         is_allowed = validate_host(parts.hostname or "", settings.ALLOWED_HOSTS)
     except ValueError:
         return False
-    return is_allowed and parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+    # Whoever can change what comes over plain HTTP makes pages of any host; cookies are not for those.
+    schemes = ("https",) if settings.SESSION_COOKIE_SECURE else ("http", "https")
+    return is_allowed and parts.scheme in schemes and parts.netloc.lower() == host.lower()
 
 
 def principal_of(credential: Credential) -> Principal | None:
@@ -84,12 +86,20 @@ def principal_of(credential: Credential) -> Principal | None:
     return _of_session(credential.session) if _KEY.fullmatch(credential.session) else None
 
 
-def refused(credential: Credential, topics: Collection[str]) -> frozenset[str] | None:
-    """Those of the topics that they may not see; None for somebody who is not known (any more)."""
+class Standing(NamedTuple):
+    """Who it is, and which of the topics they may not see."""
+
+    owner: str
+    refused: frozenset[str]
+
+
+def standing(credential: Credential, topics: Collection[str]) -> Standing | None:
+    """What a credential opens of these topics; None if it is not good, or no longer."""
     principal = principal_of(credential)
     if principal is None:
         return None
-    return frozenset(topic for topic in topics if not may_see(principal, topic))
+    refused = frozenset(topic for topic in topics if not may_see(principal, topic))
+    return Standing(principal.owner, refused)
 
 
 def may_see(principal: Principal, topic: str) -> bool:

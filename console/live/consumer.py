@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -28,8 +29,10 @@ from console.live.messages import (
     read,
 )
 from console.live.outbox import Outbox
+from console.shell.request_context import note_known
 
 VIEWERS_MAX: Final = 2000  # of a process
+VIEWERS_OF_ONE_MAX: Final = 100  # of those, of one person
 SUBSCRIPTIONS_MAX: Final = 64  # of a viewer
 MESSAGES_MAX: Final = 2 * SUBSCRIPTIONS_MAX  # at once, and
 MESSAGES_A_SECOND: Final = 10.0  # from then on
@@ -54,6 +57,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        self.owner = ""  # not before they are known, and then they are counted
         self._outbox = Outbox()
         self._topics: set[str] = set()
         self._wake = asyncio.Event()
@@ -76,6 +80,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if COUNTS.viewers > VIEWERS_MAX:
             await self._close(Closing.NOT_NOW)
         elif await self._refused(()) is not None:
+            note_known(self.scope, self.owner)
+            COUNTS.viewers_of[self.owner] += 1
+            if COUNTS.viewers_of[self.owner] > VIEWERS_OF_ONE_MAX:
+                await self._close(Closing.TOO_MANY_CONNECTIONS)
+                return
             self._tasks = [
                 asyncio.create_task(work()) for work in (self._keep_sending, self._keep_checking)
             ]
@@ -142,8 +151,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         for frame in frames:
             self._outbox.put([frame])
             if frame.concerns_access:
-                self._check.set()
+                self.check()
         self._wake.set()
+
+    def check(self) -> None:
+        self._check.set()
 
     def end(self, why: Closing) -> None:
         self._tasks.append(asyncio.create_task(self._close(why)))
@@ -182,15 +194,17 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _refused(self, topics: tuple[str, ...]) -> frozenset[str] | None:
         """Those they may not see. None where the connection had to be closed: they are not known any
         more, or that can't be found out."""
-        ask: Any = database_sync_to_async(access.refused, thread_sensitive=False)
+        ask: Any = database_sync_to_async(access.standing, thread_sensitive=False)
         try:
-            refused: frozenset[str] | None = await ask(self._credential, topics)
+            standing: access.Standing | None = await ask(self._credential, topics)
         except DatabaseError:
             await self._close(Closing.NOT_NOW)
             return None
-        if refused is None:
+        if standing is None:
             await self._close(Closing.UNKNOWN)
-        return refused
+            return None
+        self.owner = standing.owner
+        return standing.refused
 
     # The end
 
@@ -208,6 +222,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self._is_open:
             self._is_open = False
             COUNTS.viewers -= 1
+            if self.owner:
+                COUNTS.viewers_of -= Counter([self.owner])  # which drops those that have none left
             hub().leave(self, self._topics)
             self._topics = set()
             for ending in (self._wake, self._check):

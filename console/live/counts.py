@@ -29,6 +29,7 @@ READING = METRICS.histogram("tidegate_live_reading_seconds", "A round of reading
 @dataclass
 class Counts:
     viewers: int = 0
+    viewers_of: Counter[str] = field(default_factory=Counter)  # by person
     topics: int = 0
     is_listening: bool = False
     made: int = 0

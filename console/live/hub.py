@@ -23,6 +23,7 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import connection
 
+from console.accounts.names import ACCOUNT
 from console.live.counts import Counts
 from console.live.feed import HEARTBEAT_SECONDS, Feed
 from console.live.messages import Closing, Frame
@@ -40,8 +41,13 @@ HINTS_MAX: Final = 10_000  # that wait for a round; beyond it they are only late
 
 
 class Viewer(Protocol):
+    owner: str  # the one who watches; empty until it is known
+
     def offer(self, frames: Iterable[Frame]) -> None:
         """Send them when you can. Never blocks, never fails."""
+
+    def check(self) -> None:
+        """Ask again whether they may still see what they watch."""
 
     def end(self, why: Closing) -> None:
         """Close the connection."""
@@ -211,9 +217,18 @@ class Hub:
             loop.remove_reader(reader)
 
     def _hint(self, topic: str, kind: str) -> None:
+        if topic.startswith(ACCOUNT):
+            self._check_all_of(topic)
+            return
         if topic in self._viewers and len(self._hints) < HINTS_MAX:
             self._hints[topic].add(kind)
             self._woken.set()
+
+    def _check_all_of(self, account: str) -> None:
+        """Their credentials have changed. Who has none that is good any more is told so at once."""
+        for viewer in {viewer for viewers in self._viewers.values() for viewer in viewers}:
+            if viewer.owner == account:
+                viewer.check()
 
 
 async def _in_a_thread(work: Callable[[], Reading]) -> Reading:

@@ -13,9 +13,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from telemetry.decoding import Limits, Malformed, decode
+
 VERSION: Final = 1
 SUBPROTOCOL: Final = "tidegate.v1"
 MESSAGE_BYTES_MAX: Final = 4096
+LIMITS: Final = Limits(4 * MESSAGE_BYTES_MAX, items_max=16, depth_max=4)
 TOPIC_PATTERN: Final = r"^[a-z]+(:[A-Za-z0-9._-]{1,200})?$"
 
 Kind = Literal["snapshot", "delta", "heartbeat", "gap", "error"]
@@ -32,6 +35,7 @@ class Closing(IntEnum):
     FORBIDDEN = 4403
     STALLED = 4408
     TOO_MANY_MESSAGES = 4429
+    TOO_MANY_CONNECTIONS = 4430
 
 
 REASONS: Final[Mapping[Closing, str]] = {
@@ -41,6 +45,7 @@ REASONS: Final[Mapping[Closing, str]] = {
     Closing.FORBIDDEN: "You may no longer see one of these topics.",
     Closing.STALLED: "What was sent was not read. Connect again.",
     Closing.TOO_MANY_MESSAGES: "Send fewer messages.",
+    Closing.TOO_MANY_CONNECTIONS: "You have too many live pages open. Close some.",
 }
 
 
@@ -90,8 +95,8 @@ def read(text: str | None) -> Subscribe | Unsubscribe:
     if len(text) > MESSAGE_BYTES_MAX:
         raise NotUnderstood(f"A message has at most {MESSAGE_BYTES_MAX} characters.")
     try:
-        message: Subscribe | Unsubscribe = _DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError) as problem:
+        message: Subscribe | Unsubscribe = decode(text, _DECODER, LIMITS)
+    except Malformed as problem:
         raise NotUnderstood(f"That is no message of this protocol: {problem}.") from None
     return message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from console import guard
 from console.live import counts as live
 from console.metrics import own
 from kvss_agent import metrics as agent
@@ -21,6 +22,7 @@ CATALOGS: Final = {
     "Whoever tells its numbers": emitter.METRICS,
     "Console": own.METRICS,
     "Web processes": live.METRICS,
+    "Web processes, of requests": guard.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric for catalog in CATALOGS.values() for metric in catalog

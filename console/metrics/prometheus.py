@@ -10,12 +10,14 @@ from django.db import connection
 from django.utils import timezone
 
 from console.alerts import own as of_alerts
-from console.metrics.own import LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
+from console.control import own as of_targets
+from console.metrics.own import DEAD_LETTERS, LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
+from telemetry.dead_letters import counts_of_today
 from telemetry.exposition import Page
 from telemetry.metrics import LabelLimits, Sink
 from telemetry.models import Source
-from telemetry.records import STREAM
 from telemetry.sources import ALIVE
+from telemetry.streams import waiting
 
 _LIMITS: Final = LabelLimits()
 REDIS_SECONDS_MAX: Final = 2.0
@@ -39,17 +41,20 @@ def collect(into: Sink) -> None:
     into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in heard])
     into.put(MISSING, [({}, sum(missing for _, missing in heard))])
     client = redis.Redis.from_url(
-        settings.REDIS_URL,
+        settings.INGEST_URL,
         socket_timeout=REDIS_SECONDS_MAX,
         socket_connect_timeout=REDIS_SECONDS_MAX,
+        driver_info=None,
     )
     try:
-        into.put(STREAM_LENGTH, [({}, client.xlen(STREAM))])
+        into.put(STREAM_LENGTH, [({}, waiting(client))])
     except redis.RedisError:
         into.put(STREAM_LENGTH, [])  # the others are true nonetheless
     finally:
         client.close()
+    into.put(DEAD_LETTERS, [({"cause": cause}, times) for cause, times in counts_of_today(now)])
     of_alerts.collect(into)
+    of_targets.collect(into)
     with connection.cursor() as cursor:
         cursor.execute("SELECT level, at FROM telemetry_line WHERE at > 0")
         into.put(LINE_AGE, [({"level": level}, now.timestamp() - at) for level, at in cursor])

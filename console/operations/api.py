@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Query, Router, Schema, Status
 
 from console.accounts.browser import requester
+from console.accounts.principal import SYSTEM, Authority, Principal
 from console.api.fields import NO_NUL
 from console.api.idempotency import Answer
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
@@ -17,6 +18,7 @@ from console.api.problems import ApiError, documented
 from console.operations import services
 from console.operations.core import State
 from console.operations.models import Operation
+from console.visibility import without_places
 
 router = Router(tags=["operations"])
 
@@ -55,7 +57,8 @@ class OperationOut(Schema):
     done_at: datetime | None
 
 
-def show_operation(operation: Operation) -> OperationOut:
+def show_operation(operation: Operation, principal: Principal) -> OperationOut:
+    operation = without_places(principal, operation)
     return OperationOut(
         id=operation.pk,
         kind=operation.kind,
@@ -84,9 +87,10 @@ def address_of(operation: Operation) -> str:
     return f"/api/v1/operations/{operation.pk}"
 
 
-def accepted(operation: Operation, **headers: str) -> Answer:
+def accepted(operation: Operation, needs: Authority, **headers: str) -> Answer:
     """202: it was begun, and here it can be followed."""
-    return Answer(202, show_operation(operation), {"Location": address_of(operation), **headers})
+    shown = show_operation(operation, SYSTEM)  # it has just begun, and has found out nothing
+    return Answer(202, [needs], shown, {"Location": address_of(operation), **headers})
 
 
 def busy(error: services.Busy) -> ApiError:
@@ -110,9 +114,10 @@ def list_operations(
     cursor: Cursor = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:
-    found = services.visible_operations(requester(request))
+    principal = requester(request)
+    found = services.visible_operations(principal)
     found = services.filtered(found, target=target, kind=kind, done=done)
-    return paginate(found, "-id", cursor, limit, show_operation)
+    return paginate(found, "-id", cursor, limit, lambda one: show_operation(one, principal))
 
 
 @router.get(
@@ -121,7 +126,8 @@ def list_operations(
     summary="How far it is",
 )
 def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationOut:
-    return show_operation(services.get_operation(requester(request), operation_id))
+    principal = requester(request)
+    return show_operation(services.get_operation(principal, operation_id), principal)
 
 
 @router.delete(
@@ -132,9 +138,10 @@ def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationO
 def cancel_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[OperationOut]:
-    operation = services.cancel(requester(request), operation_id)
+    principal = requester(request)
+    operation = services.cancel(principal, operation_id)
     response["Location"] = address_of(operation)
-    return Status(202, show_operation(operation))
+    return Status(202, show_operation(operation, principal))
 
 
 @router.post(
@@ -145,9 +152,10 @@ def cancel_operation(
 def retry_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[OperationOut]:
+    principal = requester(request)
     try:
-        operation = services.retry(requester(request), operation_id)
+        operation = services.retry(principal, operation_id)
     except services.NotStuck as error:
         raise ApiError("Conflict", str(error)) from None
     response["Location"] = address_of(operation)
-    return Status(202, show_operation(operation))
+    return Status(202, show_operation(operation, principal))

@@ -15,7 +15,7 @@ when it is asked again. It is short: what takes long is waited for, with `Waitin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
@@ -47,11 +47,17 @@ class Step:
 
 class Machine:
     steps: ClassVar[tuple[Step, ...]]
+    names_places: ClassVar[bool] = False  # its messages name nodes and drivers of anybody
 
     @staticmethod
     def response(_operation: Operation) -> dict[str, Any]:
         """What the operation answers with when it has succeeded."""
         return {}
+
+    @staticmethod
+    def waits_for(_operation: Operation) -> Collection[str]:
+        """Topics of the processes that have not done yet what it needs of them."""
+        return ()
 
     @classmethod
     def shape(cls) -> Shape:
@@ -78,6 +84,11 @@ def machine(kind: str) -> Callable[[M], M]:
 def is_known(kind: str) -> bool:
     """Not those of another version."""
     return kind in _machines
+
+
+def names_places(kind: str) -> bool:
+    """Whether messages of this kind are not for all who see the operation; of one that is not known."""
+    return not is_known(kind) or _machines[kind].names_places
 
 
 def machine_of(kind: str) -> type[Machine]:

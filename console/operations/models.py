@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from console.accounts.names import ACTOR_NAME_MAX
 from console.accounts.roles import Role, choices
 from console.operations.core import ENDED, MOVING, State
 
@@ -56,7 +57,7 @@ class Operation(models.Model):
     error = models.JSONField(null=True)
 
     actor_id = models.BigIntegerField(null=True)
-    actor_name = models.CharField(max_length=160)
+    actor_name = models.CharField(max_length=ACTOR_NAME_MAX)
     request_id = models.CharField(max_length=64, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
     updated_at = models.DateTimeField(default=timezone.now)

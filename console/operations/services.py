@@ -19,7 +19,7 @@ from console.accounts.roles import Role
 from console.audit.services import record
 from console.operations import core
 from console.operations.core import ENDED, MOVING, Failed, Outcome, Position, State, Waiting
-from console.operations.machines import Doing, Machine, machine_of
+from console.operations.machines import Doing, Machine, is_known, machine_of, names_places
 from console.operations.models import Operation
 from console.search.services import Found, finder
 from console.shell import request_context
@@ -94,15 +94,18 @@ def running_on(target: str) -> Operation | None:
     return Operation.objects.filter(target=target, done=False).first()
 
 
+def waiting_for(topic: str) -> list[Operation]:
+    """Running operations that wait for this process."""
+    running = Operation.objects.filter(done=False).order_by("created_at")[:SWEEP_MAX]
+    return [
+        one for one in running if is_known(one.kind) and topic in machine_of(one.kind).waits_for(one)
+    ]
+
+
 def visible_operations(principal: Principal) -> QuerySet[Operation]:
     """Those of the orgs that they may see; what belongs to no org is for the platform's people."""
-    if principal.on_platform(Role.VIEWER):
-        return Operation.objects.all()
-    confined = principal.token.org_id if principal.token else None
-    if confined is not None:
-        found = Operation.objects.filter(org_id=confined)
-        return found if principal.role_in(confined) else found.none()
-    return Operation.objects.filter(org_id__in=principal.orgs_where(Role.VIEWER))
+    orgs = principal.orgs_with(Role.VIEWER)
+    return Operation.objects.all() if orgs is None else Operation.objects.filter(org_id__in=orgs)
 
 
 def filtered(
@@ -289,7 +292,9 @@ def _advance_on_commit(operation: Operation) -> None:
 
 
 def _note_end(operation: Operation) -> None:
-    said = f": {operation.message}" if operation.message and operation.state != State.CANCELLED else ""
+    # Events are for all who see the target.
+    is_told = operation.state != State.CANCELLED and not names_places(operation.kind)
+    said = f": {operation.message}" if operation.message and is_told else ""
     note(
         f"operation.{operation.state}",
         [operation.target, OPERATIONS],
@@ -304,7 +309,7 @@ def _record(principal: Principal, action: str, operation: Operation, what: str, 
         action,
         object_type="operation",
         object_id=operation.pk,
-        object_name=operation.sentence[:160],
+        object_name=operation.sentence,
         org_id=operation.org_id,
         reason=reason,
         topics=[operation.target, OPERATIONS],

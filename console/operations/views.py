@@ -15,6 +15,7 @@ from console.operations.core import State
 from console.operations.forms import FilterForm
 from console.operations.machines import is_known, machine_of
 from console.operations.models import Operation
+from console.visibility import without_places
 
 PER_PAGE = 50
 PAGES = {"session": "session", "node": "fleet-node", "org": "org"}
@@ -27,6 +28,8 @@ def list_operations(request: SignedInRequest) -> HttpResponse:
     values = form.cleaned_data if form.is_valid() else {}
     found = services.filtered(services.visible_operations(request.principal), **values)
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
+    for one in page:
+        without_places(request.principal, one)
     query = request.GET.copy()
     query.pop("page", None)
     filtered = any(value for value in query.values())
@@ -39,6 +42,7 @@ def list_operations(request: SignedInRequest) -> HttpResponse:
 @signed_in
 def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     operation = services.get_operation(request.principal, operation_id)
+    operation = without_places(request.principal, operation)
     context = {
         "operation": operation,
         "target_page": _target_page(operation),

@@ -11,6 +11,7 @@ from ninja import Field, Path, Query, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
+from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input, Line, Reason
@@ -84,7 +85,7 @@ def create_org(
     def create() -> Answer:
         org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
         headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
-        return Answer(201, show_org(org), headers)
+        return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], show_org(org), headers)
 
     return once(request, key, payload, create, keep=not validate_only)
 
@@ -136,7 +137,7 @@ def delete_org(
             services.delete_org(principal, org)
         except services.StillUsed as error:
             raise ApiError("Conflict", str(error)) from None
-        return Answer(204)
+        return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
 
     return once(request, key, None, delete, keep=not validate_only)
 

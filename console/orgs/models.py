@@ -10,13 +10,14 @@ from console.accounts.models import User
 from console.accounts.roles import IN_AN_ORG, Role, choices
 
 SLUG = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
+SLUG_MAX = 48
 
 
 class Org(models.Model):
     """A tenant. Its columns are never served to another one."""
 
     slug = models.CharField(
-        max_length=48,
+        max_length=SLUG_MAX,
         unique=True,
         validators=[RegexValidator(SLUG, "Lower-case letters, digits and dashes, at most 48.")],
         help_text="In addresses and in the API. Can't be changed later.",

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Count, ProtectedError, QuerySet
 from django.http import Http404
 
+from console.accounts import credentials
 from console.accounts.models import User
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
@@ -32,12 +33,8 @@ class NoSuchUser(Exception):
 def visible_orgs(principal: Principal) -> QuerySet[Org]:
     """The orgs that they may know of, with the number of members."""
     orgs = Org.objects.annotate(member_count=Count("memberships")).order_by("slug")
-    if principal.on_platform(Role.VIEWER):
-        return orgs
-    confined = principal.token.org_id if principal.token else None
-    if confined is not None:
-        return orgs.filter(pk=confined) if principal.role_in(confined) else orgs.none()
-    return orgs.filter(pk__in=principal.orgs_where(Role.VIEWER))
+    known = principal.orgs_with(Role.VIEWER)
+    return orgs if known is None else orgs.filter(pk__in=known)
 
 
 def get_org(principal: Principal, slug: str, at_least: Role = Role.VIEWER) -> Org:
@@ -131,13 +128,15 @@ def set_member(
 ) -> Membership:
     """Add a member, or change the role of one. `org` came from `for_change`.
 
-    Raises NoSuchUser where there is no active user of that name.
+    A lower role revokes the tokens that relied on the former one. Raises NoSuchUser where there is no
+    active user of that name.
     """
-    user = User.objects.filter(username=username, is_active=True).first()
+    user = User.objects.select_for_update().filter(username=username, is_active=True).first()
     if user is None:
         raise NoSuchUser(f"There is no active user “{username}”. A platform admin can add one.")
     membership = Membership.objects.filter(org=org, user=user).first()
     before = membership.snapshot() if membership else None
+    role_before = Role(membership.role) if membership else None
     if membership is None:
         membership = Membership(org=org, user=user)
     membership.role = role
@@ -146,6 +145,7 @@ def set_member(
     if after != before:
         membership.save()
         _record_member(principal, org, user, before=before, after=after, reason=reason, undoes=undoes)
+        credentials.revoke_after_fall(principal, user, role_before, role, org.pk)
     return membership
 
 
@@ -158,22 +158,25 @@ def remove_member(
     reason: str = "",
     undoes: AuditEntry | None = None,
 ) -> None:
-    """Take a member out of an org that came from `for_change`. Raises Http404 for no member."""
+    """Take a member out of an org that came from `for_change`, and revoke their tokens that are confined
+    to it. Raises Http404 for no member."""
     membership = (
         Membership.objects.select_related("user").filter(org=org, user__username=username).first()
     )
     if membership is None:
         raise Http404(f"{org.name} has no member “{username}”.")
+    user = User.objects.select_for_update().get(pk=membership.user_id)
     _record_member(
         principal,
         org,
-        membership.user,
+        user,
         before=membership.snapshot(),
         after=None,
         reason=reason,
         undoes=undoes,
     )
     membership.delete()
+    credentials.revoke_after_fall(principal, user, Role(membership.role), None, org.pk)
 
 
 def members(org: Org) -> QuerySet[Membership]:

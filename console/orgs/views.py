@@ -57,7 +57,7 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
         "held": held,
         "reach": reach(request.principal, held),
         "restrictions": restrictions(held),
-        "usage": usage(held),
+        "usage": usage(request.principal, held),
         "may_prove": role is not None and role >= Role.ON_CALL,
         "role": role,
         "members": services.members(org),

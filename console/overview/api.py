@@ -88,7 +88,7 @@ def get_overview(
         alerts=[show_alert(alert, active, principal) for alert in found.alerts],
         evaluated_at=found.evaluator.at,
         operation_count=found.operation_count,
-        operations=[show_operation(one) for one in found.operations],
+        operations=[show_operation(one, principal) for one in found.operations],
         changes=[show_entry(entry) for entry in found.entries],
     )
 

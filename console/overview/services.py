@@ -35,6 +35,7 @@ from console.overview import trends
 from console.placement.topology import State as NodeState
 from console.placement.topology import Tier
 from console.sessions.models import Session, Shard
+from console.visibility import without_places
 from telemetry.figures import OF_DRIVERS, Figures, Now, figures_now, figures_past
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
@@ -215,7 +216,10 @@ def overview(principal: Principal, org: str = "") -> Overview:
         alerts=gravest,
         alert_counts={(state, severity): count for state, severity, count in counted},
         evaluator=Evaluator.now(),
-        operations=list(operations.order_by("-created_at")[:OPERATIONS_SHOWN]),
+        operations=[
+            without_places(principal, one)
+            for one in operations.order_by("-created_at")[:OPERATIONS_SHOWN]
+        ],
         operation_count=operations.count(),
         entries=list(entries[:CHANGES_SHOWN]),
     )

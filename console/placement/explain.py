@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -45,6 +46,15 @@ _CAUSES: Final = {
     Cause.WAITING_FOR_DRAIN: "a node that is being drained has room: it waits for that to end",
 }
 
+_NO_NIC: Final = "no node has a NIC on its leaf"
+_OTHERS: Final = "other nodes"
+_NAMES: Final = rf"{_OTHERS}|[^\s,]+(?:, [^\s,]+)*(?: and \d+ more)?"
+_PATH: Final = "|".join(map(re.escape, _BETTER.values()))
+_REASON: Final = "|".join([*map(re.escape, _WHY.values()), r"full \([^()]*\)"])
+_PART: Final = re.compile(
+    rf"(?:{_NO_NIC}|(?P<against>{_NAMES}) (?P<path>{_PATH}) (?:is|are) (?P<reason>{_REASON}))(?:, |$)"
+)
+
 
 class Line(NamedTuple):
     """One line of the table."""
@@ -57,8 +67,8 @@ class Line(NamedTuple):
     why: str
 
 
-def placed(one: Placed) -> str:
-    """`s1/chat.full of cs1:0 goes to ax4 on a rail (leaf l1).`"""
+def placed(one: Placed, *, named: bool = True) -> str:
+    """`s1/chat.full of cs1:0 goes to ax4 on a rail (leaf l1).` Not `named`: without other nodes."""
     verb = "stays on" if one.before == one.node else "goes to"
     source = f" (from {one.before})" if one.moves else ""
     route = one.route
@@ -66,7 +76,9 @@ def placed(one: Placed) -> str:
     if route.tier is Tier.SPINE:
         leaves = f"leaf {route.port_leaf} to leaf {route.nic_leaf}"
     sentence = f"{one.stream.name} {verb} {one.node}{source} {_PATHS[one.tier]} ({leaves})"
-    return f"{sentence}: {why(one.refused, one)}." if one.refused else f"{sentence}."
+    because = why(one.refused, one)
+    because = because if named else unnamed(because)
+    return f"{sentence}: {because}." if because else f"{sentence}."
 
 
 def unplaced(one: Unplaced) -> str:
@@ -82,9 +94,26 @@ def why(refused: tuple[Refusal, ...], one: Placed | Unplaced) -> str:
     return ", ".join(_refusal(refusal, one) for refusal in refused)
 
 
+def unnamed(why: str) -> str:
+    """A text of `why` without the names of nodes: what speaks against them, and not which they are.
+
+    For who does not see the fleet. Of a text that is none of `why`, or was cut, what can't be read is
+    left out: it could be a name.
+    """
+    parts = []
+    at = 0
+    while found := _PART.match(why, at):
+        if found["against"]:
+            parts.append(f"{_OTHERS} {found['path']} are {found['reason']}")
+        else:
+            parts.append(found[0].removesuffix(", "))
+        at = found.end()
+    return ", ".join(dict.fromkeys(parts))
+
+
 def _refusal(refusal: Refusal, one: Placed | Unplaced) -> str:
     if refusal.reason is Reason.NO_NIC:
-        return "no node has a NIC on its leaf"
+        return _NO_NIC
     names = ", ".join(refusal.nodes[:NAMES_MAX])
     if (more := len(refusal.nodes) - NAMES_MAX) > 0:
         names += f" and {more} more"

@@ -9,6 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, IdempotencyKey, once
@@ -222,7 +224,9 @@ def put_policy(
             _check_plan(payload.plan_token, before, document)
         held = services.set_policy(principal, org, wanted, reason=payload.reason)
         token = plans.token_of(before, document) if validate_only else None
-        return Answer(200, show(held, reach(principal, held), token), {"ETag": etag(held.number)})
+        needs = [Authority(org.pk, Role.ORG_ADMIN)]
+        shown = show(held, reach(principal, held), token)
+        return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
     return once(request, key, payload, put, keep=not validate_only)
 
@@ -324,7 +328,8 @@ def restore_version(
         org = for_change(principal, slug)
         check_match(if_match, services.in_force(org).number)
         held = services.restore(principal, org, number, reason=payload.reason)
-        return Answer(200, show(held, reach(principal, held)), {"ETag": etag(held.number)})
+        needs = [Authority(org.pk, Role.ORG_ADMIN)]
+        return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})
 
     return once(request, key, payload, restore, keep=not validate_only)
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from swdriver_shim.policy import Bytes, OrgPolicies, Policy, Priority, Seconds, Share, Tiers
+from telemetry.decoding import decode
 
 T = TypeVar("T")
 
@@ -120,12 +121,12 @@ def spelled_out(value: Any) -> Any:
 
 def read_org(text: str) -> OrgPolicies | None:
     """What `write` wrote, of an org."""
-    found: OrgPolicies | None = _DECODER.decode(text)
+    found: OrgPolicies | None = decode(text, _DECODER)
     return found
 
 
 def read_cluster(text: str) -> ClusterPolicies:
-    return msgspec.json.decode(text, type=ClusterPolicies)
+    return decode(text, ClusterPolicies)
 
 
 def policies_from(raw: Mapping[str, Any]) -> OrgPolicies:

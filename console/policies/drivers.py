@@ -27,10 +27,17 @@ def orgs() -> Mapping[str, Any]:
             policies=held.policies,
             data_key=bytes(keys[held.org.pk].data_key) or None,
             tokens=tuple(callers.get(held.org.pk, ())),
+            secrets=_secrets(keys[held.org.pk]),
         )
         for held in in_force_of(found)
     ]
     return {"orgs": specs}
+
+
+def _secrets(keys: OrgKeys) -> dict[str, bytes]:
+    from console.policies.epochs import secrets_of  # which asks us for keys
+
+    return secrets_of(keys)
 
 
 def keys_of(orgs: list[Org]) -> dict[int, OrgKeys]:

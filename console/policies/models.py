@@ -7,9 +7,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from console.accounts.names import ACTOR_NAME_MAX
 from console.control.models import Change
 from console.orgs.models import Org
-from console.shell.sealed import SealedBytes
+from console.shell.sealed import SealedBytes, SealedText
 from kvss_agent.wire import DATA_KEY_BYTES
 
 SECRET_BYTES = 32
@@ -35,7 +36,7 @@ class PolicyVersion(models.Model):
     number = models.PositiveIntegerField()
     document = models.TextField()
     author_id = models.BigIntegerField(null=True)
-    author_name = models.CharField(max_length=160)
+    author_name = models.CharField(max_length=ACTOR_NAME_MAX)
     reason = models.CharField(max_length=REASON_MAX)
     made_at = models.DateTimeField(default=timezone.now)
     same_as = models.PositiveIntegerField(null=True)  # the number of the version that it restores
@@ -86,6 +87,9 @@ class OrgKeys(models.Model):
     org = models.OneToOneField(Org, on_delete=models.CASCADE, related_name="cache_keys")
     secret = SealedBytes(default=new_secret)
     data_key = SealedBytes(default=new_data_key)
+    epoch = models.PositiveIntegerField(default=1)  # counts purges, see `epochs`
+    model_secrets = SealedText(default="{}")  # in place of `secret`, by model: base64 in JSON
+    retired = models.JSONField(default=list)  # tags of earlier epochs, with a namespace or null
     made_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -103,7 +107,7 @@ class Caller(models.Model):
     name = models.CharField(max_length=120)
     public_id = models.CharField(max_length=12, unique=True)
     token_sha256 = models.CharField(max_length=64, unique=True)
-    created_by = models.CharField(max_length=160)
+    created_by = models.CharField(max_length=ACTOR_NAME_MAX)
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -140,7 +144,7 @@ class ScheduledPolicy(models.Model):
     ends_at = models.DateTimeField(null=True)
     reason = models.CharField(max_length=REASON_MAX)
     author_id = models.BigIntegerField(null=True)
-    author_name = models.CharField(max_length=160)
+    author_name = models.CharField(max_length=ACTOR_NAME_MAX)
     made_at = models.DateTimeField(default=timezone.now)
     state = models.CharField(max_length=12, choices=State, default=State.WAITING)
     note = models.CharField(max_length=500, blank=True)  # why it is as it is
@@ -174,7 +178,7 @@ class PurgeReceipt(models.Model):
     org_slug = models.CharField(max_length=48)
     model = models.CharField(max_length=200, blank=True)  # nothing: all of them
     operation_id = models.UUIDField(unique=True)
-    asked_by = models.CharField(max_length=160)
+    asked_by = models.CharField(max_length=ACTOR_NAME_MAX)
     reason = models.CharField(max_length=REASON_MAX)
     asked_at = models.DateTimeField()
     at = models.DateTimeField(default=timezone.now)
@@ -183,6 +187,7 @@ class PurgeReceipt(models.Model):
     bytes = models.BigIntegerField()
     files = models.BigIntegerField()
     file_bytes = models.BigIntegerField()
+    epoch = models.PositiveIntegerField(null=True)  # which it began; null: before there were any
     places = models.JSONField(default=dict)  # by driver and node: what each has confirmed
 
     class Meta:
@@ -203,6 +208,7 @@ class PurgeReceipt(models.Model):
             "asked_at": self.asked_at.isoformat(),
             "done_at": self.at.isoformat(),
             "data_key_destroyed_at": destroyed.isoformat() if destroyed else None,
+            "epoch": self.epoch,
             "reason": self.reason,
             "columns": self.columns,
             "bytes": self.bytes,
@@ -210,3 +216,24 @@ class PurgeReceipt(models.Model):
             "tier2_bytes": self.file_bytes,
             "places": self.places,
         }
+
+
+class PurgeConfirmation(models.Model):
+    """What a driver or an agent has signed of a purge, as it was sent, so that anyone can verify it
+    again. It names shards of others, so it is for whoever has a role on the platform."""
+
+    operation_id = models.UUIDField()
+    identity = models.CharField(max_length=80)  # node:ax-1, driver:job7
+    payload = models.BinaryField()
+    signature = models.BinaryField()
+    public_key = models.TextField()
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("identity",)
+        constraints = [
+            models.UniqueConstraint(name="purge_confirmed_once", fields=["operation_id", "identity"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.identity}, {self.at:%Y-%m-%d %H:%M}"

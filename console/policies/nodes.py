@@ -9,20 +9,24 @@ from typing import Any
 
 from console.control.services import addition
 from console.orgs.models import Org
-from console.policies.drivers import keys_of
+from console.policies.epochs import tags_by_org
 from console.policies.services import in_force_of
 from console.policies.terms import terms
-from swdriver_shim.keys import isolation_tag
 
 
+@addition("node", "orgs")
+def tags() -> Mapping[str, Any]:
+    """Of all orgs, as they are now: whatever carries another one is nobody's any more."""
+    orgs = list(Org.objects.order_by("slug"))
+    return {"tags": sorted(tag for _, tags in tags_by_org(orgs) for tag in tags)}
+
+
+@addition("node", "retiring")
 @addition("node", "tier2")
 def of_orgs() -> Mapping[str, Any]:
     orgs = list(Org.objects.order_by("slug"))
-    keys = keys_of(orgs)
-    told = {
-        isolation_tag(held.org.slug, bytes(keys[held.org.pk].secret)).hex(): terms(held.policies)
-        for held in in_force_of(orgs)
-    }
+    tags = {org.pk: tags for org, tags in tags_by_org(orgs)}
+    told = {tag: terms(held.policies) for held in in_force_of(orgs) for tag in tags[held.org.pk]}
     return {
         "org_caps": {tag: one.bytes_max for tag, one in told.items() if one.bytes_max is not None},
         "org_ttl_seconds": {

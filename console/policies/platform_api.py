@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema
 
 from console.accounts.browser import requester
-from console.accounts.principal import Principal
+from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input
@@ -95,7 +95,8 @@ def put_cluster(
         check_match(if_match, number)
         wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
         held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
-        return Answer(200, show_cluster(held), {"ETag": etag(held.number)})
+        needs = [Authority(None, Role.PLATFORM_ADMIN)]
+        return Answer(200, needs, show_cluster(held), {"ETag": etag(held.number)})
 
     return once(request, key, payload, put, keep=not validate_only)
 
@@ -140,7 +141,8 @@ def change_many(
             raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
         except bulk.Moved as error:
             raise ApiError("StalePlan", str(error)) from None
-        return Answer(200, show_bulk(planned))
+        needs = [Authority(one.org.pk, Role.ORG_ADMIN) for one in planned]
+        return Answer(200, needs, show_bulk(planned))
 
     return once(request, key, payload, change, keep=not validate_only)
 

@@ -9,20 +9,21 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
-import httpx
 import msgspec
 from django.utils import timezone
 
-from console.control.sending import NO_SENSE, Call, Endpoint, ask_all, refusal
+from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
+from kvss_agent.exchange import Budget, Reply
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.policy import OrgPolicies
+from telemetry.decoding import Malformed, excerpt
 
 DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
-TIMEOUT: Final = httpx.Timeout(2.0)  # somebody looks at a page: it is shown without who is slow
+BUDGET: Final = Budget(2.0, 2 << 20)  # somebody looks at a page: it is shown without who is slow
 FRESH: Final = timedelta(seconds=30)
 # It has never heard of the org, or was not told anything yet.
 KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
@@ -82,11 +83,8 @@ def known_of(org: Org) -> Known:
 def _asked(org: Org) -> Known:
     there = list(reachable_drivers().order_by("name"))
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
-    calls = [
-        Call(Endpoint(one.control_url, str(one.control_token)), "GET", f"/v1/reuse?org={org.slug}")
-        for one in asked
-    ]
-    answers = list(zip(asked, map(_traffic, ask_all(calls, TIMEOUT)), strict=True))
+    calls = [Call(Endpoint.of(one), "GET", f"/v1/reuse?org={org.slug}") for one in asked]
+    answers = list(zip(asked, map(_traffic, ask_all(calls, BUDGET)), strict=True))
     told = [(_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)]
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
@@ -98,7 +96,7 @@ def _model_of(driver: Driver) -> str:
     return str((driver.model or {}).get("name", ""))
 
 
-def _traffic(answer: httpx.Response | str) -> Traffic | str | None:
+def _traffic(answer: Reply | str) -> Traffic | str | None:
     """Its traffic; None from who has never heard of the org; or why there is none."""
     if isinstance(answer, str):
         return answer
@@ -107,6 +105,8 @@ def _traffic(answer: httpx.Response | str) -> Traffic | str | None:
     if not answer.is_success:
         return refusal(answer)
     try:
-        return Traffic.of(_DECODER.decode(answer.content))
-    except ValueError:  # that is what a DecodeError is, too
-        return NO_SENSE
+        return Traffic.of(answer.read(_DECODER))
+    except Malformed as error:
+        return invalid(error)
+    except ValueError as error:  # columns that do not fit together
+        return invalid(Malformed(excerpt(str(error))))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -10,17 +12,19 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.operations.api import OperationOut, show_operation
+from console.operations.api import OperationOut, accepted
 from console.orgs.api import Slug, ValidateOnly
 from console.orgs.services import for_change, get_org
 from console.policies import proof, purges, signing
 from console.policies.api import Why
-from console.policies.models import PurgeReceipt
+from console.policies.models import PurgeConfirmation, PurgeReceipt
+from telemetry.decoding import decode
 
 router = Router(tags=["policies"])
 
@@ -43,15 +47,23 @@ class ReceiptOut(Schema):
     asked_at: datetime
     done_at: datetime
     data_key_destroyed_at: datetime | None = Field(
-        description="From here on nobody can read files that were encrypted before; null: of one model."
+        description="When all drivers had confirmed that they dropped it: from here on nobody can read "
+        "files that were encrypted before. Null: of one model, or a driver was removed before it did."
     )
     reason: str
     columns: int
     bytes: int
     tier2_files: int
     tier2_bytes: int
-    places: dict[str, Any] = Field(description="By driver and node: what each has confirmed.")
-    jws: str = Field(description="All of this, signed.")
+    epoch: int | None = Field(description="Which the purge began: what is of before has no name now.")
+    places: dict[str, Any] = Field(
+        description="By driver and node: what each has confirmed; and under `removed`, who was removed "
+        "from the fleet before it did."
+    )
+    confirmations: dict[str, Any] | None = Field(
+        description="What drivers and agents have signed, for whoever has a role on the platform."
+    )
+    jws: str = Field(description="All but the confirmations, signed.")
 
 
 class ReportOut(Schema):
@@ -102,7 +114,7 @@ def purge_org(
     def begin() -> Answer:
         org = for_change(principal, slug)
         operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
-        return Answer(202, show_operation(operation), {"Location": f"/api/v1/operations/{operation.pk}"})
+        return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
 
     return once(request, key, payload, begin, keep=not validate_only)
 
@@ -116,9 +128,26 @@ def list_purges(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
     org = get_org(requester(request), slug, Role.ON_CALL)
-    return paginate(purges.receipts_of(org), "-pk", cursor, limit, show_receipt)
+    is_staff = requester(request).on_platform(Role.VIEWER)
+    show = partial(show_receipt, is_staff=is_staff)
+    return paginate(purges.receipts_of(org), "-pk", cursor, limit, show)
 
 
-def show_receipt(receipt: PurgeReceipt) -> ReceiptOut:
+def show_receipt(receipt: PurgeReceipt, *, is_staff: bool) -> ReceiptOut:
     statement = receipt.statement()
-    return ReceiptOut(id=receipt.pk, **statement, jws=signing.sign(statement))
+    signed = _confirmations(receipt) if is_staff else None
+    jws = signing.sign(statement)
+    return ReceiptOut(id=receipt.pk, **statement, confirmations=signed, jws=jws)
+
+
+def _confirmations(receipt: PurgeReceipt) -> dict[str, Any]:
+    """By identity, as they were signed."""
+    return {
+        one.identity: {
+            "statement": decode(bytes(one.payload), object),
+            "payload": base64.b64encode(bytes(one.payload)).decode(),
+            "signature": base64.b64encode(bytes(one.signature)).decode(),
+            "public_key": one.public_key,
+        }
+        for one in PurgeConfirmation.objects.filter(operation_id=receipt.operation_id)
+    }

@@ -18,6 +18,7 @@ from console.orgs.services import for_change, get_org
 from console.policies import proof, purges, signing
 from console.policies.forms import PurgeForm
 from console.policies.proof import DAYS, Report
+from console.policies.reach import own_drivers
 
 DAYS_DEFAULT = 30
 
@@ -35,6 +36,12 @@ def _report(request: SignedInRequest, slug: str) -> Report:
 @signed_in
 def show(request: SignedInRequest, slug: str) -> HttpResponse:
     told = _report(request, slug)
+    running = operations.running_on(f"org:{told.org.slug}")
+    is_staff = request.principal.on_platform(Role.VIEWER)
+    own = own_drivers(slug)
+    receipts = [
+        (receipt, purges.standings(receipt.places, own, is_staff=is_staff)) for receipt in told.receipts
+    ]
     role = request.principal.role_in(told.org.pk)
     context = {
         "org": told.org,
@@ -43,7 +50,9 @@ def show(request: SignedInRequest, slug: str) -> HttpResponse:
         "spans": DAYS,
         "may_change": role is not None and role >= Role.ORG_ADMIN,
         "form": PurgeForm(),
-        "running": operations.running_on(f"org:{told.org.slug}"),
+        "receipts": receipts,
+        "running": running,
+        "standings": purges.standings(running.notes, own, is_staff=is_staff) if running else [],
     }
     return render(request, "policies/retention.html", context)
 

@@ -10,6 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.api.fields import Moment
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
@@ -105,7 +107,7 @@ def schedule_policy(
             lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
             reason=payload.reason,
         )
-        return Answer(201, show_scheduled(planned))
+        return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], show_scheduled(planned))
 
     return once(request, key, payload, plan, keep=not validate_only)
 

@@ -9,9 +9,11 @@ from typing import Final
 
 from django.utils import timezone
 
+from console.accounts.principal import Principal
 from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.policies.services import InForce
+from console.visibility import Sight
 from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
 from telemetry.metrics import Metric
@@ -21,6 +23,7 @@ from telemetry.topics import of_org, of_source
 SPAN: Final = timedelta(hours=1)
 STEP: Final = 60
 MODELS_MAX: Final = 5
+OTHERS: Final = "models of shared sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,9 @@ class Usage:
         return self.bytes / self.quota if self.bytes is not None and self.quota else None
 
 
-def usage(held: InForce) -> Usage:
-    org = held.org
+def usage(principal: Principal, held: InForce) -> Usage:
+    """Models that they don't know of are not told apart."""
+    org, sight = held.org, Sight(principal)
     drivers = list(Driver.objects.filter(joined_at__isnull=False).only("name", "model"))
     requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
     limits = [held.policies.of(_model(driver)).dram_bytes_max for driver in drivers]
@@ -56,7 +60,7 @@ def usage(held: InForce) -> Usage:
         quota=sum(limited) if limited and len(limited) == len(limits) else None,
         requested=requested,
         hit_rate=hit / requested if requested else None,
-        models=_models(org, {of_source("driver", one.name): _model(one) for one in drivers}),
+        models=_models(org, {of_source("driver", one.name): _named(sight, one) for one in drivers}),
     )
 
 
@@ -82,6 +86,11 @@ def restrictions(held: InForce) -> list[str]:
 
 def _model(driver: Driver) -> str:
     return str((driver.model or {}).get("name", ""))
+
+
+def _named(sight: Sight, driver: Driver) -> str:
+    model = _model(driver)
+    return model if sight.knows_model(model) else OTHERS
 
 
 def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:

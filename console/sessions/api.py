@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Path, Query, Router
 
 from console.accounts.browser import requester
-from console.accounts.principal import Principal
+from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.fleet.models import Driver, Node
 from console.operations.api import OperationOut, accepted
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
 from console.sessions import jobs, moves, services, sizing
 from console.sessions.memory import memory_of
 from console.sessions.models import Session
+from console.sessions.planning import Proposal
 from console.sessions.schemas import (
     BringBackIn,
     BringBackOut,
@@ -41,6 +42,7 @@ from console.sessions.schemas import (
     show_session,
     show_stream,
 )
+from console.visibility import Sight
 
 router = Router(tags=["sessions"])
 
@@ -83,7 +85,9 @@ def create_session(
         services.check_may_create(principal, org)
         session = _new(payload, org)
         if validate_only:
-            return Answer(200, show_plan(sizing.plan_size(session, payload.boxes)))
+            return Answer(
+                200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
+            )
         operation = sizing.create(
             principal,
             session,
@@ -91,7 +95,7 @@ def create_session(
             plan_token=payload.plan_token,
             reason=payload.reason,
         )
-        return accepted(operation)
+        return accepted(operation, _needs(session))
 
     return once(request, key, payload, create, keep=not validate_only)
 
@@ -131,7 +135,9 @@ def resize_session(
     def resize() -> Answer:
         session = _for_change(principal, name, if_match)
         if validate_only:
-            return Answer(200, show_plan(sizing.plan_size(session, payload.boxes)))
+            return Answer(
+                200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
+            )
         operation = sizing.resize(
             principal,
             session,
@@ -140,7 +146,7 @@ def resize_session(
             plan_token=payload.plan_token,
             reason=payload.reason,
         )
-        return accepted(operation, ETag=etag(session.version))
+        return accepted(operation, _needs(session), ETag=etag(session.version))
 
     return once(request, key, payload, resize, keep=not validate_only)
 
@@ -161,7 +167,7 @@ def delete_session(
 
     def delete() -> Answer:
         session = _for_change(principal, name, if_match)
-        return accepted(sizing.delete(principal, session, end_jobs=end_jobs))
+        return accepted(sizing.delete(principal, session, end_jobs=end_jobs), _needs(session))
 
     return once(request, key, None, delete)
 
@@ -172,6 +178,14 @@ def _for_change(
     session = services.for_change(principal, name, at_least)
     check_match(if_match, session.version)
     return session
+
+
+def _shown_plan(principal: Principal, plan: Proposal) -> PlanOut:
+    return show_plan(plan, Sight(principal))
+
+
+def _needs(session: Session, role: Role = Role.ORG_ADMIN) -> Authority:
+    return Authority(session.org_id, role)
 
 
 # Jobs and streams
@@ -202,12 +216,10 @@ def start_job(
 
     def start() -> Answer:
         session = _for_change(principal, name, if_match)
-        driver = Driver.objects.filter(name=payload.driver).first()
-        if driver is None:
-            raise Http404(f"No driver “{payload.driver}” has joined.")
+        driver = services.get_driver(principal, payload.driver)
         if validate_only:
             plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
-            return Answer(200, show_plan(plan))
+            return Answer(200, [_needs(session)], _shown_plan(principal, plan))
         operation = jobs.start_job(
             principal,
             session,
@@ -218,7 +230,7 @@ def start_job(
             plan_token=payload.plan_token,
             reason=payload.reason,
         )
-        return accepted(operation, ETag=etag(session.version))
+        return accepted(operation, _needs(session), ETag=etag(session.version))
 
     return once(request, key, payload, start, keep=not validate_only)
 
@@ -236,7 +248,7 @@ def end_job(
     def end() -> Answer:
         session = _for_change(principal, name, if_match)
         operation = jobs.end_job(principal, session, job)
-        return accepted(operation, ETag=etag(session.version))
+        return accepted(operation, _needs(session), ETag=etag(session.version))
 
     return once(request, key, None, end)
 
@@ -249,8 +261,10 @@ def end_job(
 def list_streams(
     request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
-    session = services.get_session(requester(request), name)
-    return paginate(services.shards_of(session), "pk", cursor, limit, show_stream)
+    principal = requester(request)
+    session, sight = services.get_session(principal, name), Sight(principal)
+    shown = partial(show_stream, sight=sight)
+    return paginate(services.shards_of(session), "pk", cursor, limit, shown)
 
 
 @router.get(
@@ -280,11 +294,9 @@ def move_stream(
     def move() -> Answer:
         session = _for_change(principal, name, if_match, Role.ON_CALL)
         shard = services.get_shard(session, payload.shard)
-        node = Node.objects.filter(name=payload.node).first()
-        if node is None:
-            raise Http404(f"There is no node “{payload.node}”.")
+        node = services.get_node(principal, session, payload.node)
         operation = moves.move(principal, session, shard, node, reason=payload.reason)
-        return accepted(operation, ETag=etag(session.version))
+        return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
 
     return once(request, key, payload, move)
 
@@ -307,10 +319,11 @@ def bring_back(
     def bring() -> Answer:
         session = _for_change(principal, name, if_match, Role.ON_CALL)
         if validate_only:
-            return Answer(200, show_bring_back(moves.plan_back_on_rails(session, payload.moves_max)))
+            plan = moves.plan_back_on_rails(session, payload.moves_max)
+            return Answer(200, [_needs(session, Role.ON_CALL)], show_bring_back(plan))
         operation = moves.bring_back(
             principal, session, moves_max=payload.moves_max, reason=payload.reason
         )
-        return accepted(operation, ETag=etag(session.version))
+        return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
 
     return once(request, key, payload, bring, keep=not validate_only)

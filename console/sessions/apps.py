@@ -8,6 +8,6 @@ class SessionsConfig(AppConfig):
     label = "cache_sessions"  # Django's own sessions, of browsers, have the plain one
 
     def ready(self) -> None:
-        from console.sessions import documents, leaving, machines, services
+        from console.sessions import documents, leaving, machines, removal, services
 
-        _ = documents, leaving, machines, services  # they register what they have
+        _ = documents, leaving, machines, removal, services  # they register what they have

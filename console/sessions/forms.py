@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 
 from console.accounts.forms import ReasonMixin
 from console.fleet.models import Driver, Node
@@ -93,11 +94,14 @@ class JobForm(PlannedForm):
     )
     field_order = ["name", "driver", "boxes", "wait_minutes", "reason"]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, drivers: QuerySet[Driver], are_named: bool, **kwargs: Any) -> None:
+        """`are_named`: whether they are offered by name; else a name has to be known, and is typed."""
         super().__init__(*args, **kwargs)
         field = self.fields["driver"]
         if isinstance(field, forms.ModelChoiceField):
-            field.queryset = Driver.objects.filter(job=None, joined_at__isnull=False).order_by("name")
+            if not are_named:
+                field.widget = forms.TextInput(attrs={"autocomplete": "off"})
+            field.queryset = drivers.filter(job=None)
 
     def clean_boxes(self) -> list[str]:
         return [name.strip() for name in str(self.cleaned_data["boxes"]).split(",") if name.strip()]
@@ -114,19 +118,27 @@ class MoveForm(ReasonMixin):
     )
     field_order = ["shard", "node", "reason"]
 
-    def __init__(self, *args: Any, shards: list[str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shards: list[str], nodes: QuerySet[Node], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         shard, node = self.fields["shard"], self.fields["node"]
         if isinstance(shard, forms.ChoiceField):
             shard.choices = [(name, name) for name in shards]
         if isinstance(node, forms.ModelChoiceField):
-            node.queryset = Node.objects.filter(state="ready").order_by("name")
+            node.queryset = nodes.filter(state="ready").order_by("name")
 
 
 class DeleteForm(ReasonMixin):
     typed = forms.CharField(max_length=48, label="Type the session's name to confirm")
     end_jobs = forms.BooleanField(required=False, label="End its jobs, too")
     field_order = ["typed", "end_jobs", "reason"]
+
+
+class RemovalForm(ReasonMixin):
+    """For removing a driver, by who has seen what becomes of it."""
+
+    typed = forms.CharField(max_length=63, label="Type the driver's name to confirm")
+    plan_token = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    field_order = ["typed", "reason"]
 
 
 class LeavingForm(ReasonMixin):

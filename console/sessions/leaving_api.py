@@ -8,6 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router
 
 from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, IdempotencyKey, once
 from console.api.problems import documented
@@ -40,7 +42,9 @@ def drain_node(
     principal = requester(request)
 
     def drain() -> Answer:
-        return accepted(leaving.drain(principal, name, reason=payload.reason))
+        return accepted(
+            leaving.drain(principal, name, reason=payload.reason), Authority(None, Role.ON_CALL)
+        )
 
     return once(request, key, payload, drain)
 
@@ -57,6 +61,6 @@ def upgrade_node(
 
     def upgrade() -> Answer:
         operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
-        return accepted(operation)
+        return accepted(operation, Authority(None, Role.ON_CALL))
 
     return once(request, key, payload, upgrade)

@@ -197,7 +197,7 @@ def _tell_driver(operation: Operation) -> Outcome:
     facts = Facts(set(), {job.driver})
     shards = list(job.shards.all())
     seen = [facts.shard_of(job.driver.name, shard.group, shard.index) for shard in shards]
-    here = sum(one is not None and one["state"] == "here" for one in seen)
+    here = sum(one is not None and one.state == "here" for one in seen)
     if here == len(shards):
         return Done(f"Driver {job.driver.name} has all {here} shards.")
     return Waiting(f"Driver {job.driver.name} has {here} of {len(shards)} shards.", here / len(shards))
@@ -238,7 +238,7 @@ def _end_jobs(operation: Operation) -> Outcome:
     return Done()
 
 
-def _gone(operation: Operation) -> Outcome:
+def gone(operation: Operation) -> Outcome:
     """Wait until agents have given the memory back. Who is lost has none to give."""
     nodes = set(Node.objects.filter(name__in=operation.notes["nodes"]).exclude(state=State.LOST.value))
     facts = Facts(nodes, set())
@@ -259,7 +259,7 @@ def _gone(operation: Operation) -> Outcome:
 class EndJob(Machine):
     steps = (
         Step("end", "Take its shards off their nodes", _end_jobs, final=True),
-        Step("gone", "Wait until their memory is free", _gone, patience=TOLD, final=True),
+        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
     )
 
 
@@ -272,7 +272,7 @@ def _delete(operation: Operation) -> Outcome:
 class Delete(Machine):
     steps = (
         Step("end", "Take its shards off their nodes", _end_jobs, final=True),
-        Step("gone", "Wait until their memory is free", _gone, patience=TOLD, final=True),
+        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
         Step("delete", "Give its boxes back", _delete, final=True),
     )
 

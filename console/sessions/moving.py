@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from django.db.models import Q, QuerySet
 
+from console.control import observed
 from console.control import services as control
 from console.fleet.models import Driver, Node
 from console.fleet.services import hold
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
+from console.placement import explain
 from console.placement.topology import State, Tier
 from console.sessions import reaching
 from console.sessions.asking import Facts
 from console.sessions.models import Phase, Shard
+from telemetry.decoding import excerpt
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
 
@@ -152,7 +155,7 @@ def _count_from(shard: Shard, facts: Facts) -> int | None:
     if not shard.job.running or _is_lost(shard.job.driver):
         return 0
     seen = facts.shard_of(shard.job.driver.name, shard.group, shard.index)
-    return None if seen is None else int(seen["count_from"])
+    return None if seen is None else seen.count_from
 
 
 def _is_lost(driver: Driver) -> bool:
@@ -168,7 +171,7 @@ def _go_on(shard: Shard, facts: Facts, told: _Told) -> str:
     if shard.phase == Phase.MOVING:
         return _arrive(shard, node, facts, told)
     seen = facts.shard_at(node.name, shard.name)
-    is_there = seen is not None and seen["state"] == "ready" and seen["slots"] == shard.next_slots
+    is_there = seen is not None and seen.state == "ready" and seen.slots == shard.next_slots
     if not is_there:
         return _why_not(shard, node, seen)
     if shard.phase == Phase.MAKING and shard.job.running:
@@ -180,12 +183,12 @@ def _go_on(shard: Shard, facts: Facts, told: _Told) -> str:
     return ""
 
 
-def _why_not(shard: Shard, node: Node, seen: Any) -> str:
+def _why_not(shard: Shard, node: Node, seen: observed.Shard | None) -> str:
     if node.state == State.LOST.value:
         return f"{node.name} is lost: bring it back, or cancel."
     if seen is None:
         return f"{node.name} has not heard of {shard.name} yet."
-    return f"{node.name}: {seen['reason'] or seen['state']}."
+    return f"{node.name}: {excerpt(seen.reason or seen.state)}."
 
 
 def _arrive(shard: Shard, node: Node, facts: Facts, told: _Told) -> str:
@@ -195,10 +198,10 @@ def _arrive(shard: Shard, node: Node, facts: Facts, told: _Told) -> str:
         if seen is None:
             return f"Driver {driver.name} does not answer."
         there = reaching.address(node, Tier(shard.next_tier or 0))
-        if seen["address"] != there and node.state == State.LOST.value:
+        if seen.address != there and node.state == State.LOST.value:
             return _stay_for_now(shard, node, told)
-        if seen["address"] != there or seen["state"] == "moving":
-            left = f", {seen['left_to_move']} columns to go" if seen["left_to_move"] else ""
+        if seen.address != there or seen.state == "moving":
+            left = f", {seen.left_to_move} columns to go" if seen.left_to_move else ""
             return f"{shard.name} moves to {node.name}{left}."
     _finish(shard, node, told)
     return ""
@@ -235,7 +238,7 @@ def warn_of_spine(shard: Shard) -> None:
         "session.spine",
         [of_session(name), of_source("agent", shard.node.name)],
         f"{shard.name} of {name} crosses the spine, from leaf {shard.port_leaf} to {shard.nic_leaf}: "
-        f"{shard.why or 'there is no better node'}",
+        f"{explain.unnamed(shard.why) or 'there is no better node'}",
         {"session": name, "shard": shard.name, "node": shard.node.name, "wio": shard.wio},
     )
 

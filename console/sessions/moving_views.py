@@ -24,13 +24,18 @@ from console.sessions.changing import StalePlan
 from console.sessions.forms import JobForm, LeavingForm, MoveForm
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.views import planned, refusal
+from console.visibility import sees_fleet
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @signed_in
 def start_job(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ORG_ADMIN)
-    form = JobForm(request.POST or None)
+    form = JobForm(
+        request.POST or None,
+        drivers=services.usable_drivers(request.principal),
+        are_named=sees_fleet(request.principal),
+    )
 
     def begin() -> Operation:
         values = form.cleaned_data
@@ -67,7 +72,11 @@ def end_job(request: SignedInRequest, name: str, job: str) -> HttpResponse:
 @signed_in
 def move(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ON_CALL)
-    form = MoveForm(request.POST, shards=[shard.name for shard in services.shards_of(session)])
+    form = MoveForm(
+        request.POST,
+        shards=[shard.name for shard in services.shards_of(session)],
+        nodes=services.reachable_nodes(request.principal, session),
+    )
     if not form.is_valid():
         messages.error(request, "Choose a stream of this session, and a node that is ready.")
         return redirect("session", name)
@@ -111,7 +120,7 @@ def bring_back(request: SignedInRequest, name: str) -> HttpResponse:
             }
             for one in found.moves
         ],
-        "left": [explain.placed(one) for one in found.left[:20]],
+        "left": [explain.placed(one, named=sees_fleet(request.principal)) for one in found.left[:20]],
     }
     return render(request, "sessions/bring_back.html", context)
 

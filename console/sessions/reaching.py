@@ -11,6 +11,7 @@ from typing import Final
 
 from console.fleet.models import Node
 from console.placement.topology import Tier
+from kvss_agent.identity import fingerprint
 
 Way = Callable[[Node, Tier], str | None]
 
@@ -23,5 +24,9 @@ def way(function: Way) -> Way:
 
 
 def address(node: Node, tier: Tier) -> str:
+    """With TLS it names the key that the node has: an address is only where one looks for it."""
     known = (found for one in _ways if (found := one(node, tier)) is not None)
-    return next(known, node.data_address)
+    found = next(known, node.data_address)
+    if found.startswith("tls:") and "#" not in found and node.public_key:
+        return f"{found}#{fingerprint(node.public_key)}"
+    return found

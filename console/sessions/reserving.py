@@ -25,6 +25,7 @@ from console.sessions.planning import (
     refusals,
 )
 from console.sessions.world import World, boxes_for, job_of, model_of
+from telemetry.topics import of_session
 
 PLACE_FIELDS: Final = ("slots", "tier", "port_leaf", "nic_leaf", "why")
 
@@ -124,9 +125,11 @@ def _placement_job(world: World, job: Job) -> grants.Job:
 
 def _check_settled(session: Session) -> None:
     if session.pk and (moves := Operation.objects.filter(shards__job__session=session).first()):
+        # A drain is the platform's: what it is called is not for an org to know.
+        is_own = moves.target == of_session(session.name)
+        what = f"“{moves.sentence}”" if is_own else "An operation on the fleet"
         raise CannotPlan(
-            Cause.WAITING_FOR_DRAIN,
-            f"“{moves.sentence}” moves some of its shards: it waits until that is done.",
+            Cause.WAITING_FOR_DRAIN, f"{what} moves some of its shards: it waits until that is done."
         )
 
 

@@ -17,6 +17,7 @@ from console.sessions.memory import Memory
 from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, Job, Session, Shard
 from console.sessions.planning import Proposal
 from console.sessions.services import sizes
+from console.visibility import Sight
 
 PathName = Literal["require_rail", "prefer_rail", "any"]
 Boxes = Annotated[int, Field(ge=1, le=BOXES_MAX)]
@@ -247,7 +248,7 @@ def show_session(session: Session) -> SessionOut:
     )
 
 
-def show_plan(plan: Proposal) -> PlanOut:
+def show_plan(plan: Proposal, sight: Sight) -> PlanOut:
     return PlanOut(
         plan_token=plan.token,
         boxes=list(plan.boxes),
@@ -272,7 +273,7 @@ def show_plan(plan: Proposal) -> PlanOut:
                 memory_bytes=one.memory_bytes,
                 node_before=one.node_before,
                 memory_bytes_before=one.slots_before * one.slot_bytes,
-                why=one.why,
+                why=sight.why(one.why),
             )
             for one in plan.streams
         ],
@@ -319,7 +320,7 @@ def show_job(job: Job) -> JobOut:
     )
 
 
-def show_stream(shard: Shard) -> StreamOut:
+def show_stream(shard: Shard, sight: Sight) -> StreamOut:
     return StreamOut(
         name=shard.name,
         job=shard.job.name,
@@ -333,7 +334,7 @@ def show_stream(shard: Shard) -> StreamOut:
         port_leaf=shard.port_leaf,
         nic_leaf=shard.nic_leaf,
         memory_bytes=shard.memory_bytes,
-        why=shard.why,
+        why=sight.why(shard.why),
         next_node=shard.next_node.name if shard.next_node else None,
         phase=shard.get_phase_display(),
     )

@@ -24,6 +24,7 @@ from django.http import Http404
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
+from console.fleet.models import Driver, Node
 from console.fleet.nodes import Kind, tells_streams
 from console.fleet.services import hold
 from console.operations.models import Operation
@@ -31,7 +32,10 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Tier
 from console.search.services import Found, finder, nearest
+from console.sessions import planning
 from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.world import World
+from console.visibility import Sight, of_orgs, sees_fleet
 from telemetry.topics import of_session
 
 
@@ -66,12 +70,7 @@ def visible_sessions(principal: Principal) -> QuerySet[Session]:
         spine_count=_of_shards(Count("pk", filter=Q(tier=Tier.SPINE))),
         operation_id=Subquery(running),
     )
-    if principal.on_platform(Role.VIEWER):
-        return found
-    confined = principal.token.org_id if principal.token else None
-    if confined is not None:
-        return found.filter(org=confined) if principal.role_in(confined) else found.none()
-    return found.filter(org__in=principal.orgs_where(Role.VIEWER))
+    return found.filter(of_orgs(principal))
 
 
 def _of_shards(aggregate: Aggregate) -> Coalesce:
@@ -123,6 +122,46 @@ def check_may_create(principal: Principal, org: Org | None) -> None:
         principal.check_platform(Role.PLATFORM_ADMIN)
     else:
         get_org(principal, org.slug, Role.ORG_ADMIN)
+
+
+def usable_drivers(principal: Principal) -> QuerySet[Driver]:
+    """The drivers that a job may be registered with: those that have joined, and have no job.
+
+    One that runs a job of a session that they may not know of is as one that there is not.
+    """
+    drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
+    if sees_fleet(principal):
+        return drivers
+    theirs = Session.objects.filter(of_orgs(principal))
+    return drivers.filter(Q(job=None) | Q(job__session__in=theirs))
+
+
+def get_driver(principal: Principal, name: str) -> Driver:
+    """Raises Http404."""
+    driver = usable_drivers(principal).filter(name=name).first()
+    if driver is None:
+        raise Http404(f"No driver “{name}” has joined that could take a job.")
+    return driver
+
+
+def reachable_nodes(principal: Principal, session: Session) -> QuerySet[Node]:
+    """The nodes that they may name as the next place of a stream of this session.
+
+    For who does not see the fleet: those that their streams are on, and those to which a plan would move
+    streams of this session off the spine, which it tells them.
+    """
+    if sees_fleet(principal):
+        return Node.objects.all()
+    targets = {move.target for move in planning.back_on_rails(World.now(), session.name).moves}
+    return Node.objects.filter(Q(name__in=targets) | Q(name__in=Sight(principal).nodes))
+
+
+def get_node(principal: Principal, session: Session, name: str) -> Node:
+    """Raises Http404."""
+    node = reachable_nodes(principal, session).filter(name=name).first()
+    if node is None:
+        raise Http404(f"There is no node “{name}” that you may move streams to.")
+    return node
 
 
 def get_job(session: Session, name: str) -> Job:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from django.contrib import messages
@@ -36,6 +37,7 @@ from console.sessions.memory import memory_of
 from console.sessions.models import Session, Shard
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.sizing import JobsRun
+from console.visibility import Sight, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
 
@@ -74,13 +76,15 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name)
     role = services.role_on(request.principal, session)
     topic = of_session(name)
-    shards = list(services.shards_of(session)[: STREAMS_SHOWN_MAX + 1])
+    shards, sight = list(services.shards_of(session)[: STREAMS_SHOWN_MAX + 1]), Sight(request.principal)
+    for shard in shards:
+        shard.why = sight.why(shard.why)
     context = {
         "session": session,
         "size": services.sizes(session),
         "topic": topic,
         "rules": ruling.in_force(session.org, session.path),
-        "operation": running_on(topic),
+        "operation": _running_on(request, topic),
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
         "streams": shards[:STREAMS_SHOWN_MAX],
@@ -93,13 +97,21 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "may_change": role is not None and role >= Role.ORG_ADMIN,
         "may_move": role is not None and role >= Role.ON_CALL,
-        "move_form": MoveForm(shards=[shard.name for shard in shards]),
+        "move_form": MoveForm(
+            shards=[shard.name for shard in shards],
+            nodes=Node.objects.none(),  # its name is typed
+        ),
         "nodes_ready": _nodes_ready() if request.principal.on_platform(Role.VIEWER) else (),
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(
         request, "sessions/session_live.html" if fragment else "sessions/session.html", context
     )
+
+
+def _running_on(request: SignedInRequest, topic: str) -> Operation | None:
+    running = running_on(topic)
+    return without_places(request.principal, running) if running else None
 
 
 def _nodes_ready() -> Iterable[str]:
@@ -212,7 +224,7 @@ def planned(
             with transaction.atomic():
                 if not wants_plan:
                     return redirect("operation", begin().pk)
-                found = shown(plan())
+                found = shown(plan(), Sight(request.principal))
                 transaction.set_rollback(True)
         except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
             found = {"refused": refusal(error)}
@@ -221,14 +233,16 @@ def planned(
     return render(request, template, {**context, **found})
 
 
-def shown(proposal: Proposal) -> dict[str, Any]:
+def shown(proposal: Proposal, sight: Sight) -> dict[str, Any]:
     """A plan for its template."""
     streams = [
         picture.Stream(one.name, one.box, one.domain, one.node, one.path) for one in proposal.streams
     ]
     return {
         "plan": proposal,
-        "plan_streams": proposal.streams[:STREAMS_SHOWN_MAX],
+        "plan_streams": [
+            replace(one, why=sight.why(one.why)) for one in proposal.streams[:STREAMS_SHOWN_MAX]
+        ],
         "more_streams": len(proposal.streams) > STREAMS_SHOWN_MAX,
         "picture": picture.draw(streams),
     }

@@ -8,6 +8,14 @@ from django.shortcuts import render
 from console.shell import request_context
 
 
+class NotNow(Exception):
+    """Too much is under way; asking again after so many seconds may help. A sentence."""
+
+    def __init__(self, sentence: str, retry_seconds: int) -> None:
+        super().__init__(sentence)
+        self.retry_seconds = retry_seconds
+
+
 def _page(request: HttpRequest, status: int, title: str, sentence: str, advice: str) -> HttpResponse:
     context = {
         "status": status,
@@ -65,6 +73,18 @@ def server_error(request: HttpRequest) -> HttpResponse:
         "at all.",
         "Try again. If it happens again, search the logs for the request id below.",
     )
+
+
+def not_now(request: HttpRequest, error: NotNow) -> HttpResponse:
+    response = _page(
+        request,
+        503,
+        "Not now",
+        str(error),
+        f"Nothing was changed. Try again in {error.retry_seconds} seconds.",
+    )
+    response["Retry-After"] = str(error.retry_seconds)
+    return response
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
-from console.shell import request_context
+from console.shell import errors, request_context
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
 
@@ -42,3 +42,16 @@ def security_headers(get_response: GetResponse) -> GetResponse:
         return response
 
     return middleware
+
+
+class NotNowMiddleware:
+    """What a view can't have at the moment is a page that says so, and when to come again."""
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self._get_response(request)
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        return errors.not_now(request, exception) if isinstance(exception, errors.NotNow) else None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
 
+from kvss_agent.http_server import EXTENSION, HttpConnection
+
+KNOWN = "tidegate.known"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_WITH_PORT = re.compile(r"^(?:\[([^\]]*)\](?::\d+)?|([0-9.]+):\d+)$")
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,39 @@ def of_request(request: HttpRequest) -> RequestContext:
 
 
 def client_address(request: HttpRequest) -> str | None:
-    """The client's address: what the outermost of our own proxies saw, or the peer itself.
+    """The client's address: what the outermost of our own proxies saw, or the peer itself."""
+    peer = request.META.get("REMOTE_ADDR") or None
+    return address_behind(request.headers.get("X-Forwarded-For", ""), peer)
 
-    Entries of X-Forwarded-For beyond the trusted proxies are the client's own claim.
-    """
+
+def address_behind(forwarded: str, peer: str | None) -> str | None:
+    """The same of a header X-Forwarded-For and a peer. Entries of the header beyond the trusted proxies
+    are the client's own claim."""
     proxies = settings.ENVIRONMENT.trusted_proxies
     if proxies:
-        chain = [part.strip() for part in request.headers.get("X-Forwarded-For", "").split(",")]
+        chain = [part.strip() for part in forwarded.split(",")]
         if len(chain) >= proxies and chain[-proxies]:
-            return chain[-proxies]
-    return request.META.get("REMOTE_ADDR") or None
+            return _as_address(chain[-proxies])
+    return _as_address(peer or "")
+
+
+def _as_address(text: str) -> str | None:
+    """Some proxies append the port, and some write `unknown`. The audit trail stores addresses only."""
+    bare = _WITH_PORT.sub(r"\1\2", text)
+    try:
+        return str(ipaddress.ip_address(bare.partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def note_known(asked: HttpRequest | dict[str, Any], owner: str) -> None:
+    """Whoever sent this request, or opened this WebSocket (its scope), has shown a good credential: it
+    and its connection are no stranger's any more, but the `owner`'s: a person or a process, and not one
+    of the credentials that they have. Any thread may say so."""
+    scope = getattr(asked, "scope", None) if isinstance(asked, HttpRequest) else asked
+    if scope is None:
+        return  # it did not come over the network
+    scope[KNOWN] = owner
+    connection = scope.get("extensions", {}).get(EXTENSION)
+    if isinstance(connection, HttpConnection):
+        connection.prove(owner)

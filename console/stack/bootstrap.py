@@ -1,9 +1,10 @@
 """Make the environment that everything runs in, with nothing but Python 3.11 and its standard library.
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
-tests of real models need, beside it, `engines` likewise for those of real engines, `machine` what the
-tests want of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the
-second time.
+tests of real models need, beside it, `engines` likewise for those of real engines, `fuzz` what looks for
+inputs that break a decoder, `audit` what looks for known vulnerabilities, `machine` what the tests want
+of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the second
+time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ STATE = PROJECT / ".tidegate"
 ENVIRONMENT = PROJECT / ".venv"
 # Of those that want torch, which is large, and nobody else does.
 APART = {"models": STATE / "models", "engines": STATE / "engines"}
+# All that have an environment of their own.
+BESIDE = {**APART, "fuzz": STATE / "fuzz", "audit": STATE / "audit"}
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
 ALONE = LOCKS / "engines.alone.txt"  # engines that ask for far more than what we use of them needs
@@ -45,7 +48,7 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "dev", "models", "engines", "machine"])
+    parser.add_argument("what", choices=["run", "dev", "models", "engines", "fuzz", "audit", "machine"])
     what = parser.parse_args().what
     try:
         machine() if what == "machine" else environment(what)
@@ -116,7 +119,7 @@ def _install(kind: str) -> None:
 
 
 def _home(kind: str) -> Path:
-    return APART.get(kind, ENVIRONMENT)
+    return BESIDE.get(kind, ENVIRONMENT)
 
 
 def _python(kind: str) -> Path:

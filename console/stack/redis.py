@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,16 @@ from urllib.parse import quote
 
 import redis
 
-from console.stack import endpoint, keys, leftovers, privileges
+from console.stack import endpoint, keys, leftovers, privileges, redis_users
 from console.stack.binaries import Redis, find_redis
 from console.stack.endpoint import Endpoint, UnixEndpoint
 from console.stack.errors import StackError, sentences
+from console.stack.redis_users import User
 
 MEMORY_MAX = "512mb"
+# Nobody sends more than a megabyte at once; to the server of telemetry others than us connect, too.
+BULK_MAX = "1mb"
+QUERY_MAX = "4mb"
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,9 @@ class RedisServer:
     home: Path
     installation: Redis
     endpoint: Endpoint
-    password: str
+    password: str  # of the user `default`, who may do everything: for who runs the server
+    users: tuple[User, ...] = ()
+    strict: bool = False
 
     stop_signal = signal.SIGTERM  # writes everything down first
 
@@ -34,11 +41,24 @@ class RedisServer:
 
     @property
     def url(self) -> str:
+        return self.url_of("", self.password)
+
+    def url_of(self, user: str, password: str | None = None) -> str:
+        """How a user reaches it; without a password: with that of its role."""
+        password = self.passwords[user] if password is None else password
+        credentials = f"{quote(user, safe='')}:{password}" if password else quote(user, safe="")
         # RESP2 is what every version speaks without surprises.
         if isinstance(self.endpoint, UnixEndpoint):
-            path = quote(str(self.endpoint.path))
-            return f"unix://:{self.password}@{path}?db=0&protocol=2"
-        return f"redis://:{self.password}@{self.endpoint}/0?protocol=2"
+            return f"unix://{credentials}@{quote(str(self.endpoint.path))}?db=0&protocol=2"
+        return f"redis://{credentials}@{self.endpoint}/0?protocol=2"
+
+    @property
+    def passwords(self) -> dict[str, str]:
+        """By role: they follow from the one that is kept."""
+        return {
+            user.name: hmac.digest(self.password.encode(), user.name.encode(), "sha256").hex()
+            for user in self.users
+        }
 
     @property
     def command(self) -> list[str]:
@@ -67,8 +87,11 @@ class RedisServer:
         )
 
 
-def prepare(home: Path, *, durable: bool = True) -> RedisServer:
-    """The server over `home`, its configuration written. Nothing is running afterwards."""
+def prepare(
+    home: Path, *, durable: bool = True, users: tuple[User, ...] = (), strict: bool = False
+) -> RedisServer:
+    """The server over `home`, its configuration written. Nothing is running afterwards. `strict`: it
+    takes nothing large from anybody."""
     with sentences("make a directory for Redis", home):
         home.mkdir(parents=True, exist_ok=True)
         home.chmod(0o700)
@@ -77,6 +100,8 @@ def prepare(home: Path, *, durable: bool = True) -> RedisServer:
         installation=find_redis(),
         endpoint=endpoint.choose(home.resolve() / "redis.sock"),
         password=keys.kept(home.with_name(f"{home.name}.password")),
+        users=users,
+        strict=strict,
     )
     server.stop_leftover()
     _refuse_older_than(server)
@@ -124,5 +149,11 @@ def _configuration(server: RedisServer, *, durable: bool) -> str:
         f"maxmemory {MEMORY_MAX}",
         "maxmemory-policy noeviction",
         "set-proc-title no",
+        *(
+            [f"proto-max-bulk-len {BULK_MAX}", f"client-query-buffer-limit {QUERY_MAX}"]
+            if server.strict
+            else []
+        ),
+        *redis_users.lines(server.users, server.passwords),
     ]
     return "\n".join(lines) + "\n"

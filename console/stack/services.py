@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from console.demo import places
 from console.stack.core import Spec
@@ -88,7 +87,7 @@ def ours(
     )
 
 
-def console_services(servers: tuple[str, ...], state: Path, worker_processes: int) -> list[Service]:
+def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Service]:
     """Everything but PostgreSQL and Redis, of which `servers` are started here too."""
     return [
         step("prepare", PYTHON, "manage.py", "prepare", after=servers),
@@ -98,10 +97,10 @@ def console_services(servers: tuple[str, ...], state: Path, worker_processes: in
             *CELERY,
             "worker",
             *("--pool", "prefork", "--concurrency", str(worker_processes)),
-            *("--without-gossip", "--without-mingle", "--loglevel", "INFO"),
+            *("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"),
             environment=NO_WARNING_ABOUT_ROOT,
         ),
-        ours("beat", *CELERY, "beat", "--schedule", str(state / "beat-schedule"), "--pidfile="),
+        ours("beat", *CELERY, "beat", "--pidfile="),
         ours("ingest", PYTHON, "manage.py", "ingest"),
         ours("rollup", PYTHON, "manage.py", "rollup"),
     ]

@@ -243,11 +243,13 @@ class Supervisor:
             self.core.on_alive(name, now)
 
     async def _ask(self, service: Service, answers: Callable[[], bool]) -> None:
-        """Ask a server that does not tell by itself: often until it is ready, then now and then."""
-        while True:
+        """Ask a server that does not tell by itself: often until it is ready, then now and then.
+        One that is stopping is left alone: PostgreSQL logs each question as a failure."""
+        watched = self.core.services[service.name]
+        while watched.state is not State.STOPPING:
             if await asyncio.to_thread(answers):
                 now = time.monotonic()
                 self._do(self.core.on_ready(service.name, now))
                 self.core.on_alive(service.name, now)
-            ready = self.core.services[service.name].state is State.READY
+            ready = watched.state is State.READY
             await asyncio.sleep(ASK_WHILE_READY_SECONDS if ready else ASK_WHILE_STARTING_SECONDS)

@@ -7,11 +7,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from console.demo import places
 from console.environment import Environment, Mode, env_file
-from console.stack import elsewhere, keys, lock, postgres, redis
+from console.stack import elsewhere, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
 from console.stack.errors import sentences
 from console.stack.folders import Folders
@@ -20,16 +20,27 @@ from console.stack.logs import Logs
 from console.stack.remembered import Remembered
 from console.stack.services import Service, console_services, demo_services, server
 from console.stack.supervisor import Supervisor
+from telemetry.credentials import CONSOLE, OWN
 
 # What others on this machine need to work beside the running stack.
 WRITTEN = (
     "DATABASE_URL",
     "REDIS_URL",
     "TIDEGATE_DEMO",
+    "TIDEGATE_INGEST_URL",
     "TIDEGATE_MODE",
+    "TIDEGATE_OWN_TELEMETRY_URL",
     "TIDEGATE_SECRET_KEY",
     "TIDEGATE_STATIC_DIR",
+    "TIDEGATE_TELEMETRY_URL",
 )
+
+
+# Who asks for work or does it, and who only has to know that the broker is there. All others are of the
+# demo: agents and drivers, which reach telemetry and nothing else.
+ASKING = ("prepare", "web", "worker", "beat", "demo")
+READING = ("ingest", "rollup")
+ANY_OTHER = "*"
 
 
 def up() -> int:
@@ -55,6 +66,8 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
     # What a killed supervisor left runs over the same files: first of all it has to go.
     left = Remembered(folders.run).stop_all()
     notes = [f"Stopped what a former start had left running: {', '.join(left)}."] if left else []
+    for written_before in folders.state.glob("beat-schedule*"):  # pickles, which nobody reads any more
+        written_before.unlink()
     servers = _servers(given, folders)
     environment = {
         "TIDEGATE_MODE": Mode.EMBEDDED.value,
@@ -74,15 +87,16 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         if port != settings.port:
             notes.append(f"Port {settings.port} is taken, so this is port {port}.")
         names = tuple(service.name for service in servers.started)
-        ours = console_services(names, folders.state, settings.worker_processes)
+        ours = console_services(names, settings.worker_processes)
         if settings.demo and places.fits(folders.state):
             ours += demo_services(where)
             notes.append("A fleet with traffic of its own runs along; TIDEGATE_DEMO=0 leaves it out.")
         elif settings.demo:
             notes.append("There is no demo: its sockets would have paths that are too long.")
-        services = [*servers.started, *ours]
+        services = [*servers.started, *map(servers.with_urls, ours)]
         with sentences("say how to reach the stack", env_file(folders.state)):
-            written = "".join(f"{name}={environment[name]}\n" for name in WRITTEN)
+            known = [name for name in WRITTEN if name in environment]
+            written = "".join(f"{name}={environment[name]}\n" for name in known)
             keys.write_private(env_file(folders.state), written)
         held.describe(address=where)
         versions = {service.name: service.version for service in services}
@@ -91,7 +105,8 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         try:
             with Display(versions, began=began, address=where, notes=notes) as display:
                 display.stage("files", made_ready)
-                asyncio.run(_supervise(services, environment, folders, logs, display, web_socket))
+                ours_only = servers.without_urls(environment, given)
+                asyncio.run(_supervise(services, ours_only, folders, logs, display, web_socket))
                 display.say("Stopped. Nothing is left running; the data is kept.")
         finally:
             logs.close()
@@ -103,13 +118,24 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
 @dataclass(frozen=True)
 class _Servers:
     started: list[Service]
-    urls: dict[str, str]
+    urls: dict[str, str]  # as the settings of the stack, and of who works beside it
+    by_service: dict[str, dict[str, str]]  # as settings of one process: with the user of its role
     notes: list[str]
+
+    def with_urls(self, service: Service) -> Service:
+        """The process with the addresses that are for it, and with no others."""
+        its = self.by_service.get(service.name, self.by_service.get(ANY_OTHER, {}))
+        return replace(service, environment={**its, **service.environment})
+
+    def without_urls(self, environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+        """What all processes are given."""
+        ours = {name for its in self.by_service.values() for name in its} - given.keys()
+        return {name: value for name, value in environment.items() if name not in ours}
 
 
 def _servers(given: Mapping[str, str], folders: Folders) -> _Servers:
     """The servers to start, or those that the settings name, looked up."""
-    found = _Servers([], {}, [])
+    found = _Servers([], {}, {}, [])
     if "DATABASE_URL" in given:
         found.notes.append(elsewhere.check_postgres(given["DATABASE_URL"]))
     else:
@@ -119,10 +145,35 @@ def _servers(given: Mapping[str, str], folders: Folders) -> _Servers:
     if "REDIS_URL" in given:
         found.notes.append(elsewhere.check_redis(given["REDIS_URL"]))
     else:
-        run_redis = redis.prepare(folders.state / "redis")
-        found.started.append(server("redis", run_redis, f"Redis {run_redis.version}"))
-        found.urls["REDIS_URL"] = run_redis.url
+        broker = redis.prepare(folders.state / "redis", users=redis_users.BROKER)
+        found.started.append(server("redis", broker, f"Redis {broker.version}"))
+        found.urls["REDIS_URL"] = broker.url_of("broker")
+        for name in (*ASKING, *READING):
+            user = "observer" if name in READING else "broker"
+            found.by_service[name] = {"REDIS_URL": broker.url_of(user)}
+    if not given.keys() & {"REDIS_URL", "TIDEGATE_TELEMETRY_URL"}:
+        _add_telemetry(found, folders)
     return found
+
+
+def _add_telemetry(found: _Servers, folders: Folders) -> None:
+    """A server that work is not on: agents and drivers connect to it."""
+    run = redis.prepare(folders.state / "telemetry", users=redis_users.TELEMETRY, strict=True)
+    found.started.append(server("telemetry", run, f"Redis {run.version}"))
+    own = {"TIDEGATE_OWN_TELEMETRY_URL": run.url_of(OWN, "")}
+    telling = {"TIDEGATE_TELEMETRY_URL": run.url_of(CONSOLE)}
+    observing = {"TIDEGATE_INGEST_URL": run.url_of("observer")}
+    found.urls.update({**own, **telling, **observing})
+    more: dict[str, dict[str, str]] = {
+        "web": {**own, **telling, **observing},
+        "worker": {**telling, "TIDEGATE_REGISTRAR_URL": run.url_of("registrar")},
+        "beat": telling,
+        "ingest": {**telling, "TIDEGATE_INGEST_URL": run.url_of("ingest")},
+        "rollup": telling,
+        ANY_OTHER: own,
+    }
+    for name, urls in more.items():
+        found.by_service.setdefault(name, {}).update(urls)
 
 
 def _settings(given: Mapping[str, str]) -> Environment:

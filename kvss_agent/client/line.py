@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +15,14 @@ from typing import Final, TypeVar
 from kvss_agent import channel as channels
 from kvss_agent import handshake, wire
 from kvss_agent.breach import Breach, Cause
+from kvss_agent.certificates import key_name
 from kvss_agent.channel import Closed, Piece, PlainChannel, TlsChannel
-from kvss_agent.wire import Role
+from kvss_agent.wire import Means, Role
 
 CONNECT_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 0.2
+_HOST: Final = re.compile(r"[^\s\[\]]+")
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 F = TypeVar("F")
 
@@ -32,28 +37,52 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an agent listens: `unix:/path` or `tcp:host:port`."""
+    """Where an agent listens: `unix:/path`, `tcp:host:port`, or `tls:host:port#key` where both sides
+    show certificates of a console's authority. `key` is the fingerprint of the agent's."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    is_tls: bool = False
+    key: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Address:
         kind, _, rest = text.partition(":")
         if kind == "unix" and rest:
             return cls(path=rest)
+        rest, has_key, key = rest.partition("#") if kind == "tls" else (rest, "", "")
         host, _, port = rest.rpartition(":")
-        if kind == "tcp" and host and port.isdecimal() and 0 < int(port) < 65536:
-            return cls(host=host.removeprefix("[").removesuffix("]"), port=int(port))
-        raise ValueError(f"an address is unix:/path or tcp:host:port, not {text!r}")
+        if (
+            kind in ("tcp", "tls")
+            and host
+            and port.isdecimal()
+            and 0 < int(port) < 65536
+            and (not has_key or _KEY.fullmatch(key))
+        ):
+            bare = host.removeprefix("[").removesuffix("]")
+            if _HOST.fullmatch(bare):
+                return cls(host=bare, port=int(port), is_tls=kind == "tls", key=key)
+        raise ValueError(
+            f"an address is unix:/path, tcp:host:port or tls:host:port#key, not {text[:200]!r}"
+        )
 
     def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"unix:{self.path}" if self.path else f"tcp:{host}:{self.port}"
+        key = f"#{self.key}" if self.key else ""
+        return f"{'tls' if self.is_tls else 'tcp'}:{host}:{self.port}{key}"
 
     def open(self, tls: ssl.SSLContext | None, stall_seconds: float) -> PlainChannel | TlsChannel:
-        """A connected channel. Raises OSError."""
+        """A connected channel. Raises OSError; Breach where it has to be TLS and we can't."""
+        if self.is_tls and not (tls and self.key):
+            raise Breach(
+                Cause.AUTHENTICATION,
+                "this agent wants a certificate of the console's authority, and there is none yet"
+                if self.key
+                else "nothing says which key this agent has to have",
+            )
         if self.path:
             family, place = socket.AF_UNIX, self.path
         else:
@@ -61,14 +90,27 @@ class Address:
             family, place = found[0], found[4]  # type: ignore[assignment]
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(CONNECT_SECONDS)
-            sock.connect(place)
+            _connect(sock, place)
             if tls and not self.path:
-                return TlsChannel(tls.wrap_socket(sock, server_hostname=self.host), stall_seconds)
+                expected = key_name(self.key) if self.is_tls else self.host
+                return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
         except BaseException:
             sock.close()
             raise
         return PlainChannel(sock, stall_seconds)
+
+
+def _connect(sock: socket.socket, place: str) -> None:
+    """Raises OSError. It waits where others are before us in the listener's queue: with a timeout of
+    Python's own, a Unix socket with a full queue refuses at once, and strangers can fill it."""
+    if sock.family != socket.AF_UNIX:
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(place)
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(CONNECT_SECONDS), 0))
+    sock.connect(place)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
+    sock.settimeout(CONNECT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +127,7 @@ class Credentials:
     software: str = ""
     versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
     stall_seconds: float = channels.STALL_SECONDS
+    certified: ssl.SSLContext | None = field(default=None, repr=False)  # for `tls:` addresses
 
 
 class Line:
@@ -92,7 +135,8 @@ class Line:
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
         with lost(address):
-            self.channel = address.open(credentials.tls, credentials.stall_seconds)
+            tls = credentials.certified if address.is_tls else credentials.tls
+            self.channel = address.open(tls, credentials.stall_seconds)
         self.address = address
         self.reader = wire.FrameReader()
         self._with_descriptors = role is Role.SHARED
@@ -103,7 +147,7 @@ class Line:
             raise
 
     def _shake_hands(self, shard: str, credentials: Credentials, role: Role) -> None:
-        secret = None if isinstance(self.channel, TlsChannel) else credentials.secret
+        secret = credentials.secret
         if secret is None and isinstance(self.channel, PlainChannel):
             raise Lost("a connection without TLS needs a secret", Cause.AUTHENTICATION)
         said = handshake.hello(
@@ -115,6 +159,8 @@ class Line:
         )
         self.send(said)
         got = self.receive_a(wire.Challenge)
+        if isinstance(self.channel, TlsChannel) and got.means is Means.CERTIFICATE:
+            secret = None  # the certificate has been enough
         with lost(self.address):
             proof = handshake.prove(said, got, secret)
         self.send(proof)

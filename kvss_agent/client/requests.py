@@ -16,6 +16,7 @@ from itertools import repeat
 from xxhash import xxh3_64
 
 from kvss_agent import seal, wire
+from kvss_agent.channel import Waste
 from kvss_agent.client.line import Address, Credentials, Line, Lost
 from kvss_agent.client.shape import Wanted
 from kvss_agent.leases import FOREVER
@@ -46,6 +47,7 @@ class Requests:
         self._changed = threading.Condition()
         self._somebody_receives = False
         self._lost: Lost | None = None
+        self._waste = Waste()
 
     def refill(
         self, wanted: Sequence[Wanted], into: Sequence[memoryview], after: int, wait_seconds: float
@@ -177,8 +179,10 @@ class Requests:
             found = seal.identify(raw, one.column)
             length = lengths[index]
             place = pending.into[index]
+            if length > self.line.welcome.slot_bytes - seal.HEADER_BYTES:
+                raise Lost(f"{self.line.address} announces a payload that is larger than its slots")
             if length > len(place):  # larger than what was wanted can be: not that column
-                place = memoryview(bytearray(length))
+                place = self._waste.of(length)
                 found = found if isinstance(found, Miss) else Miss.CORRUPT
             pending.found.append(found)
             if length:

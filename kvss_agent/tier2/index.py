@@ -375,6 +375,10 @@ class Index:
         for tag, org in self._orgs.items():
             org.cap = caps.of(tag)
 
+    def tags(self) -> list[bytes]:
+        """Of those that hold something, or are promised room."""
+        return list(self._orgs)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if the state contradicts itself."""
         held: dict[bytes, int] = dict.fromkeys(self._orgs, 0)

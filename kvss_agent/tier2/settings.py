@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,14 @@ class Tier2Settings:
             raise ValueError("tier 2 of kind s3 needs a bucket")
         self.caps()
         self.limits()
+
+    @property
+    def place(self) -> str:
+        """Where its files lie: the same for the same store, whatever else is said of it."""
+        if self.kind == "posix":
+            return f"posix:{os.path.normpath(self.path)}"
+        prefix = f"/{self.prefix.strip('/')}" if self.prefix.strip("/") else ""
+        return f"s3:{self.endpoint.rstrip('/') or self.region}/{self.bucket}{prefix}"
 
     def caps(self) -> Caps:
         """For `Tier2.set_caps`, when only the caps have changed."""

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -177,6 +177,7 @@ class Tier2:
         self._threads = threads
         self._clock = clock
         self.limits = Limits()
+        self.live: Collection[bytes] | None = None  # tags that are somebody's; None: nobody has said so
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self._reads = ThreadPoolExecutor(threads, "tier2-read")
         self._writes = ThreadPoolExecutor(threads, "tier2-write")
@@ -220,7 +221,7 @@ class Tier2:
         with self._measured("exists"):
             for address in addresses:
                 self._index.touch(address)
-            there = {a for a in addresses if self._index.knows(a) and not self._is_purging(a)}
+            there = {a for a in addresses if self._index.knows(a) and not self._is_closed(a)}
             unknown = [a for a in dict.fromkeys(addresses) if self._may_be_elsewhere(a)]
             if unknown:
                 there |= await self._whole(self._adopt(unknown))
@@ -323,6 +324,15 @@ class Tier2:
         with self._measured("set_caps"):
             await self._whole(self._trim_all())
 
+    async def sweep(self) -> int:
+        """Remove what carries a tag that is nobody's; how many columns. Raises Failed."""
+        if self.live is None:
+            return 0
+        count = 0
+        for tag in [tag for tag in self._index.tags() if tag not in self.live]:
+            count += (await self.purge(tag=tag)).columns
+        return count
+
     async def expire(self) -> int:
         """Remove what lies here for longer than its org allows; how many columns that were. Raises
         Failed. Ends as soon as the store is being closed, which would else wait for all of it."""
@@ -391,7 +401,7 @@ class Tier2:
                 spill.outcome = header
             elif slot_bytes_for(header.length) > len(spill.slot):
                 spill.outcome = Miss.CORRUPT
-            elif self._is_purging(spill.address):
+            elif self._is_closed(spill.address):
                 spill.outcome = Miss.REFUSED
             elif self._index.knows(spill.address):
                 self._index.touch(spill.address)
@@ -492,7 +502,7 @@ class Tier2:
         admitted, waiting = [], []
         for recall in recalls:
             address = recall.address
-            if self._is_purging(address):
+            if self._is_closed(address):
                 recall.found = Miss.ABSENT
             elif self._index.is_written(address):
                 waiting.append(recall)
@@ -529,7 +539,7 @@ class Tier2:
         if recall.failed:
             self._count_fault(recall.failed)
             recall.found = Miss.LOST
-        elif self._is_purging(address):  # it waits for us, and what was read goes with the file
+        elif self._is_closed(address):  # it waits for us, and what was read goes with the file
             recall.found = Miss.ABSENT
         elif isinstance(found, Header):
             size = recall.form.file_bytes(found.length)
@@ -569,7 +579,7 @@ class Tier2:
             and not self._index.knows(address)
             and not self._index.is_written(address)
             and not self._index.is_leaving(address)
-            and not self._is_purging(address)
+            and not self._is_closed(address)
         )
 
     async def _adopt(self, addresses: Sequence[Address]) -> set[Address]:
@@ -808,6 +818,10 @@ class Tier2:
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             await self._change.wait()
+
+    def _is_closed(self, address: Address) -> bool:
+        """It is being purged, or its tag is nobody's any more: nothing goes in or comes out."""
+        return (self.live is not None and address.tag not in self.live) or self._is_purging(address)
 
     def _is_purging(self, address: Address) -> bool:
         return bool(self._purging) and any(scope.covers(address) for scope in self._purging)

@@ -6,7 +6,8 @@ The protocol has no way to say who asks. So each org has a listener of its own, 
 to it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
 
 What fails is a miss. A client that sends nonsense, or stops in the middle of a frame, loses its
-connection, and nobody else notices.
+connection, and nobody else notices. Until its first request is complete a client has one of the places
+of those that are silent, where the oldest makes way: connections that say nothing keep no engine out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kvss_agent.admission import Admission, Places
+from kvss_agent.peers import origin_of_socket
 from swdriver_shim.adapters.lm_frames import (
     REQUEST_BYTES,
     SHAPE_BYTES,
@@ -37,7 +40,9 @@ from swdriver_shim.objects import Objects
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 256  # of one listener: each may hold one value
+CONNECTIONS_MAX: Final = 256  # of one listener that have asked for something: each may hold one value
+SILENT_MAX: Final = 256  # that have not; engines connect long before they ask
+SILENT_PER_ORIGIN: Final = 128
 FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take an answer
 TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
 SCRAP_BYTES: Final = 1 << 16
@@ -72,8 +77,9 @@ class Front:
         self._objects = objects
         self._frame_seconds = frame_seconds
         self._tier2_seconds = tier2_seconds
-        self._connections_max = connections_max
-        self._open: dict[socket.socket, threading.Thread] = {}  # at most `connections_max`
+        places = Places(SILENT_MAX, SILENT_PER_ORIGIN, connections_max)
+        self._admission: Admission[socket.socket] = Admission(places)
+        self._open: dict[socket.socket, threading.Thread] = {}  # at most as many, and those that end
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="lmcache front", daemon=True)
@@ -101,27 +107,45 @@ class Front:
                     log.warning("A connection has to wait: %s", error.strerror)
                     time.sleep(0.1)  # descriptors may come free
                 continue
-            with self._lock:
-                if self._stopping.is_set() or len(self._open) >= self._connections_max:
-                    self.counts["connections_refused"] += 1
-                    sock.close()
-                    continue
-                thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
-                self._open[sock] = thread
-            try:
-                thread.start()
-            except RuntimeError as error:
-                log.warning("A connection is refused: %s", error)
-                self._end(sock, "connections_refused")
+            self._begin(sock)
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            origin = origin_of_socket(sock)
+        except OSError:  # it has broken off already
+            self._end(sock, "connections_broken")
+            return
+        places = self._admission.places
+        with self._lock:
+            is_full = len(self._open) >= 2 * places.strangers_max + places.proven_max
+            if not self._stopping.is_set() and not is_full:
+                thread = threading.Thread(target=self._serve, args=(sock, origin), daemon=True)
+                self._open[sock] = thread
+        if sock not in self._open:
+            self._end(sock, "connections_refused")
+            return
+        displaced = self._admission.enter(sock, origin)
+        if displaced is not None:
+            with contextlib.suppress(OSError):  # its thread ends then
+                displaced.shutdown(socket.SHUT_RDWR)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("A connection is refused: %s", error)
+            self._end(sock, "connections_refused")
+
+    def _serve(self, sock: socket.socket, origin: str) -> None:
         why = "connections_closed"
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _notice_death(sock)
             connection = _Connection(sock, self._frame_seconds)
             while (raw := connection.request()) is not None:
-                self._answer(connection, parse(raw))
+                request = parse(raw)
+                if not self._admission.prove(sock, origin):
+                    why = "connections_refused"
+                    return
+                self._answer(connection, request)
         except Malformed as error:
             why = "connections_malformed"
             log.warning("A client of the LMCache front is cut off: %s", error)
@@ -136,6 +160,7 @@ class Front:
         with self._lock:
             self.counts[why] += 1
             self._open.pop(sock, None)
+        self._admission.leave(sock)
         sock.close()
 
     def _answer(self, connection: _Connection, request: Request) -> None:

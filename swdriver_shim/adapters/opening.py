@@ -1,6 +1,8 @@
 """Where an adapter's objects are, as an operator has written it into the engine's configuration.
 
     {"url": "http://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token"}       a daemon
+    {"url": "https://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token",      one of a console's
+     "driver": "job-7", "authorities": "/var/lib/swdriver/authorities.pem"}          fleet
     {"state_dir": "/etc/tidegate/engine", "org": "acme"}       a driver in the engine's own process
 
 The org is the token's, or the one that is named here: never what a request says. In the state directory
@@ -15,12 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvss_agent.daemon import software
+from swdriver_shim.adapters.expected import Expected
 from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import Objects
 
 DAEMON: Final = frozenset({"url", "token_file"})
+DAEMON_OF_FLEET: Final = DAEMON | {"driver", "authorities"}
 IN_PROCESS: Final = frozenset({"state_dir", "org"})
 
 
@@ -50,16 +54,16 @@ class Opened:
 def opened(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> Opened:
     """Whatever else is in the configuration is somebody else's. `value_bytes`: what the engine is going
     to put. Raises Misconfigured."""
-    given = {name: str(told[name]) for name in DAEMON | IN_PROCESS if told.get(name)}
-    if given.keys() == DAEMON:
-        made = Opened(RemoteObjects(given["url"], _token(Path(given["token_file"]))))
+    given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
+    if given.keys() in (DAEMON, DAEMON_OF_FLEET):
+        made = Opened(_remote(given))
     elif given.keys() == IN_PROCESS:
         made = _in_process(Path(given["state_dir"].replace("{rank}", str(rank))), given["org"], rank)
     else:
         said = ", ".join(sorted(given)) or "none of these"
         raise Misconfigured(
-            f"Say where the driver is: url and token_file for a daemon, or state_dir and org for one in "
-            f"this process. There is {said}."
+            "Say where the driver is: url and token_file for a daemon, and driver and authorities if it "
+            f"is joined to a console; or state_dir and org for one in this process. There is {said}."
         )
     most = made.objects.value_bytes_max
     if value_bytes > most:
@@ -69,6 +73,16 @@ def opened(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> Open
             f"its document has to say {-(-value_bytes // COLUMN_TOKENS)} bytes_per_token or more."
         )
     return made
+
+
+def _remote(given: Mapping[str, str]) -> RemoteObjects:
+    token, expected = _token(Path(given["token_file"])), None
+    if "driver" in given:
+        expected = Expected(Path(given["authorities"]), given["driver"])
+    try:
+        return RemoteObjects(given["url"], token, expected)
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"The daemon at {given['url']} can't be recognised: {error}.") from error
 
 
 def _token(path: Path) -> str:

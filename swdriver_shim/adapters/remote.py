@@ -9,17 +9,20 @@ refuses is somebody's mistake and is raised.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, TypeVar
 
-import httpx
 import msgspec
 from msgspec import Struct
 
+from kvss_agent.blocking import JSON, BlockingExchange
+from kvss_agent.exchange import Budget, Unanswered
 from kvss_agent.http_api import Invalid
+from swdriver_shim.adapters.expected import Expected
 from swdriver_shim.daemon.octets import (
     KV_BYTES_MAX,
     OCTETS,
@@ -36,15 +39,14 @@ from swdriver_shim.driver import Loaded, Part, Stored
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.object_store import check
 from swdriver_shim.policy import AS_USUAL, Rules
+from telemetry.decoding import ANSWER, Malformed, decode
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS_MAX: Final = 5.0
-ANSWER_SECONDS_MAX: Final = 60.0
-TEXT_MAX: Final = 200
+ANSWER_SECONDS_MAX: Final = 60.0  # for a question and all of its answer
+ANSWER_BYTES_MAX: Final = KV_BYTES_MAX + ANSWER.bytes_max
 OBJECTS_AT_ONCE: Final = 4096
 RETRY_SECONDS: Final = 1.0
-JSON: Final = "application/json"
 
 T = TypeVar("T")
 
@@ -73,45 +75,79 @@ class RemovedAnswer(Struct, frozen=True):
 class Asking:
     """A daemon, asked in the name of the org that a token belongs to."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, expected: Expected | None = None) -> None:
+        """`expected`: whose certificate it has to show, where it is joined to a console. Raises OSError
+        and ValueError where that can't be used."""
         self.lost_because: str | None = None  # since the last answer
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(ANSWER_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
-        )
+        self._url, self._token, self._expected = url, token, expected
+        self._believed = expected.version if expected else None
+        self._daemon = self._exchange()
+
+    def _exchange(self) -> BlockingExchange:
+        if self._expected is None:
+            return BlockingExchange(self._url)
+        return BlockingExchange(self._url, self._expected.context(), self._expected.server_name)
 
     def close(self) -> None:
-        self._http.close()
+        self._daemon.close()
 
     def _post(self, verb: str, body: bytes, media_type: str, seconds: float = 0.0) -> bytes | None:
         """The answer; None if there is none. `seconds`: how long the daemon may wait for something.
         Raises Refused."""
-        timeout = httpx.Timeout(ANSWER_SECONDS_MAX + seconds, connect=CONNECT_SECONDS_MAX)
-        headers = {"content-type": media_type}
+        budget = Budget(ANSWER_SECONDS_MAX + seconds, ANSWER_BYTES_MAX)
+        self._follow_authorities()
         try:
-            answer = self._http.post(f"/v1/{verb}", content=body, headers=headers, timeout=timeout)
-        except httpx.TransportError as error:
-            self._lose(f"{type(error).__name__}: {error}")
+            reply = self._daemon.ask("POST", f"/v1/{verb}", self._token, budget, body, media_type)
+        except Unanswered as error:
+            self._lose(str(error))
             return None
-        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._lose(f"it answers {answer.status_code}")
+        if reply.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._lose(reply.refusal)
             return None
-        if answer.is_error:
-            raise Refused(_sentence(answer))
+        if not reply.is_success:
+            raise Refused(reply.refusal)
         self.lost_because = None
-        return answer.content
+        return reply.content
+
+    def _follow_authorities(self) -> None:
+        """They are replaced while the former ones still hold, so no request fails for it. Requests that
+        are under way keep their client."""
+        if self._expected is None:
+            return
+        with contextlib.suppress(OSError):  # the file is gone: as before, then
+            version = self._expected.version
+            if version != self._believed:
+                before, self._daemon, self._believed = self._daemon, self._exchange(), version
+                before.close()
+
+    def _read(self, answer: bytes | None, decoder: msgspec.json.Decoder[T]) -> T | None:
+        """What it says; None if it says nothing, or what it says is none, as a proxy's page is."""
+        if answer is None:
+            return None
+        try:
+            return decode(answer, decoder)
+        except Malformed as error:
+            self._lose(f"its answer is not valid: {error}")
+            return None
 
     def _lose(self, because: str) -> None:
-        log.warning("The driver at %s is lost: %s", self._http.base_url, because)
+        log.warning("The driver at %s is lost: %s", self._url, because)
         self.lost_because = because
 
 
 class Remote(Asking):
     """The prefixes of an org. May be used from any thread."""
 
-    def __init__(self, url: str, token: str, model: ModelSpec, *, adapter: str = "") -> None:
-        super().__init__(url, token)
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        model: ModelSpec,
+        *,
+        adapter: str = "",
+        expected: Expected | None = None,
+    ) -> None:
+        super().__init__(url, token, expected)
         self.layout = model.shape()
         self.namespace = model.namespace(adapter)
         self._who = {"adapter": adapter, "namespace": self.namespace.digest().hex()}
@@ -120,8 +156,8 @@ class Remote(Asking):
 
     def query(self, tokens: Sequence[int]) -> int:
         """Raises Refused."""
-        answer = self._ask("query", tokens)
-        return 0 if answer is None else _QUERIED.decode(answer).tokens
+        found = self._read(self._ask("query", tokens), _QUERIED)
+        return 0 if found is None else max(0, min(found.tokens, len(tokens)))
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """At most as many tokens as go at once. Raises Refused."""
@@ -162,11 +198,10 @@ class Remote(Asking):
             asked = list(kv.parts())
             for part in asked:
                 kv.part(*part)[:] = read(*part)
-            answer = self._send(tokens[:end], kv, have, rules, request)
-            if answer is None:
+            stored = self._read(self._send(tokens[:end], kv, have, rules, request), _STORED)
+            if stored is None:
                 failed += sum(shard == 0 for _, shard, _, _ in asked)
                 break
-            stored = _STORED.decode(answer)
             columns, size, failed = columns + stored.columns, size + stored.bytes, failed + stored.failed
             at = end
             if at == verified:
@@ -209,8 +244,8 @@ class RemoteObjects(Asking):
     proxy's page, is a miss, too.
     """
 
-    def __init__(self, url: str, token: str) -> None:
-        super().__init__(url, token)
+    def __init__(self, url: str, token: str, expected: Expected | None = None) -> None:
+        super().__init__(url, token, expected)
         self._value_bytes_max: int | None = None
         self._not_before = 0.0
 
@@ -224,7 +259,7 @@ class RemoteObjects(Asking):
     def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
         found: list[bool] = []
         for some in _split(keys, OBJECTS_AT_ONCE) or [[]]:
-            told = self._ask("exists", some, _EXISTS.decode, seconds)
+            told = self._ask("exists", some, _reading(_EXISTS), seconds)
             if told is None or not self._is_of(some, told.exists):
                 return [*found, *[False] * (len(keys) - len(found))]
             self._value_bytes_max = told.value_bytes_max
@@ -259,7 +294,7 @@ class RemoteObjects(Asking):
             mine = values[len(kept) : len(kept) + len(some)]
             lengths = [len(value) for value in mine]
             head = {"keys": _hex(some), "lengths": lengths, "rules": rules}
-            told = self._try("objects/put", pack(head, *mine), OCTETS, _KEPT.decode)
+            told = self._try("objects/put", pack(head, *mine), OCTETS, _reading(_KEPT))
             if told is None or not self._is_of(some, told.kept):
                 return [*kept, *[False] * (len(keys) - len(kept))]
             kept += told.kept
@@ -267,12 +302,12 @@ class RemoteObjects(Asking):
 
     def remove(self, keys: Sequence[bytes]) -> bool:
         parts = _split(keys, OBJECTS_AT_ONCE)
-        answers = [self._ask("remove", some, _REMOVED.decode) for some in parts]
+        answers = [self._ask("remove", some, _reading(_REMOVED)) for some in parts]
         return all(answer is not None and answer.done for answer in answers)
 
     def clear(self) -> bool:
         body = msgspec.json.encode({"adapter": ""})
-        answer = self._try("purge", body, JSON, _REMOVED.decode)
+        answer = self._try("purge", body, JSON, _reading(_REMOVED))
         return answer is not None and answer.done
 
     def _is_of(self, keys: Sequence[bytes], found: Sequence[object]) -> bool:
@@ -304,7 +339,7 @@ class RemoteObjects(Asking):
             answer = self._post(verb, body, media_type, seconds)
             if answer is not None:
                 return read(answer)
-        except (Refused, Invalid, msgspec.DecodeError) as error:
+        except (Refused, Invalid, Malformed) as error:
             self._lose(str(error))
             return None
         self._not_before = time.monotonic() + RETRY_SECONDS
@@ -329,11 +364,8 @@ def _split(keys: Sequence[bytes], most: int) -> list[Sequence[bytes]]:
     return [keys[at : at + most] for at in range(0, len(keys), most)]
 
 
-def _sentence(answer: httpx.Response) -> str:
-    try:
-        return f"{answer.status_code}: {answer.json()['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code}: {answer.text[:TEXT_MAX]}"
+def _reading(decoder: msgspec.json.Decoder[T]) -> Callable[[bytes], T]:
+    return lambda answer: decode(answer, decoder)
 
 
 _QUERIED: Final = msgspec.json.Decoder(Queried)

@@ -5,7 +5,7 @@ No files, as in all of `cache`: whoever runs it removes what is said here, and t
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.rounds import Rounds
 from swdriver_shim.cache.slots import Slots
 
 FORGETS_MAX: Final = 1 << 20  # beyond, what has expired is left to the agents
@@ -41,12 +42,15 @@ class Purge:
 class Forgetting:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._forgets: deque[tuple[int, Forget]] = deque()  # once this moment is over
+        self._forgets: Rounds[tuple[int, Forget]] = Rounds()  # by tag; once this moment is over
         self._forgetting: Counter[tuple[int, bytes]] = Counter()  # group and key of those
-        self._purges: deque[Purge] = deque()
+        self._purges: Rounds[Purge] = Rounds()
         self._closed: Counter[str] = Counter()  # orgs of which something is being purged
         self._purged: dict[Account, set[bytes]] = {}  # tags, since the start
         self._deleted: dict[Forget, Account] = {}  # likewise; the oldest first
+        # What waits for its turn anyway need not be asked for again.
+        self._waiting: set[Forget] = set()
+        self._waiting_purges: Counter[tuple[Account, frozenset[bytes]]] = Counter()
 
     # Columns
 
@@ -77,18 +81,24 @@ class Forgetting:
             self._purged.setdefault(account, set()).add(deleted.tag)
 
     def _forget(self, forget: Forget) -> None:
-        self._forgets.append((self._slots.moment, forget))
+        self._put(forget, self._slots.moment)
         self._forgetting[forget.group, forget.key] += 1
 
+    def _put(self, forget: Forget, moment: int) -> None:
+        self._forgets.put(forget.tag, (moment, forget))
+        if forget.removal is None:
+            self._waiting.add(forget)
+
     def take(self, most: int) -> list[Forget]:
-        """Those of one group together. `forgotten` has to follow, or `not_forgotten`."""
-        taken: list[Forget] = []
-        while self._forgets and len(taken) < most:
-            moment, forget = self._forgets[0]
-            is_other = taken and forget.group != taken[0].group
-            if is_other or not self._slots.is_over(moment):
-                break
-            taken.append(self._forgets.popleft()[1])
+        """Those of one group together, of each org in turn. `forgotten` has to follow, or
+        `not_forgotten`."""
+
+        def fits(first: tuple[int, Forget] | None, one: tuple[int, Forget]) -> bool:
+            is_other = first is not None and one[1].group != first[1].group
+            return not is_other and self._slots.is_over(one[0])
+
+        taken = [forget for _, forget in self._forgets.take(most, fits)]
+        self._waiting.difference_update(taken)
         return taken
 
     def forgotten(self, forgets: Iterable[Forget]) -> None:
@@ -102,7 +112,8 @@ class Forgetting:
 
     def not_forgotten(self, forgets: Sequence[Forget]) -> None:
         """To be tried again, after the others."""
-        self._forgets.extend((0, forget) for forget in forgets)
+        for forget in forgets:
+            self._put(forget, 0)
 
     # All of an org
 
@@ -116,12 +127,19 @@ class Forgetting:
         self._closed[account.org] += 1
         if removal.reason is Reason.PURGED:
             self._purged.setdefault(account, set()).update(tags)
-        self._purges.append(Purge(account, tags, removal, self._slots.moment))
+        self._put_purge(Purge(account, frozenset(tags), removal, self._slots.moment))
+
+    def _put_purge(self, purge: Purge) -> None:
+        self._purges.put(purge.account.org, purge)
+        self._waiting_purges[purge.account, frozenset(purge.tags)] += 1
 
     def take_purge(self) -> Purge | None:
         """`purged` has to follow, or `not_purged`."""
-        if self._purges and self._slots.is_over(self._purges[0].moment):
-            return self._purges.popleft()
+        taken = self._purges.take(1, lambda _, one: self._slots.is_over(one.moment))
+        for purge in taken:
+            self._waiting_purges[purge.account, frozenset(purge.tags)] -= 1
+            self._waiting_purges = +self._waiting_purges
+            return purge
         return None
 
     def purged(self, purge: Purge) -> None:
@@ -131,13 +149,25 @@ class Forgetting:
 
     def not_purged(self, purge: Purge) -> None:
         """To be tried again."""
-        self._purges.append(purge)
+        self._put_purge(purge)
+
+    def purged_tags(self, account: Account) -> set[bytes]:
+        """Of all of its purges since the start."""
+        return self._purged.get(account, set())
 
     # Files of an earlier time
 
     def forget_again(self) -> dict[Account, set[bytes]]:
         """A shard has another home, which may have files of an earlier time: what was deleted since is
-        removed there, too. The tags of orgs that have to be purged again."""
+        removed there, too. The tags of orgs that have to be purged again.
+
+        However often shards move while tier 2 is slow, nothing waits twice.
+        """
         for deleted in self._deleted:
-            self._forget(deleted)
-        return {account: set(tags) for account, tags in self._purged.items()}
+            if deleted not in self._waiting:
+                self._forget(deleted)
+        return {
+            account: set(tags)
+            for account, tags in self._purged.items()
+            if (account, frozenset(tags)) not in self._waiting_purges
+        }

@@ -247,6 +247,10 @@ class Ledger:
         """
         return self.stock.purge(self.stock.account(org), namespace, tag)
 
+    def purge_tag(self, org: str, tag: bytes) -> Removal:
+        """As `purge`, of what carries this tag: the org has another one by now, or is gone."""
+        return self.stock.purge_tag(self.stock.account(org), tag)
+
     def is_current(self, maker: Keys) -> bool:
         """Whether its org still has the secret that its keys were made with."""
         account = self.stock.accounts.get(maker.org)

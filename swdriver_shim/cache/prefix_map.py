@@ -218,6 +218,7 @@ class Account:
     def __init__(self, org: str, groups: int) -> None:
         self.org = org
         self.policy = Policy()
+        self.held_since = 0.0  # to these TTLs: since they came into force, or the driver started
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
         self.purged: list[PrefixMap] = []  # not found any more, and not yet taken apart
@@ -231,6 +232,8 @@ class Account:
     def set_policy(self, policy: Policy, now: float) -> None:
         """From now on, for what is stored already, too."""
         before, self.policy = self.policy, policy
+        if _ttls(policy) != _ttls(before):
+            self.held_since = now
         if self.policy.eviction == before.eviction:
             return
         for group, queues in enumerate(self._queues):
@@ -299,6 +302,10 @@ class Account:
                 raise RuntimeError(f"{self.org} has {held} bytes, not {self.group_bytes[group]}")
         if sum(self.group_bytes) != self.bytes:
             raise RuntimeError("the bytes of the groups are those of the org")
+
+
+def _ttls(policy: Policy) -> tuple[int | None, int | None]:
+    return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
 
 
 def _eviction(policy: Policy) -> Eviction[Any]:

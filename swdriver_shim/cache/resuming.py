@@ -26,10 +26,12 @@ from kvss_agent.keeping import keep
 from swdriver_shim.cache.prefix_map import Column, State, Tail
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
+from telemetry.decoding import Limits, Malformed, unpack
 
 log = logging.getLogger(__name__)
 
 VERSION: Final = 1
+NOTE_BYTES_MAX: Final = 4 << 30  # of a driver with some ten million columns
 NAME: Final = "columns"  # of the file; those of shards are called after them
 CLOCK_SECONDS: Final = 1.0  # the calendar may have been put back by so much
 
@@ -98,8 +100,8 @@ def take(path: Path, kind: type[T]) -> T | None:
         log.warning("What an earlier driver has left can't be read: %s: %s", path, error.strerror)
         return None
     try:
-        note = msgspec.msgpack.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+        note = unpack(raw, msgspec.msgpack.Decoder(kind), Limits(NOTE_BYTES_MAX), has_bounds=True)
+    except Malformed as error:
         log.warning("What an earlier driver has left is not valid, and is ignored: %s: %s", path, error)
         return None
     return note if getattr(note, "version", None) == VERSION else None
@@ -181,7 +183,8 @@ def go_on(
     by_org: dict[str, list[Column]] = {}
     for column in sorted(made.values(), key=lambda column: column.used_at):
         by_org.setdefault(column.home.account.org, []).append(column)
-    for columns in by_org.values():
+    for org, columns in by_org.items():
+        stock.accounts[org].held_since = now
         stock.arrived(columns, now)
     return [
         [slot for slot in range(had) if slot not in slots]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from swdriver_shim.cache.pool import Pool
 from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
 from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.rounds import Rounds
 
 USE_SECONDS_MAX: Final = 300.0  # who takes longer is taken for dead
 
@@ -54,6 +55,7 @@ class Clear(NamedTuple):
     slot: int
     scrub: bool
     removal: Removal | None
+    org: str
 
 
 class Slots:
@@ -64,7 +66,7 @@ class Slots:
         self._uses: dict[int, tuple[float, Use]] = {}  # what is under way, oldest first
         self._numbers = 0
         self._limbo: deque[tuple[int, Freed]] = deque()  # until this use has ended
-        self._clears: deque[Clear] = deque()
+        self._clears: Rounds[Clear] = Rounds()
         self._clearing: dict[tuple[int, int], PrefixMap] = {}
         self._removals: list[Removal] = []  # those that wait for what others had removed before
         self.coming_free = [0] * groups  # slots that will be, without anybody doing more about it
@@ -140,7 +142,9 @@ class Slots:
     def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
         self._clearing[home.group, slot] = home
         self.coming_free[home.group] += 1
-        self._clears.append(Clear(home.group, slot, home.account.policy.scrub, removal))
+        account = home.account
+        clear = Clear(home.group, slot, account.policy.scrub, removal, account.org)
+        self._clears.put(account.org, clear)
 
     def remove_rest(self, removal: Removal, is_meant: Callable[[PrefixMap], bool]) -> None:
         """The removal is also of what lies in slots that were given up before."""
@@ -168,14 +172,9 @@ class Slots:
             self._happened_to((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
-        """Slots to be emptied, those of one group and kind together. `cleared` has to follow."""
-        taken: list[Clear] = []
-        while self._clears and len(taken) < most:
-            clear = self._clears[0]
-            if taken and (clear.group, clear.scrub) != (taken[0].group, taken[0].scrub):
-                break
-            taken.append(self._clears.popleft())
-        return taken
+        """Slots to be emptied, those of one group and kind together, of each org in turn. `cleared` has
+        to follow."""
+        return self._clears.take(most, _go_together)
 
     def cleared(self, clears: Iterable[Clear]) -> None:
         """Nothing is left in these slots, on any agent."""
@@ -197,7 +196,8 @@ class Slots:
 
     def not_cleared(self, clears: Sequence[Clear]) -> None:
         """They could not be emptied; they are to be tried again."""
-        self._clears.extendleft(reversed(clears))
+        for clear in reversed(clears):
+            self._clears.put_back(clear.org, clear)
 
     def check_integrity(self, columns: Iterable[tuple[int, int]]) -> None:
         """Raise RuntimeError unless each slot is one of these columns', free, or waiting."""
@@ -208,6 +208,10 @@ class Slots:
             waiting = [*self._clearing, *((freed.home.group, 0) for _, freed in self._limbo)]
             if self.coming_free[group] != sum(which == group for which, _ in waiting):
                 raise RuntimeError("the slots that are coming free are counted")
+
+
+def _go_together(first: Clear | None, clear: Clear) -> bool:
+    return first is None or (clear.group == first.group and clear.scrub == first.scrub)
 
 
 def prune(column: Column) -> None:

@@ -6,7 +6,7 @@ sweeper's agenda, ghosts and tier 2 stay in step.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +19,7 @@ from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, 
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, Reason
 from swdriver_shim.cache.remembered import Requests
 from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.rounds import Rounds
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.trails import Trails
 from swdriver_shim.keys import Keys, Namespace
@@ -26,6 +27,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 
 SWEPT_SECONDS: Final = 5.0  # after its time a column is gone, where the sweeper comes each second
+TAKEN_APART: Final = 256  # columns of one org in a row
 NAMESPACES_MAX: Final = 64  # of one org that are kept without columns, and looked into for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 
@@ -62,7 +64,7 @@ class Stock:
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
         self.slow_orgs: set[str] = set()  # whose slots are not free at once: they are copied or scrubbed
         self._policies: Mapping[str, OrgPolicies] = {}
-        self._purged: deque[tuple[PrefixMap, Removal]] = deque()
+        self._purged: Rounds[tuple[PrefixMap, Removal]] = Rounds()
 
     # Orgs
 
@@ -118,6 +120,14 @@ class Stock:
             account.makers[maker.namespace] = maker
         return found
 
+    def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
+        """All that columns of this org carry or have carried since the start, as far as is known; one of
+        them may be known from elsewhere."""
+        account = self.accounts.get(org)
+        if account is None:
+            return {tag} if tag else set()
+        return _tags(account, tag) | self.forgetting.purged_tags(account)
+
     def may_use_tier2(self, account: Account) -> bool:
         policy = account.policy
         return (
@@ -167,10 +177,12 @@ class Stock:
         """Its time has come: remove it if it has expired."""
         if column.state is not State.READY:
             return  # it is coming back
-        overstay, expired = now - column.expires_at, column.home.account.expired
-        if overstay < 0:
+        expires_at, account = column.expires_at, column.home.account
+        if now < expires_at:
             self.agenda.schedule(column)
             return
+        # What ran out before anybody could know, in a pause or by a shorter TTL, was not left lying.
+        overstay, expired = now - max(expires_at, account.held_since), account.expired
         self.overstay.columns += overstay > SWEPT_SECONDS
         self.overstay.seconds_max = max(self.overstay.seconds_max, overstay)
         expired.overstay_seconds_max = max(expired.overstay_seconds_max, overstay)
@@ -234,27 +246,43 @@ class Stock:
         self.requests.forget(account.org)
         removal.before = [before for home, before in self._purged if is_meant(home)]
         for one in [namespace] if namespace else list(account.maps):
-            for purged in account.maps.pop(one, ()):
-                purged.purged_by = removal
-                account.purged.append(purged)
-                self._purged.append((purged, removal))
-                removal.waiting += 1
+            self._give_up(account, one, removal)
         self.slots.remove_rest(removal, is_meant)
         self._purge_tier2(account, _tags(account, tag), removal)
         return removal
 
+    def purge_tag(self, account: Account, tag: bytes) -> Removal:
+        """As `purge`, of what carries this tag only: its org may have another one by now."""
+        removal = Removal(Reason.PURGED)
+        removal.before = [before for home, before in self._purged if home.account is account]
+        account.recorder.forget()
+        self.requests.forget(account.org)
+        for namespace in [one for one in account.maps if account.makers[one].tag == tag]:
+            self._give_up(account, namespace, removal)
+        self.slots.remove_rest(removal, lambda home: home.account is account)
+        self._purge_tier2(account, {tag}, removal)
+        return removal
+
+    def _give_up(self, account: Account, namespace: Namespace, removal: Removal) -> None:
+        for purged in account.maps.pop(namespace, ()):
+            purged.purged_by = removal
+            account.purged.append(purged)
+            self._purged.put(account.org, (purged, removal))
+            removal.waiting += 1
+
     def take_apart(self, most: int) -> int:
         """What was purged; how many columns were looked at."""
         left = most
-        while self._purged and left > 0:
-            home, removal = self._purged[0]
-            while home.columns and left > 0:
+        while left > 0 and (taken := self._purged.take(1, lambda _first, _one: True)):
+            home, removal = taken[0]
+            for _ in range(min(left, TAKEN_APART, len(home.columns))):
                 left -= 1
                 _, column = home.columns.popitem()
                 if column.state is not State.EMPTY:
                     self.remove(column, Reason.PURGED)
-            if not home.columns:
-                self._purged.popleft()
+            if home.columns:
+                self._purged.put_back(home.account.org, taken[0])
+            else:
                 home.account.purged.remove(home)
                 removal.waiting -= 1
         return most - left

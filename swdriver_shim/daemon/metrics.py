@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from kvss_agent.metrics import put_http
 from swdriver_shim.cache.stock import SWEPT_SECONDS
 from swdriver_shim.driver import Driver
 from swdriver_shim.moving.paths import Carried
@@ -26,6 +27,20 @@ CONSOLE = _counter(
     "swdriver_console_calls_total",
     "Joining the console's fleet and heartbeats, by how they ended.",
     "what",
+)
+HTTP_CONNECTIONS = _gauge(
+    "swdriver_http_connections", "Connections of the HTTP API, by whether a token was shown.", "peer"
+)
+HTTP_REFUSED = _counter(
+    "swdriver_http_refused_total", "Connections of the HTTP API that were ended, by the bound.", "bound"
+)
+TRANSFERS = _gauge(
+    "swdriver_transfer_bytes", "Of requests and answers under way, and how many may be.", "which"
+)
+TURNED_AWAY = _counter(
+    "swdriver_turned_away_total",
+    "Requests of orgs that had too many bytes or verbs under way already.",
+    "because",
 )
 LEFT_TO_MOVE = _gauge(
     "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
@@ -132,6 +147,15 @@ def collect(shim: Shim, into: Sink) -> None:
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
     into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
+    transfers = shim.transfers
+    into.put(
+        TRANSFERS, [({"which": "used"}, transfers.used), ({"which": "most"}, transfers.shares.total)]
+    )
+    into.put(
+        TURNED_AWAY,
+        [({"because": "bytes"}, transfers.refused), ({"because": "verbs"}, shim.verbs.refused)],
+    )
+    put_http(into, shim.http, HTTP_CONNECTIONS, HTTP_REFUSED)
     into.put(
         GENERATION,
         [

@@ -112,6 +112,11 @@ def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
     ]
 
 
+def bytes_of(layout: Layout, tokens: int) -> int:
+    """Of the KV of so many tokens, over all groups and shards."""
+    return tokens * sum(sum(group.bytes_per_token) for group in layout.groups)
+
+
 def cut(raw: memoryview, lengths: Iterable[int]) -> list[memoryview]:
     """Pieces of these lengths, one after the other."""
     ends = [0, *accumulate(lengths)]

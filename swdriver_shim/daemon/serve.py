@@ -14,14 +14,18 @@ from typing import Final
 import msgspec
 
 from kvss_agent import daemon
+from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import Identity, member
 from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
+from kvss_agent.settings import warn_of_plain_control
+from kvss_agent.trust import Trust
 from swdriver_shim.adapters.lm_front import Front
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings, parse
 from swdriver_shim.daemon.shim import Shim
+from telemetry.credentials import own_url
 from telemetry.notify import notify
 
 log = logging.getLogger("swdriver_shim")
@@ -51,13 +55,24 @@ async def _serve(settings: Settings) -> int:
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
     listeners = [(org, daemon.listen(place)) for org, place in settings.lmcache]
-    shim = Shim(settings.name, settings.state_dir, daemon.software())
+    own = ProcessIdentity.load(settings.state_dir, f"driver:{settings.name}")
+    trust = Trust.load(own)
+    tls = trust.for_control if settings.serves_tls else None
+    if not tls:
+        warn_of_plain_control(settings.control)
+    shim = Shim(
+        settings.name,
+        settings.state_dir,
+        daemon.software(),
+        trust=trust,
+        transfer_bytes=settings.transfer_memory,
+    )
     await asyncio.to_thread(shim.start)
-    application = Service(shim, settings.token).application()
+    application = Service(shim, settings.token, own).application()
     fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
     telling = daemon.telling(
-        settings.telemetry,
+        own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
         settings.otlp,
         "driver",
         settings.name,
@@ -65,8 +80,10 @@ async def _serve(settings: Settings) -> int:
         shim.limits,
         shim.take_slowest,
     )
-    membership = member(settings.console, _identity(settings, daemon.url_of(listener)), shim.standing)
-    async with telling, daemon.serving(application, listener), membership, daemon.watched():
+    identity = _identity(settings, trust, daemon.url_of(listener, tls))
+    membership = member(settings.console, identity, shim.standing)
+    serving = daemon.serving(application, listener, shim.http, tls)
+    async with telling, serving, membership, daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")
@@ -77,11 +94,12 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-def _identity(settings: Settings, url: str) -> Identity:
+def _identity(settings: Settings, trust: Trust, url: str) -> Identity:
     """What the console learns of us."""
     facts = {"control_url": settings.control_url or url, "software_version": daemon.version()}
     model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
-    topic = f"driver:{settings.name}"
+    once = {**model, "certificate_request": trust.identity.certificate_request()}
+    topic = trust.identity.topic
     return Identity(
-        "drivers", topic, settings.name, settings.token, facts, model, is_new=settings.is_new
+        "drivers", topic, settings.name, settings.token, facts, once, trust, is_new=settings.is_new
     )

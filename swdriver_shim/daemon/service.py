@@ -8,8 +8,9 @@ KV travels as `application/octet-stream`, see `octets`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,10 +24,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from kvss_agent.confirmations import Question, sign
 from kvss_agent.http_api import (
+    CONTROLLER,
+    RETRY_SECONDS,
     Invalid,
     Refused,
+    announced_bytes,
     as_json,
     bearer,
     body_of,
@@ -35,12 +41,24 @@ from kvss_agent.http_api import (
     guarded,
     http_error,
     is_token,
+    large_body_of,
 )
+from kvss_agent.http_peers import check_console
+from kvss_agent.identity import ProcessIdentity
+from kvss_agent.shares import FairShare, NoShare, Shares
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import explaining, metrics, octets
 from swdriver_shim.daemon.explaining import TOKENS_MAX, ExplainOrgBody, RequestName, Token
-from swdriver_shim.daemon.shim import Conflict, Shim
-from swdriver_shim.deciding import Receipt
+from swdriver_shim.daemon.shim import (
+    VERBS_AT_ONCE,
+    VERBS_OF_ONE_ORG,
+    VERBS_WAITING,
+    Conflict,
+    NotDone,
+    Shim,
+    owner_of,
+)
+from swdriver_shim.deciding import Permit, Receipt
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
@@ -51,12 +69,12 @@ from telemetry.exposition import CONTENT_TYPE
 
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0
-CONTROL_SECONDS_MAX: Final = 5.0
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
-VERBS_AT_ONCE: Final = 256
-VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
+THREADS_MAX: Final = 2 * VERBS_AT_ONCE  # with those that are reserved for orgs
+BODY_BYTES_LEAST: Final = 64 << 10  # as which any request counts
+TURN_SECONDS: Final = 30.0  # to wait until an org has room for one more
 CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
 
@@ -137,14 +155,6 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adapter: Annotated[str, Meta(max_length=500)] | None = None
 
 
-class PurgeOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of which org; and how long to wait, at most, until nothing is left. Not long, since the controller
-    has more to say; it asks again."""
-
-    org: Annotated[str, Meta(min_length=1, max_length=200)]
-    seconds: Annotated[float, Meta(ge=0, le=CONTROL_SECONDS_MAX)] = CONTROL_SECONDS_MAX
-
-
 class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Objects, by the engine's own keys in hex, in the order of a prompt. `namespace`: as for that."""
 
@@ -181,13 +191,15 @@ class _Route:
 class Service:
     """The routes, over one shim."""
 
-    def __init__(self, shim: Shim, token: str) -> None:
+    def __init__(self, shim: Shim, token: str, identity: ProcessIdentity | None = None) -> None:
+        """`identity`: what the driver signs with."""
         self.shim = shim
+        self._identity = identity
         self._token = token
         # Apart from each other: callers may all be waiting for what the controller is about to mend.
-        self._for_callers = ThreadPoolExecutor(VERBS_AT_ONCE, thread_name_prefix="verb")
+        self._for_callers = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="verb")
+        self._reading = FairShare(Shares(total=1, per_owner=1, reserved=1, waiting=VERBS_WAITING))
         self._for_controller = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
-        self._turns: dict[str, asyncio.Semaphore] = {}
         self._verbs = (
             _Route(
                 "/v1/query", "How many tokens of a prompt a load would give.", PromptBody, self.query
@@ -228,7 +240,7 @@ class Service:
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
                 control("/v1/reuse", self.reuse),
-                control("/v1/purge_org", self.purge_org, "POST"),
+                control("/v1/purges", self.confirm_purge, "POST"),
                 control("/v1/explain_org", self.explain_org, "POST"),
                 control("/v1/requests", self.requests),
                 Route("/v1/store", guarded(self.store, self._calls, _REFUSALS), methods=["POST"]),
@@ -274,13 +286,17 @@ class Service:
             raise Refused(HTTPStatus.NOT_FOUND, "This driver has never heard of that org.")
         return as_json(sample)
 
-    async def purge_org(self, request: Request) -> Response:
-        """What the org itself may ask, with `/v1/purge`, for whoever answers for it."""
-        body = decode(await body_of(request), _PURGE_ORG)
-        org = explaining.org_of(self.shim, body.org)
-        tag = isolation_tag(org.name, org.secret)
-        purge = partial(self.shim.driver.purge, org.name, tag=tag, seconds=body.seconds)
-        return _receipt(await _in(self._for_controller, purge))
+    async def confirm_purge(self, request: Request) -> Response:
+        """Remove all that carries tags that are nobody's any more: 200 with a signed statement, 202 with
+        a sentence while it is not done."""
+        question = decode(await body_of(request), _QUESTION)
+        if self._identity is None:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "This driver has no identity to sign with.")
+        try:
+            statement = await _in(self._for_controller, self.shim.purge, question, self._identity.topic)
+        except NotDone as why:
+            return as_json({"detail": str(why)}, 202)
+        return as_json(sign(self._identity, statement))
 
     async def explain_org(self, request: Request) -> Response:
         """What the org itself may ask, with `/v1/explain`; and what became of a request."""
@@ -307,9 +323,14 @@ class Service:
 
     def load(self, org: OrgSpec, body: LoadBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.mover
-        kv = octets.Kv(driver.layout, prompt.tokens)
-        loaded = driver.load(prompt, kv.part, seconds=body.seconds)
-        return Response(kv.encode(loaded.tokens), media_type=octets.OCTETS)
+        there = prompt.tokens if body.seconds else driver.query(prompt)
+
+        def make() -> bytes:
+            kv = octets.Kv(driver.layout, prompt.tokens)
+            loaded = driver.load(prompt, kv.part, seconds=body.seconds)
+            return kv.encode(loaded.tokens)
+
+        return self._answer(org, octets.bytes_of(driver.layout, there), make)
 
     def computed(self, org: OrgSpec, body: ComputedBody) -> Response:
         self.shim.driver.computed(org.name, body.tokens, body.seconds)
@@ -320,11 +341,11 @@ class Service:
 
     async def store(self, request: Request) -> Response:
         org = self._org(request)
-        async with self._turn(org):
-            raw = await body_of(request, octets.KV_BYTES_MAX)
-            return await _in(self._for_callers, self._store, org, memoryview(raw))
+        permit = self.shim.permit(bearer(request), org)
+        async with self._body(org, request, octets.KV_BYTES_MAX) as raw, self._turn(org):
+            return await _in(self._for_callers, self._store, org, raw, permit)
 
-    def _store(self, org: OrgSpec, raw: memoryview) -> Response:
+    def _store(self, org: OrgSpec, raw: memoryview, permit: Permit) -> Response:
         body, kv_raw = octets.unpack(raw, _STORE)
         prompt, driver = self._prompt(org, body), self.shim.mover
         verified = prompt.tokens if body.verified is None else body.verified
@@ -336,7 +357,8 @@ class Service:
         if max(first) > verified:
             raise Invalid(f"KV from token {max(first)} on is behind the {verified} that are verified.")
         kv = octets.Kv(driver.layout, verified, kv_raw, first)
-        return as_json(driver.store(prompt, verified, kv.part, body.rules, first))
+        stored = driver.store(prompt, verified, kv.part, body.rules, first, permit)
+        return _permitted(as_json(stored), permit)
 
     def delete(self, org: OrgSpec, body: DeleteBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.driver
@@ -372,20 +394,25 @@ class Service:
         """Only as many as go at once: the others are missed, and may be asked for again."""
         objects = self._objects(org)
         keys = self._named(org, body)
-        most = octets.KV_BYTES_MAX // objects.value_bytes_max
-        places = [memoryview(bytearray(objects.value_bytes_max)) for _ in keys[:most]]
-        lengths = objects.get(keys[:most], places, body.seconds)
-        values = [place[:length] for place, length in zip(places, lengths, strict=True) if length]
-        head = octets.ObjectsHead(lengths=[*lengths, *[None] * (len(keys) - len(lengths))])
-        return Response(octets.pack(head, *values), media_type=octets.OCTETS)
+        size = objects.value_bytes_max
+        most = min(octets.KV_BYTES_MAX, self.shim.transfers.shares.per_owner) // size
+
+        def make() -> bytes:
+            places = [memoryview(bytearray(size)) for _ in keys[:most]]
+            lengths = objects.get(keys[:most], places, body.seconds)
+            values = [place[:length] for place, length in zip(places, lengths, strict=True) if length]
+            head = octets.ObjectsHead(lengths=[*lengths, *[None] * (len(keys) - len(lengths))])
+            return octets.pack(head, *values)
+
+        return self._answer(org, len(keys[:most]) * size, make)
 
     async def put_objects(self, request: Request) -> Response:
         org = self._org(request)
-        async with self._turn(org):
-            raw = await body_of(request, octets.KV_BYTES_MAX)
-            return await _in(self._for_callers, self._put_objects, org, memoryview(raw))
+        permit = self.shim.permit(bearer(request), org)
+        async with self._body(org, request, octets.KV_BYTES_MAX) as raw, self._turn(org):
+            return await _in(self._for_callers, self._put_objects, org, raw, permit)
 
-    def _put_objects(self, org: OrgSpec, raw: memoryview) -> Response:
+    def _put_objects(self, org: OrgSpec, raw: memoryview, permit: Permit) -> Response:
         body, values = octets.unpack(raw, _PUT)
         if len(body.lengths) != len(body.keys) or sum(body.lengths) != len(values):
             raise Invalid(
@@ -393,12 +420,14 @@ class Service:
                 f"{len(body.lengths)} lengths and {len(values)} bytes came."
             )
         try:
-            kept = self._objects(org).put(
-                self._named(org, body), octets.cut(values, body.lengths), body.rules
+            self._objects(org)
+            named = self.shim.keys(org).named(self._named(org, body))
+            kept = self.shim.mover.objects.put(
+                named, octets.cut(values, body.lengths), body.rules, permit
             )
         except TooLarge as error:
             raise Invalid(str(error)) from error
-        return as_json({"kept": kept})
+        return _permitted(as_json({"kept": kept}), permit)
 
     def remove_objects(self, org: OrgSpec, body: ObjectsBody) -> Response:
         self._objects(org)
@@ -414,11 +443,17 @@ class Service:
 
     # Inside
 
-    def _controls(self, request: Request) -> bool:
-        return is_token(bearer(request), self._token)
+    def _controls(self, request: Request) -> str | None:
+        """Over TLS the console, which has the token. Whoever has that alone may read `/metrics`."""
+        if not is_token(bearer(request), self._token):
+            return None
+        if request.url.path != "/metrics":
+            check_console(request)
+        return CONTROLLER
 
-    def _calls(self, request: Request) -> bool:
-        return self.shim.caller(bearer(request)) is not None
+    def _calls(self, request: Request) -> str | None:
+        org = self.shim.caller(bearer(request))
+        return owner_of(org.name) if org else None
 
     def _org(self, request: Request) -> OrgSpec:
         org = self.shim.caller(bearer(request))
@@ -426,20 +461,71 @@ class Service:
             raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
         return org
 
-    def _turn(self, org: OrgSpec) -> asyncio.Semaphore:
-        """To be held from before a body is read, for that is what fills memory."""
-        return self._turns.setdefault(org.name, asyncio.Semaphore(VERBS_OF_ONE_ORG))
+    @contextlib.asynccontextmanager
+    async def _turn(self, org: OrgSpec) -> AsyncIterator[None]:
+        """One of the verbs that are carried out at once. Raises Refused."""
+        async with contextlib.AsyncExitStack() as stack:
+            with _refusing(f"More than {VERBS_OF_ONE_ORG} requests of an org are not done at once."):
+                held = self.shim.verbs.held_async(org.name, seconds=TURN_SECONDS)
+                await stack.enter_async_context(held)
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _body(self, org: OrgSpec, request: Request, most: int) -> AsyncIterator[memoryview]:
+        """The body, which counts as the org's for as long as this lasts: from before it is read, and
+        with all that it announces. Raises Refused."""
+        share = self.shim.transfers
+        most = min(most, share.shares.per_owner)
+        announced = announced_bytes(request)
+        amount = most if announced is None else announced
+        if amount > most:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+        async with contextlib.AsyncExitStack() as stack:
+            with _refusing(self._too_much):
+                held = share.held_async(org.name, max(amount, BODY_BYTES_LEAST), seconds=TURN_SECONDS)
+                await stack.enter_async_context(held)
+            yield await large_body_of(request, most)
+
+    @property
+    def _too_much(self) -> str:
+        most = self.shim.transfers.shares.per_owner
+        return f"Requests and answers of an org have at most {most} bytes at once: finish some first."
+
+    def _answer(self, org: OrgSpec, amount: int, make: Callable[[], bytes]) -> Response:
+        """An answer of up to so many bytes, which counts as the org's from before it is made until it
+        was sent. Raises Refused."""
+        share, stack = self.shim.transfers, contextlib.ExitStack()
+        with _refusing(self._too_much):
+            amount = min(amount, share.shares.per_owner)
+            stack.enter_context(share.held(org.name, amount, seconds=TURN_SECONDS))
+        try:
+            return _Counted(make(), stack)
+        except BaseException:
+            stack.close()
+            raise
 
     def _decoded(self, route: _Route) -> Callable[[Request], Awaitable[Response]]:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(route.takes)
 
         async def answer(request: Request) -> Response:
             org = self._org(request)
+            async with self._body(org, request, HEADER_BYTES_MAX) as raw:
+                body = await self._read(org, raw, decoder)
             async with self._turn(org):
-                body = decode(await body_of(request, HEADER_BYTES_MAX), decoder)
                 return await _in(self._for_callers, route.verb, org, body)
 
         return answer
+
+    async def _read(self, org: OrgSpec, raw: memoryview, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body as a value. A long one takes the interpreter for a tenth of a second and more, so it
+        is read beside everything else, and of each org one at a time. Raises Invalid and Refused."""
+        if len(raw) <= BODY_BYTES_LEAST:
+            return decode(bytes(raw), decoder)
+        async with contextlib.AsyncExitStack() as stack:
+            with _refusing("Long bodies of an org are read one after the other: send fewer at once."):
+                held = self._reading.held_async(org.name, seconds=TURN_SECONDS)
+                await stack.enter_async_context(held)
+            return await _in(self._for_callers, decode, bytes(raw), decoder)
 
     def _prompt(self, org: OrgSpec, body: PromptBody) -> Prompt:
         keys = self.shim.keys(org, body.adapter)
@@ -471,7 +557,7 @@ class Service:
                     },
                     "responses": {
                         "200": {"description": "Done."},
-                        **{str(status): problem for status in (401, 409, 413, 422)},
+                        **{str(status): problem for status in (401, 409, 413, 422, 429, 503)},
                     },
                 }
             }
@@ -496,7 +582,7 @@ class Service:
                     },
                     "responses": {
                         "200": {"description": done},
-                        **{str(status): problem for status in (401, 409, 413, 422)},
+                        **{str(status): problem for status in (401, 409, 413, 422, 429, 503)},
                     },
                 }
             }
@@ -543,10 +629,41 @@ async def _in(pool: Executor, work: Callable[P, T], *what: P.args, **named: P.kw
     return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *what, **named))
 
 
-_PURGE_ORG: Final = msgspec.json.Decoder(PurgeOrgBody)
+_QUESTION: Final = msgspec.json.Decoder(Question)
 _EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 _STORE: Final = msgspec.json.Decoder(StoreBody)
 _PUT: Final = msgspec.json.Decoder(PutBody)
+
+
+def _permitted(answer: Response, permit: Permit) -> Response:
+    """Whoever was refused while it went on is told so. Raises Refused."""
+    if not permit():
+        raise Refused(
+            HTTPStatus.UNAUTHORIZED,
+            "This token is no token of its org any more: what came with it was not kept.",
+        )
+    return answer
+
+
+class _Counted(Response):
+    """Octets that count as an org's until they are sent."""
+
+    def __init__(self, content: bytes, held: contextlib.ExitStack) -> None:
+        super().__init__(content, media_type=octets.OCTETS)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+@contextlib.contextmanager
+def _refusing(sentence: str) -> Iterator[None]:
+    """Of an org that has too much under way: it is its own, and others go on."""
+    try:
+        yield
+    except NoShare:
+        raise Refused(HTTPStatus.TOO_MANY_REQUESTS, sentence, RETRY_SECONDS) from None
 
 
 def _receipt(receipt: Receipt) -> Response:

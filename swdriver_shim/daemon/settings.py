@@ -9,22 +9,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from kvss_agent.joining import Console
-from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
+from kvss_agent.options import Options, file, name, path, place, redis_url, size, web_url
 from kvss_agent.settings import (
     LOG_FORMATS,
     OTLP_HELP,
     REDIS_URL,
     WEB_URL,
+    YES_OR_NO,
     add_console,
+    add_plain_control,
+    plain_control_problems,
     take_console,
     take_otlp,
 )
+from swdriver_shim.daemon.shim import TRANSFER_BYTES
 from swdriver_shim.desired import ModelSpec
+from telemetry.decoding import decode
 
 PREFIX: Final = "SWDRIVER_"
+TRANSFER_BYTES_MIN: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Settings:
     state_dir: Path
     control: tuple[str, int]
     token: str = field(repr=False)
+    plain_control: bool = False
     is_new: bool = False  # the token was made just now: nobody can know it yet
     log_format: str = "text"
     lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
@@ -41,6 +46,12 @@ class Settings:
     console: Console | None = None
     control_url: str | None = None
     model: ModelSpec | None = None
+    transfer_memory: int = TRANSFER_BYTES
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether the API is TLS: certificates come from a console."""
+        return self.console is not None and not self.plain_control
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,13 +66,20 @@ def parser() -> argparse.ArgumentParser:
     add("--name", help="what this driver is called (default: the host's name)")
     add("--state-dir", help="for the token and the document (default: .swdriver)")
     add("--control", help="HOST:PORT of the API (default: 127.0.0.1:8420)")
+    add_plain_control(made)
     add(
         "--lmcache",
         metavar="ORG=HOST:PORT,…",
         help="listen for LMCache's engines there; whoever can connect is that org (default: nowhere)",
     )
+    add(
+        "--transfer-memory",
+        metavar="SIZE",
+        help="for requests and answers that are under way, such as 2G; of one org half of it "
+        "(default: 2G)",
+    )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
-    add("--telemetry", help="redis://… of the stream that numbers are told to (default: none)")
+    add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
     add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)
@@ -80,24 +98,37 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         state_dir=given.take("state_dir", Path(".swdriver"), path, "a path").absolute(),
         control=given.take("control", ("127.0.0.1", 8420), place, "HOST:PORT"),
         token="",
+        plain_control=given.take("plain_control", False, YES_OR_NO.__getitem__, "yes or no"),
         log_format=given.take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
         lmcache=given.take("lmcache", (), _orgs_at, "ORG=HOST:PORT, or several with commas"),
         telemetry=given.take("telemetry", None, redis_url, REDIS_URL, secret=True),
         otlp=take_otlp(given),
         console=take_console(given),
         control_url=given.take("control_url", None, web_url, WEB_URL),
+        transfer_memory=given.take(
+            "transfer_memory", TRANSFER_BYTES, _transfer_memory, "a size of 16M or more, such as 2G"
+        ),
         model=given.take("model", None, _model, "a file with a model as docs/driver.md has it"),
     )
     token_file = given.take("token_file", None, file, "a file")
+    given.problems += plain_control_problems(
+        settings.control, settings.console, plain=settings.plain_control
+    )
     given.check()
     token = given.token(token_file, settings.state_dir)
     given.check()
     return replace(settings, token=token, is_new=given.has_made_token)
 
 
+def _transfer_memory(text: str) -> int:
+    if (value := size(text)) < TRANSFER_BYTES_MIN:
+        raise ValueError(text)
+    return value
+
+
 def _model(text: str) -> ModelSpec:
     raw = file(text).read_bytes()
-    return msgspec.json.decode(raw, type=ModelSpec)  # what it raises is a ValueError
+    return decode(raw, ModelSpec)  # what it raises is a ValueError
 
 
 def _orgs_at(text: str) -> tuple[tuple[str, tuple[str, int]], ...]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,12 +15,18 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Credentials
-from kvss_agent.http_api import Invalid
+from kvss_agent.confirmations import DriverStatement, Question, ShardCover
+from kvss_agent.http_api import CONTROLLER, Invalid
+from kvss_agent.http_server import HttpPolicy
 from kvss_agent.joining import Standing
 from kvss_agent.keeping import keep
+from kvss_agent.shares import FairShare, Shares
+from kvss_agent.trust import Trust
 from swdriver_shim import desired as documents
+from swdriver_shim.daemon.buried import Buried
+from swdriver_shim.daemon.places import Place, Places
 from swdriver_shim.deciding import Decider, Notes
-from swdriver_shim.desired import Desired, HomeSpec, OrgSpec, token_hash
+from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.moving.agents import Control
@@ -36,13 +42,35 @@ from telemetry.transfers import Transfer
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0  # between attempts to move a shard
+TRANSFER_BYTES: Final = 2 << 30  # of requests and answers that are under way
+TRANSFER_BYTES_RESERVED: Final = 16 << 20  # for each org, though others have taken everything
+VERBS_AT_ONCE: Final = 256
+VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
+VERBS_WAITING: Final = 4096
 KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
 
 T = TypeVar("T")
 
 
+class NotDone(Exception):
+    """Why a purge can't be confirmed yet, in a sentence."""
+
+
 class Conflict(Exception):
     """The request does not fit what is there now."""
+
+
+def owner_of(org: str) -> str:
+    """As whose connections those of this org's callers count."""
+    return f"org:{org}"
+
+
+def shares_of(transfer_bytes: int) -> tuple[FairShare, FairShare]:
+    """What orgs share: bytes that are under way, and verbs that are carried out."""
+    reserved = min(TRANSFER_BYTES_RESERVED, transfer_bytes // 8)
+    transfers = Shares(transfer_bytes, transfer_bytes // 2, reserved, VERBS_WAITING)
+    verbs = Shares(VERBS_AT_ONCE, VERBS_OF_ONE_ORG, 1, VERBS_WAITING, VERBS_WAITING // 8)
+    return FairShare(transfers), FairShare(verbs)
 
 
 class Shim:
@@ -56,13 +84,17 @@ class Shim:
         *,
         far: Callable[[str, int, Home, PathSpec | None], FarShard] | None = None,
         notes: Path | None = None,
+        trust: Trust | None = None,
+        transfer_bytes: int = TRANSFER_BYTES,
     ) -> None:
         """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
-        life leaves for the next (`resuming`). `far` makes what stands for a shard
+        life leaves for the next (`resuming`). `trust` is what agents that are joined to a console see of
+        it. `far` makes what stands for a shard
         of a group where workers hold those; then what loads and stores columns is the engine, and nobody
         else."""
         self._far = far
         self._notes = notes or (state_dir / "notes" if state_dir else None)
+        self.trust = trust
         self.name = name
         self.software = software
         self.started_at = time.time()
@@ -71,6 +103,8 @@ class Shim:
         self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
+        self._buried = Buried(state_dir / "purged_tags" if state_dir else None)
+        self._places = Places(self._notes / "places" if self._notes else None)
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
@@ -82,6 +116,8 @@ class Shim:
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
         self.limits = LabelLimits()  # of its metrics
+        self.http = HttpPolicy(owners=self._owners)
+        self.transfers, self.verbs = shares_of(transfer_bytes)
 
     def start(self) -> None:
         """Be again what we were told last."""
@@ -90,7 +126,7 @@ class Shim:
         self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             try:
-                self._follow(documents.parse(self._document.read_bytes()))
+                self._follow(self._buried.left_out_of(documents.parse(self._document.read_bytes())))
             except Invalid as problem:
                 log.warning("The kept document is not valid, and is ignored: %s", problem)
 
@@ -109,8 +145,9 @@ class Shim:
         Raises Invalid; Conflict for a generation that is older, or the same with other contents, or for
         another model.
         """
-        told = documents.parse(raw)
+        parsed = documents.parse(raw)
         with self._lock:
+            told = self._buried.left_out_of(parsed)
             if self.desired:
                 if told.generation < self.desired.generation:
                     raise Conflict(f"Generation {self.desired.generation} is here already.")
@@ -124,6 +161,52 @@ class Shim:
                 keep(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
+
+    def bury(self, tags: Collection[str]) -> None:
+        """From now on and for good these tags are nobody's: the org that has one is left out of what we
+        follow, with its keys and callers, until a document gives it another. So no document of before
+        brings back what was purged. Raises OSError."""
+        with self._lock:
+            self._buried.add(tags)
+            if self.desired and (told := self._buried.left_out_of(self.desired)) != self.desired:
+                if self._document:
+                    keep(self._document, msgspec.json.encode(told))
+                self._follow(told)
+
+    def purge(self, question: Question, identity: str) -> DriverStatement:
+        """Remove all of these tags, and say so. Raises NotDone with a sentence, and OSError; it goes on
+        meanwhile, and may be asked again."""
+        tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
+        self.bury(tags)
+        with self._lock:
+            driver = self._driver
+        until = time.monotonic() + question.seconds
+        receipts = [
+            driver.finish_purge(question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic()))
+            for tag in tags
+            if driver
+        ]
+        if not all(receipt.done for receipt in receipts):
+            lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
+            why = f"shard {lost[0]} is lost" if lost else "it is not done yet"
+            raise NotDone(f"{why[0].upper()}{why[1:]}.")
+        return DriverStatement(
+            identity=identity,
+            operation=question.operation,
+            challenge=question.challenge,
+            epoch=question.epoch,
+            scopes=question.scopes,
+            at=time.time(),
+            org=question.org,
+            shards=tuple(
+                ShardCover(group, index, home.address, home.shard)
+                for (group, index), home in sorted(self._here.items())
+            ),
+            columns=sum(one.columns for one in receipts),
+            bytes=sum(one.bytes for one in receipts),
+            files=sum(one.tier2_files for one in receipts),
+            file_bytes=sum(one.tier2_bytes for one in receipts),
+        )
 
     def _follow(self, told: Desired) -> None:
         """First of all what an earlier life has: so what has changed since reaches what it has left."""
@@ -143,6 +226,11 @@ class Shim:
             return None
         if (earlier.model, earlier.driver) != (told.model, told.driver):
             return None
+        now = {(home.group, home.index): _place(home) for home in told.homes}
+        for home in earlier.homes:
+            at = home.group, home.index
+            if now.get(at) != _place(home):
+                self._places.add(at, _place(home))
         return structs.replace(earlier, secret=told.secret, homes=told.homes)
 
     def _remember(self, told: Desired) -> None:
@@ -161,17 +249,20 @@ class Shim:
             self._here = dict(homes)
             self._driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
+        for shard in self._shards.values():
+            shard.forget_removed(told.agents_removed)
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
             elif at in earlier and _place(home) == _place(self._here[at]):
                 self._shards[at].take(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
+        # Before policies, which take the ledger's lock: what is committed after that asks for these.
+        self._callers = told.callers()
         self._driver.set_policies(
             {org.name: org.policies for org in told.orgs},
             {org.name: isolation_tag(org.name, org.secret) for org in told.orgs},
         )
-        self._callers = told.callers()
         self._keys.clear()
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
@@ -191,14 +282,32 @@ class Shim:
 
         if self._far:
             far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
+            for at, shard in far.items():
+                shard.former = self._former(at, homes[at])
             self._shards = {**far}
             return Decider(shape, name, in_order(far), notes=notes)
         here = {
-            at: Shard(f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path)
+            at: Shard(
+                f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path, self._former(at, home)
+            )
             for at, home in homes.items()
         }
         self._shards = {**here}
         return Driver(shape, name, in_order(here), notes=notes)
+
+    def _former(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
+        """Where an earlier life may have left bytes of this shard."""
+        places = [place for place in self._places.left_by(at) if place != _place(home)]
+        slot_bytes = 0  # whatever they are: they are emptied
+        return [Home(*place, self._credentials, slot_bytes) for place in places]
+
+    def _strike_off_places(self) -> None:
+        """Those at which nothing is left."""
+        for at, shard in self._shards.items():
+            moving = self._moving.get(at)
+            is_settled = not (moving and moving.is_alive()) and shard.slots is not None
+            if is_settled and not shard.has_former_homes:
+                self._places.strike_off(at)
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
@@ -213,7 +322,9 @@ class Shim:
         return Home(home.address, home.shard, self._credentials, slot_bytes)
 
     def _credentials(self) -> Credentials:
-        return Credentials(self._told.driver, self._told.secret, software=self.software)
+        certified = self.trust.client_context() if self.trust else None
+        told = self._told
+        return Credentials(told.driver, told.secret, software=self.software, certified=certified)
 
     @property
     def _told(self) -> Desired:
@@ -223,7 +334,7 @@ class Shim:
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
         """In a thread of its own: requests go on meanwhile."""
-        control = Control(new.control.url, new.control.token) if new.control else None
+        control = self._control(at, new.control) if new.control else None
         driver = self._told.driver
         earlier = self._moving.get(at)
 
@@ -235,6 +346,7 @@ class Shim:
             pull = Pulling(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
+                self._places.add(at, _place(old))
                 if self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
                     if _place(told := self._homes[at]) == _place(new):
@@ -246,11 +358,35 @@ class Shim:
         self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
         self._moving[at].start()
 
+    def _control(self, at: tuple[str, int], given: ControlSpec) -> Control:
+        def capability() -> str:
+            told = self._homes[at].control
+            return (told and told.capability) or given.capability or ""
+
+        if given.token is not None:
+            return Control(given.url, given.token)
+        tls = self.trust.client_context if self.trust else None
+        return Control(given.url, "", capability, given.key or "", tls)
+
     # Who asks
 
     def caller(self, token: str) -> OrgSpec | None:
         """The org whose token this is. It is never taken from what a request says."""
         return self._callers.get(token_hash(token)) if token else None
+
+    def _owners(self) -> list[str]:
+        """Who has places of its own among connections."""
+        told = self.desired
+        return [CONTROLLER, *(owner_of(org.name) for org in told.orgs)] if told else [CONTROLLER]
+
+    def permit(self, token: str, org: OrgSpec) -> Callable[[], bool]:
+        """Whether this token still is one of this org, with the tag that it had."""
+
+        def may() -> bool:
+            found = self.caller(token)
+            return found is not None and (found.name, found.secret) == (org.name, org.secret)
+
+        return may
 
     def org(self, name: str) -> OrgSpec | None:
         """As we are told of it."""
@@ -354,6 +490,7 @@ class Shim:
 
     def observed(self) -> dict[str, Any]:
         """What is there, against what was asked for, and why not."""
+        self._strike_off_places()
         told = self.desired
         return {
             "generation": told.generation if told else 0,
@@ -375,6 +512,7 @@ class Shim:
                     "state": self._state((group, index)),
                     "reason": shard.lost_because,
                     "left_to_move": shard.left_to_move,
+                    "former_homes": shard.former_homes,
                     "count_from": shard.count_from,
                 }
                 for (group, index), shard in sorted(self._shards.items())
@@ -404,5 +542,5 @@ def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
     )
 
 
-def _place(home: HomeSpec) -> tuple[str, str]:
-    return home.address, home.shard
+def _place(home: HomeSpec) -> Place:
+    return Place(home.address, home.shard)

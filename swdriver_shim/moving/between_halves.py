@@ -7,15 +7,19 @@ import os
 import socket
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from swdriver_shim.moving.paths import PathSpec
 from swdriver_shim.moving.shard import Back, Copy
+from telemetry.decoding import Limits, unpack
 
 FRAME_BYTES_MAX: Final = 8 << 20
+FRAME: Final = Limits(FRAME_BYTES_MAX)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Open(Struct, frozen=True, tag=True):
     slot_bytes: int
     notes: str | None
     path: PathSpec | None
+    former: list[tuple[str, str]] = field(default_factory=list)  # addresses and shards
 
 
 class Clear(Struct, frozen=True, tag=True):
@@ -94,6 +99,18 @@ class Take(Struct, frozen=True, tag=True):
     path: PathSpec | None
 
 
+class MayBeElsewhere(Struct, frozen=True, tag=True):
+    isolation_tag: bytes | None
+
+
+class EmptyFormerHomes(Struct, frozen=True, tag=True):
+    scrub: bool
+
+
+class ForgetRemoved(Struct, frozen=True, tag=True):
+    addresses: list[str]
+
+
 class CountCarried(Struct, frozen=True, tag=True):
     pass
 
@@ -115,6 +132,9 @@ What = (
     | LeftToMove
     | Move
     | Take
+    | MayBeElsewhere
+    | EmptyFormerHomes
+    | ForgetRemoved
     | CountCarried
     | TakeSlowest
 )
@@ -135,6 +155,8 @@ class State(Struct, frozen=True):
     lost_because: str
     moves: int
     lives: int
+    has_former_homes: bool = False
+    former_homes: list[str] = field(default_factory=list)
 
 
 class Answer(Struct, frozen=True, tag=True):
@@ -158,6 +180,11 @@ class Told(Struct, frozen=True, tag=True):
 
 
 pack: Final = msgspec.msgpack.Encoder().encode
+
+
+def read(raw: bytes | Raw, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """What the other half has sent. Times may be infinite. Raises Malformed."""
+    return unpack(bytes(raw), decoder, FRAME, has_bounds=True)
 
 
 def shut(line: Connection[Any, Any] | None) -> None:

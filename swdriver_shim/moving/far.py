@@ -6,7 +6,7 @@ import base64
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -24,9 +24,12 @@ from swdriver_shim.moving.between_halves import (
     Clear,
     CountCarried,
     CountFrom,
+    EmptyFormerHomes,
     Forget,
+    ForgetRemoved,
     Kept,
     LeftToMove,
+    MayBeElsewhere,
     Move,
     Open,
     Place,
@@ -40,12 +43,14 @@ from swdriver_shim.moving.between_halves import (
     Told,
     What,
     pack,
+    read,
     shut,
 )
 from swdriver_shim.moving.homes import Home, Pulling
 from swdriver_shim.moving.paths import Carried, PathSpec
 from swdriver_shim.moving.shard import Back, Copy
 from swdriver_shim.moving.slowest import Slow
+from telemetry.decoding import Malformed
 
 log = logging.getLogger(__name__)
 
@@ -96,19 +101,19 @@ class Line:
             with self._sending:
                 self._line.send_bytes(pack(Request(number, shard, what)))
             found = answer.result(seconds)
+            return None if found.state is None else read(found.body, msgspec.msgpack.Decoder(kind))
         except (OSError, ValueError, EOFError, TimeoutError) as error:
             log.warning("A worker does not answer: %r", error)
             return None
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
-        return None if found.state is None else msgspec.msgpack.decode(found.body, type=kind)
 
     def _listen(self) -> None:
         try:
             while True:
-                self._hear(_ANSWERS.decode(self._line.recv_bytes(FRAME_BYTES_MAX)))
-        except (OSError, EOFError, TypeError, msgspec.MsgspecError) as error:
+                self._hear(read(self._line.recv_bytes(FRAME_BYTES_MAX), _ANSWERS))
+        except (OSError, EOFError, TypeError, Malformed) as error:
             if not self._is_closed:
                 log.warning("A worker is gone: %r", error)
         self._hang_up()
@@ -159,6 +164,7 @@ class FarShard:
         self._carried: list[Carried] = []  # as the worker said last
         self._notes = str(notes) if notes else None
         self.on_line: Callable[[], None] = _nobody
+        self.former: Sequence[Home] = ()  # that an earlier life may have left bytes at
         self._line = line
         self._home = home
         self._state = State(0, None, False, "not connected yet", 0, 0)
@@ -208,6 +214,23 @@ class FarShard:
         self._carried = self._ask(CountCarried(), list[Carried], self._carried)
         return self._carried
 
+    @property
+    def former_homes(self) -> list[str]:
+        return self._state.former_homes
+
+    @property
+    def has_former_homes(self) -> bool:
+        return self._state.has_former_homes
+
+    def may_be_elsewhere(self, tag: bytes | None) -> bool:
+        return self._ask(MayBeElsewhere(tag), bool, True)
+
+    def empty_former_homes(self, *, scrub: bool) -> None:
+        self._ask(EmptyFormerHomes(scrub), object, None)
+
+    def forget_removed(self, addresses: Collection[str]) -> None:
+        self._ask(ForgetRemoved(sorted(addresses)), object, None)
+
     def take_slowest(self) -> Sequence[Slow]:
         return self._ask(TakeSlowest(), list[Slow], [])
 
@@ -223,6 +246,7 @@ class FarShard:
             home.slot_bytes,
             self._notes,
             self._path,
+            [(one.address, one.shard) for one in self.former],
         )
         return self._ask(what, bool, False)
 

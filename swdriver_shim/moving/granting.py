@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-import httpx
+from msgspec import Struct
 
+from kvss_agent.blocking import BlockingExchange
+from kvss_agent.exchange import Unanswered
 from swdriver_shim.layout import Layout
 from swdriver_shim.moving.agents import Control
+from telemetry.decoding import Count, excerpt
 
-ASK_SECONDS: Final = 10.0
 GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
 PAUSE_SECONDS: Final = 0.05
 
 
 class NotGranted(Exception):
     """An agent can't be had as it has to be. A sentence."""
+
+
+class _Shard(Struct, frozen=True):
+    name: str
+    state: str = ""
+    reason: str | None = ""
+
+
+class _Observed(Struct, frozen=True):
+    """As an agent tells of itself."""
+
+    generation: Count
+    observed_generation: Count
+    shards: list[_Shard]
+    ready: bool = False
 
 
 def part_name(group: str, index: int) -> str:
@@ -57,17 +75,17 @@ def grant(
         for group in layout.groups
         for index, size in enumerate(group.slot_bytes)
     }
-    headers = {"authorization": f"Bearer {control.token}"}
     try:
-        with httpx.Client(base_url=control.url, headers=headers, timeout=ASK_SECONDS) as agent:
-            observed = agent.get("/v1/observed").raise_for_status().json()
-            for shard in observed["shards"]:
-                if not is_of(driver, shard["name"]):
+        with contextlib.closing(control.exchange()) as agent:
+            observed = _observed(control, agent)
+            for shard in observed.shards:
+                if not is_of(driver, shard.name):
                     raise NotGranted(
-                        f"The agent at {control.url} keeps {shard['name']}, which is not of {driver}. "
-                        "Use an agent of your own, or name the shards that were granted as `homes`."
+                        f"The agent at {control.url} keeps {excerpt(shard.name)}, which is not of "
+                        f"{driver}. Use an agent of your own, or name the shards that were granted as "
+                        "`homes`."
                     )
-            generation = max(observed["generation"], observed["observed_generation"]) + 1
+            generation = max(observed.generation, observed.observed_generation) + 1
             told = {
                 "generation": generation,
                 "shards": [
@@ -84,24 +102,29 @@ def grant(
                 "peers": [{"name": driver, "secret": base64.b64encode(secret).decode()}],
                 "tier2": tier2,
             }
-            answer = agent.put("/v1/desired", json=told)
-            if answer.status_code != httpx.codes.ACCEPTED:
-                raise NotGranted(f"The agent at {control.url} refuses: {answer.text}")
-            _wait(agent, generation)
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise NotGranted(
-            f"The agent at {control.url} does not answer as agents do: {error!r}"
-        ) from error
+            control.ask(agent, "PUT", "/v1/desired", told)
+            _wait(control, agent, generation)
+    except Unanswered as error:
+        raise NotGranted(f"The agent at {control.url} has not granted it: {error}") from error
+    except ValueError as error:
+        raise NotGranted(f"The agent at {control.url} does not answer as agents do: {error}") from error
 
 
-def _wait(agent: httpx.Client, generation: int) -> None:
+def _observed(control: Control, agent: BlockingExchange) -> _Observed:
+    """Raises Unanswered, and Malformed, which is a ValueError."""
+    return control.ask(agent, "GET", "/v1/observed").read(_Observed)
+
+
+def _wait(control: Control, agent: BlockingExchange, generation: int) -> None:
     until = time.monotonic() + GRANT_SECONDS_MAX
     while time.monotonic() < until:
-        observed = agent.get("/v1/observed").raise_for_status().json()
-        for shard in observed["shards"]:
-            if shard["state"] == "refused":
-                raise NotGranted(f"The agent can't have {shard['name']}: {shard['reason']}")
-        if observed["observed_generation"] == generation and observed["ready"]:
+        observed = _observed(control, agent)
+        for shard in observed.shards:
+            if shard.state == "refused":
+                raise NotGranted(
+                    f"The agent can't have {excerpt(shard.name)}: {excerpt(shard.reason or '')}"
+                )
+        if observed.observed_generation == generation and observed.ready:
             return
         time.sleep(PAUSE_SECONDS)
     raise NotGranted(f"The agent has not made room within {GRANT_SECONDS_MAX:g} s.")

@@ -28,6 +28,7 @@ import socket
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -46,9 +47,12 @@ from swdriver_shim.moving.between_halves import (
     Clear,
     CountCarried,
     CountFrom,
+    EmptyFormerHomes,
     Forget,
+    ForgetRemoved,
     Kept,
     LeftToMove,
+    MayBeElsewhere,
     Move,
     Open,
     Place,
@@ -62,10 +66,12 @@ from swdriver_shim.moving.between_halves import (
     Told,
     What,
     pack,
+    read,
     shut,
 )
 from swdriver_shim.moving.homes import Home, Pulling
 from swdriver_shim.moving.shard import Shard
+from telemetry.decoding import Malformed
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +138,9 @@ class MovingHalf:
     def _serve(self, line: Connection[Any, Any]) -> None:
         try:
             while True:
-                request = _REQUESTS.decode(line.recv_bytes(FRAME_BYTES_MAX))
+                request = read(line.recv_bytes(FRAME_BYTES_MAX), _REQUESTS)
                 self._threads.submit(self._answer, request)
-        except (OSError, EOFError, RuntimeError, msgspec.MsgspecError) as error:
+        except (OSError, EOFError, RuntimeError, Malformed) as error:
             if not self._closed.is_set():
                 log.info("Whoever decides is gone: %r", error)
 
@@ -169,6 +175,8 @@ class MovingHalf:
                 shard.lost_because,
                 shard.moves,
                 shard.lives,
+                shard.has_former_homes,
+                shard.former_homes,
             )
 
     def _done(self, name: str, what: What) -> object:
@@ -198,6 +206,12 @@ class MovingHalf:
                 return self._moved(name, shard, what)
             case Take():
                 shard.take(what.path)
+            case MayBeElsewhere():
+                return shard.may_be_elsewhere(what.isolation_tag)
+            case EmptyFormerHomes():
+                shard.empty_former_homes(scrub=what.scrub)
+            case ForgetRemoved():
+                shard.forget_removed(what.addresses)
             case CountCarried():
                 return shard.carried
             case TakeSlowest():
@@ -209,7 +223,8 @@ class MovingHalf:
             shard, home = self.shards.get(name), self._home(name, what)
             if shard is None:
                 notes = Path(what.notes) if what.notes else None
-                shard = self.shards[name] = Shard(name, home, notes, what.path)
+                former = [replace(home, address=address, shard=place) for address, place in what.former]
+                shard = self.shards[name] = Shard(name, home, notes, what.path, former)
                 shard.on_line = lambda: self._say_changed(name)
         return shard.open()
 

@@ -3,8 +3,8 @@ uses, and as values that can be told to a shard in another process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvss_agent.client import Credentials, Lost, ShardClient, connect
@@ -17,12 +17,12 @@ from swdriver_shim.moving.slowest import Slow
 @dataclass(frozen=True, slots=True)
 class Home:
     """A shard at an agent, of at least so large slots. Calling it connects; `credentials` are asked for
-    anew each time."""
+    anew each time. Two are equal if they are the same place."""
 
     address: str
     shard: str
-    credentials: Callable[[], Credentials]
-    slot_bytes: int
+    credentials: Callable[[], Credentials] = field(compare=False)
+    slot_bytes: int = field(compare=False)
 
     def __call__(self) -> ShardClient:
         client = connect(self.address, self.shard, self.credentials())
@@ -54,4 +54,5 @@ class Movable(Keeper, Protocol):
 
     def take(self, path: PathSpec | None) -> None: ...
     def take_slowest(self) -> Sequence[Slow]: ...
+    def forget_removed(self, addresses: Collection[str]) -> None: ...
     def move(self, connect: Home, pull: Pulling, path: PathSpec | None, /) -> bool: ...

@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol
@@ -34,6 +33,7 @@ from kvss_agent.client import (
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.cache.resuming import ShardNote, take, write
 from swdriver_shim.moving.agents import Pulled
+from swdriver_shim.moving.former import TAGS_MAX, Connect, FormerHome, FormerHomes
 from swdriver_shim.moving.paths import Carried, PathSpec, Tally, between
 from swdriver_shim.moving.slowest import Slow, Slowest
 
@@ -45,7 +45,6 @@ PULL_TRIES: Final = 5  # before what is left is given up
 PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
 
-Connect = Callable[[], ShardClient]
 # Fetch these slots, all written once so many evicts are applied there. What is not done is tried again.
 Pull = Callable[[Sequence[int], int], Pulled]
 
@@ -123,7 +122,13 @@ class Keeper(Protocol):
     def left_to_move(self) -> int: ...
     @property
     def carried(self) -> Sequence[Carried]: ...
+    @property
+    def former_homes(self) -> list[str]: ...
+    @property
+    def has_former_homes(self) -> bool: ...
 
+    def may_be_elsewhere(self, tag: bytes | None) -> bool: ...
+    def empty_former_homes(self, *, scrub: bool) -> None: ...
     def open(self) -> bool: ...
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool: ...
     def kept(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]: ...
@@ -164,9 +169,10 @@ class Shard:
         connect: Connect,
         notes: Path | None = None,
         path: PathSpec | None = None,
+        former: Sequence[Connect] = (),
     ) -> None:
         """`notes`: a directory where it leaves what its next life goes on with (`resuming`). `path`: how
-        bytes get to where it is."""
+        bytes get to where it is. `former`: homes that an earlier life may have left bytes at."""
         self.name = name
         self._note = notes / name if notes else None
         # Told, from any thread, when `slots` may have changed.
@@ -184,12 +190,15 @@ class Shard:
         self._number = 0  # of the last evict to where it is now
         self._tally = Tally(path)
         self._slowest = Slowest()
-        self._old: ShardClient | None = None  # where it moves away from
+        self._leaving: FormerHome | None = None  # where it moves away from
         self._old_path: PathSpec | None = None
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
         self._pulling: frozenset[int] = frozenset()
-        self._readers: Counter[ShardClient] = Counter()  # refills that are under way
         self._changed = threading.Condition(self._lock)
+        self._tags: set[bytes] | None = None  # whose bytes may be at its home; None: anybody's
+        self._former = FormerHomes(self._lock, self._clear_late)
+        for place in former:
+            self._former.add(FormerHome(place, None, b"", None, is_left=True))
         self._is_closed = threading.Event()
 
     @property
@@ -203,6 +212,11 @@ class Shard:
         """As far as is known without asking the agent."""
         client = self._client
         return client is not None and client.lost is None
+
+    @property
+    def _old(self) -> ShardClient | None:
+        """The home that it moves away from, while that is there."""
+        return self._leaving.client if self._leaving else None
 
     # Its home
 
@@ -251,7 +265,12 @@ class Shard:
                 return False
             never = []
             if client.incarnation == self._incarnation:
-                never = [at for at, written in enumerate(self._written) if written - 1 > client.applied]
+                # What is still at the home that is left was counted there.
+                never = [
+                    at
+                    for at, written in enumerate(self._written)
+                    if written - 1 > client.applied and at not in self._still_there
+                ]
         try:
             if never and client.delete(never, scrub=True):
                 return False
@@ -267,8 +286,9 @@ class Shard:
     def _settle(self, client: ShardClient) -> None:
         if client.incarnation != self._incarnation:  # its memory is new, and empty
             self._written = array("Q", bytes(8 * client.slots))
-            self._still_there.clear()  # with which number what lies at an old home was written is lost
+            self._no_longer_there(set(self._still_there))  # with which numbers it was written is lost
             self._incarnation = client.incarnation
+            self._tags = set()
             self.lives += 1
         client.on_line = client.on_lost = self._tell
         self._client, self._number, self.lost_because = client, client.applied, ""
@@ -281,9 +301,9 @@ class Shard:
             if self._client is client:
                 log.warning("Shard %s is lost: %s", self.name, error)
                 self._client, self.lost_because = None, str(error)
-            elif self._old is client:
+            elif self._leaving and self._leaving.client is client:
                 log.warning("The home that shard %s is leaving is lost: %s", self.name, error)
-                self._old = None
+                self._leaving.client, self._leaving.reason = None, str(error)
         client.close()
         self.on_line()
 
@@ -292,10 +312,10 @@ class Shard:
         if self._note:
             self._leave(self._note)
         with self._lock:
-            clients = [client for client in (self._client, self._old) if client]
-            self._client = self._old = None
-        for client in clients:
+            client, self._client, self._leaving = self._client, None, None
+        if client:
             client.close()
+        self._former.close()
 
     def _leave(self, note: Path) -> None:
         with self._writing, self._lock:
@@ -333,6 +353,7 @@ class Shard:
                 if client is None:
                     return False
                 self._reach(max(column.slot for column in columns))
+                self._note_tag(columns[0].tag)
                 path = self._tally.path
             began = time.perf_counter()
             try:
@@ -345,7 +366,8 @@ class Shard:
                 self._number = last
                 for sequence, column in enumerate(columns, last - len(columns) + 1):
                     self._written[column.slot] = sequence + 1
-                    self._still_there.discard(column.slot)
+                if self._leaving:
+                    self._no_longer_there(column.slot for column in columns)
         size = sum([len(column.payload) for column in columns])
         self._tally.add(path, "out", size, seconds)
         self._slowest.note("out", seconds, columns, size, path, request)
@@ -391,8 +413,8 @@ class Shard:
             )  # which, without an old home, has nothing there, or has it now
             homes = [left if one.slot in self._still_there else self._client for one in columns]
             wanted = [self._wanted(one.slot, one.key, one.tag) for one in columns]
-            clients = {home for home in homes if home}
-            self._readers.update(clients)
+            clients = frozenset(home for home in homes if home)
+            reading = self._former.begin_reading(clients)
             paths = {self._old: self._old_path, self._client: self._tally.path}
         by_home: dict[ShardClient, list[int]] = {}
         for place, (home, one) in enumerate(zip(homes, wanted, strict=True)):
@@ -401,9 +423,7 @@ class Shard:
         try:
             yield wanted, [Miss.ABSENT if home else Miss.LOST for home in homes], by_home, paths
         finally:
-            with self._lock:
-                self._readers.subtract(clients)
-                self._changed.notify_all()
+            self._former.end_reading(reading)
 
     def _refill_from(
         self,
@@ -463,7 +483,8 @@ class Shard:
             self._slowest.note("in", seconds, columns, size, path, request)
 
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool:
-        """Empty these slots wherever their bytes are; whether that is done."""
+        """Empty these slots where their bytes are read from; whether that is done. What other homes may
+        have of them is `may_be_elsewhere`."""
         with self._writing:
             return self._clear(slots, scrub=scrub)
 
@@ -473,12 +494,10 @@ class Shard:
             client, old = self._client, self._old
             if client is None:
                 return False
-        try:
-            # It has them all, also those that have been pulled or evicted anew.
-            if old and old.delete(list(slots), scrub=scrub):
-                return False
-        except Lost:
-            return False  # until the move is over
+        # It has them all, also those that have been pulled or evicted anew, and goes first: a pull that
+        # is under way brings nothing from there then.
+        if old and not self._clear_old(old, slots, scrub=scrub):
+            return False
         try:
             if client.delete(list(slots), scrub=scrub):
                 return False
@@ -486,10 +505,24 @@ class Shard:
             self._lose(client, error)
             return False
         with self._lock:
+            if self._old is not old or old is None:
+                self._no_longer_there(slots)
             for slot in slots:
                 self._still_there.discard(slot)
                 if slot < len(self._written):
                     self._written[slot] = 0
+        return True
+
+    def _clear_old(self, old: ShardClient, slots: Sequence[int], *, scrub: bool) -> bool:
+        try:
+            if old.delete(list(slots), scrub=scrub):
+                return False
+        except Lost as error:
+            self._lose(old, error)  # what it has is a matter of the homes that are left
+            return True
+        with self._lock:
+            if self._leaving:
+                self._former.emptied_there(self._leaving, slots)
         return True
 
     # Tier 2
@@ -538,9 +571,11 @@ class Shard:
             self._wait_for_pull(column.slot for column in columns)
             self._reach(max(column.slot for column in columns))
             client = self._client
-            for one in columns:  # what lay there is nobody's any more: it is not pulled, either
-                self._still_there.discard(one.slot)
+            if self._leaving:  # what lay there is nobody's any more: it is not pulled, either
+                self._no_longer_there(column.slot for column in columns)
+            for one in columns:
                 self._written[one.slot] = 0
+                self._note_tag(one.tag)
         if client is None:
             return [Miss.LOST] * len(columns)
         try:
@@ -613,9 +648,10 @@ class Shard:
 
     @property
     def count_from(self) -> int:
-        """The count that a new home has to begin with: above all evicts until the move begins."""
+        """The count that a new home has to begin with: above all evicts until the move begins, also
+        those whose slots have been emptied since."""
         with self._lock:
-            return self._last + COUNT_MARGIN
+            return max(self._last, self._number) + COUNT_MARGIN
 
     @property
     def left_to_move(self) -> int:
@@ -627,32 +663,48 @@ class Shard:
         The shard has to be there, with a count of `count_from`. Evicts go to the new home from here on.
         Refills go where the bytes are, while `pull` has them moved, some slots at a time.
         """
+        with self._former.emptying:
+            try:
+                client = connect()
+                _empty(client)  # it may be a home that was left before, or another life's
+            except Lost as error:
+                log.warning("Shard %s can't move: %s", self.name, error)
+                return False
+            with self._writing:
+                leaving, slots = self._go_on_at(client, connect, path)
+                self.on_line()  # before anything is evicted there
         try:
-            client = connect()
-        except Lost as error:
-            log.warning("Shard %s can't move: %s", self.name, error)
-            return False
-        with self._writing, self._lock:
-            old = self._old = self._client
-            self._connect = connect
+            for at in range(0, len(slots), PULL_SLOTS):
+                if not self._pull(leaving, slots[at : at + PULL_SLOTS], pull):
+                    break
+        finally:
+            self._leave_for_good(leaving)
+        return True
+
+    def _go_on_at(
+        self, client: ShardClient, connect: Connect, path: PathSpec | None
+    ) -> tuple[FormerHome, list[int]]:
+        """From here on its home is this one; which one it leaves, and the slots to be fetched there."""
+        with self._lock:
+            old, tags = self._client, self._tags
+            leaving = FormerHome(
+                self._connect, old, self._incarnation, frozenset(tags) if tags is not None else None
+            )
+            self._former.forget(connect)
+            self._former.add(leaving)
+            self._leaving, self._connect = leaving, connect
             self._old_path, self._tally.path = self._tally.path, path
             self.moves += 1
             slots: list[int] = []  # without an old home they are lost; tier 2 may have them
             if old:
                 slots = [slot for slot, number in enumerate(self._written) if number]
                 self._incarnation = client.incarnation  # its bytes are on their way
-            self._still_there = set(slots)
+                self._still_there = set(slots)
+                self._former.mark_stale(leaving, set(range(old.slots)) - self._still_there)
             self._settle(client)
-        self.on_line()
-        try:
-            for at in range(0, len(slots), PULL_SLOTS):
-                if not self._pull(slots[at : at + PULL_SLOTS], pull):
-                    break
-        finally:
-            self._leave_for_good(old)
-        return True
+            return leaving, slots
 
-    def _pull(self, slots: Sequence[int], pull: Pull) -> bool:
+    def _pull(self, leaving: FormerHome, slots: Sequence[int], pull: Pull) -> bool:
         """Have what is still there of these fetched; whether that is done."""
         for _ in range(PULL_TRIES):
             with self._writing, self._lock:
@@ -670,7 +722,9 @@ class Shard:
             finally:
                 with self._lock:
                     if is_done:
-                        self._still_there.difference_update(batch)
+                        self._no_longer_there(batch)
+                    else:
+                        leaving.unsure.update(batch)  # it may still be under way
                     self._pulling = frozenset()
                     self._changed.notify_all()
             if is_done:
@@ -678,8 +732,8 @@ class Shard:
             self._is_closed.wait(PULL_AGAIN_SECONDS)
         return False
 
-    def _leave_for_good(self, old: ShardClient | None) -> None:
-        """What has not come is not going to."""
+    def _leave_for_good(self, leaving: FormerHome) -> None:
+        """What has not come is not going to. What it has is emptied in housekeeping."""
         with self._lock:
             if self._still_there:
                 log.warning("%d slots of %s could not be fetched", len(self._still_there), self.name)
@@ -687,18 +741,71 @@ class Shard:
                     self._written[slot] = 0
                 self._still_there.clear()
                 self.lives += not any(self._written)
-            self._old = None
-            while old and self._readers[old]:
-                self._changed.wait()
-            self._readers = +self._readers
-        if old:
-            old.close()
+            leaving.is_left = True
+            self._leaving = None
         self.on_line()
 
     def _wait_for_pull(self, slots: Iterable[int]) -> None:
         """Under the lock. Nobody writes to slots while another agent fetches them."""
         while self._pulling and not self._pulling.isdisjoint(slots):
             self._changed.wait()
+
+    # Homes that it has left
+
+    @property
+    def has_former_homes(self) -> bool:
+        """Or is leaving one."""
+        return bool(self._former)
+
+    @property
+    def former_homes(self) -> list[str]:
+        """Those that are left and not known to be empty, for people."""
+        return self._former.shown
+
+    def may_be_elsewhere(self, tag: bytes | None) -> bool:
+        """Whether another home may have something of this tag, or of any, that is not read from there
+        any more."""
+        return self._former.may_hold(tag)
+
+    def empty_former_homes(self, *, scrub: bool) -> None:
+        """As far as they can be reached. It may take long, and holds up nothing else."""
+        self._former.empty(scrub=scrub)
+
+    def forget_removed(self, addresses: Collection[str]) -> None:
+        """Of all agents, these are no more, and nothing that was left there is."""
+        self._former.removed = frozenset(addresses)
+
+    def _no_longer_there(self, slots: Iterable[int]) -> None:
+        """Under the lock. What these slots have at the home that it moves away from is not needed."""
+        if self._leaving:
+            slots = list(slots)
+            self._still_there.difference_update(slots)
+            self._former.mark_stale(self._leaving, slots)
+
+    def _note_tag(self, tag: bytes) -> None:
+        """Under the lock. Bytes of this tag are on their way to its home."""
+        if self._tags is not None:
+            self._tags.add(tag)
+            if len(self._tags) > TAGS_MAX:
+                self._tags = None
+
+    def _clear_late(self, slots: Collection[int]) -> bool:
+        """Empty these where nothing is known to be written: a pull may have come after they were."""
+        with self._writing:
+            with self._lock:
+                self._wait_for_pull(slots)
+                client, known = self._client, self._written
+                late = [slot for slot in slots if slot >= len(known) or not known[slot]]
+            if client is None:
+                return not late
+            try:
+                for first in range(0, len(late), BATCH_MAX):
+                    if client.delete(late[first : first + BATCH_MAX], scrub=True):
+                        return False
+            except Lost as error:
+                self._lose(client, error)
+                return False
+        return True
 
 
 def _empty(client: ShardClient) -> None:

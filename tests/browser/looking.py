@@ -28,7 +28,9 @@ def faults(page: Page, rules: list[str] | None = None) -> list[str]:
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE)
     violations = page.evaluate(
-        "(rules) => axe.run(rules ? {runOnly: rules} : {}).then((result) => result.violations)", rules
+        """(rules) => axe.run({resultTypes: ["violations"], ...(rules ? {runOnly: rules} : {})})
+            .then((result) => result.violations)""",
+        rules,
     )
     found = [
         f"{violation['id']}: {node['html'][:200]}"

@@ -17,12 +17,7 @@ from tests.browser.looking import NARROW, faults, log_in
 from tests.console.alerts.receivers import hook
 from tests.live import LiveConsole, live_console
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
 _ALERTS = """
 import django; django.setup()

@@ -31,12 +31,7 @@ from tests.browser.looking import faults, log_in
 from tests.live import LiveConsole, live_console, wait_until
 from tests.telemetry.test_end_to_end import ingest_of
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(180),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0

@@ -14,7 +14,7 @@ from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.every_page import addresses
 from tests.live import LiveConsole, live_console
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 # What stands for the parameters of addresses; things that are not there have no page yet, but a 404.
 THINGS = {
@@ -35,6 +35,7 @@ THINGS = {
     "scheduled": 1,
     "sessions": "none",
     "silences": 1,
+    "stores": 1,
     "tokens": "none",
     "users": "admin",
     "views": 1,
@@ -43,6 +44,7 @@ THINGS = {
 MORE = {
     "latency of an org": "/latency/?topic=org:acme",
     "slowest of an org": "/latency/slowest/?topic=org:acme",
+    "dead letters": "/dead-letters/",
     "views of a page": "/views/?of=/latency/",
     "latency, nonsense": "/latency/?range=nonsense",
     "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
@@ -118,6 +120,7 @@ def cookies(browser: Browser, console: LiveConsole) -> Any:
 
 Open = Callable[..., Page]
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
+PARTS = 3
 
 
 @pytest.fixture
@@ -148,14 +151,20 @@ def open_page(browser: Browser, console: LiveConsole, cookies: Any) -> Iterator[
 
 
 @pytest.mark.timeout(300)
-def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(open_page: Open) -> None:
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.xdist_group(f"pages {part}")) for part in range(PARTS)]
+)
+def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
+    part: int, open_page: Open
+) -> None:
     """Of all that there are, wide and narrow, light and dark: what only the colours differ in is looked
-    at for its contrast."""
+    at for its contrast. Each part has its share of pages, so that workers share them."""
     page = open_page("/", reduced_motion="reduce")  # no colours half way between two themes
-    found = []
-    for name, path in {**addresses(THINGS), **MORE}.items():
+    found, seen = [], 0
+    for name, path in list({**addresses(THINGS), **MORE}.items())[part::PARTS]:
         if not is_page(page, path):
             continue
+        seen += 1
         page.goto(path)
         for width, size in (("wide", WIDE), ("narrow", NARROW)):
             page.set_viewport_size(size)
@@ -164,6 +173,7 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(open_page
                 rules = ["color-contrast"] if scheme == "dark" else None
                 found += [f"{name}, {width}, {scheme}: {fault}" for fault in faults(page, rules)]
     assert found == []
+    assert seen > 10
 
 
 def is_page(page: Page, path: str) -> bool:
@@ -329,7 +339,7 @@ def test_a_page_left_open_after_log_out_asks_to_log_in_again(
     page = context.new_page()
     log_in(page, console)
     context.clear_cookies()
-    expect(page.get_by_role("heading", name="Log in")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible()
     context.close()
 
 

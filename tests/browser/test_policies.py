@@ -13,12 +13,7 @@ from tests.console.control.live import Scene, scene
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import C, kv
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
 TOKENS = list(range(2 * C))
 

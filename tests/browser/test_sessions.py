@@ -14,7 +14,7 @@ from console.environment import PROJECT
 from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.live import LiveConsole, live_console
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 FLEET = """
 import django; django.setup()

@@ -18,6 +18,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
 from console.control.models import Target
 from console.fleet.models import Driver
@@ -96,10 +97,14 @@ PAGES = {
     "account": Case("GET", "/account/", known(200)),
     "password": Case("GET", "/account/password/", known(200)),
     "tokens": Case("GET", "/tokens/", known(200)),
+    "tokens-administered": Case("GET", "/tokens/administered/", (LOGIN, 200, 403, 403, 200, 200)),
     "token-revoke": Case("POST", "/tokens/0123456789ab/revoke/", known(404)),
     "users": Case("GET", "/users/", (LOGIN, 403, 403, 403, 403, 200)),
     "user-new": Case("GET", "/new-user/", (LOGIN, 403, 403, 403, 403, 200)),
     "user": Case("GET", "/users/vic/", (LOGIN, 403, 403, 403, 403, 200)),
+    "user-revoke-credentials": Case(
+        "POST", "/users/vic/revoke-credentials/", (LOGIN, 403, 403, 403, 403, 302)
+    ),
     "user-reset": Case("POST", "/users/vic/reset-password/", (LOGIN, 403, 403, 403, 403, 200)),
     "orgs": Case("GET", "/orgs/", known(200)),
     "org-new": Case("GET", "/new-org/", (LOGIN, 403, 403, 403, 403, 200)),
@@ -149,14 +154,20 @@ PAGES = {
     "fleet-node-labels": Case(
         "POST", "/fleet/nodes/ax-1/labels/", FLEET, {"labels": "rack%3D7", "version": 99}
     ),
+    "fleet-node-drain-store": Case(
+        "POST", "/fleet/nodes/ax-1/stores/1/drain/", (LOGIN, 404, 404, 404, 404, 404)
+    ),
     "fleet-boxes": Case("GET", "/fleet/boxes/", FLEET),
     "fleet-box": Case("GET", "/fleet/boxes/cs-1/", FLEET),
     "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
     "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
+    "fleet-driver-remove": Case("GET", "/fleet/drivers/job-7/remove/", (LOGIN, 404, 404, 404, 404, 200)),
     "fleet-join": Case("GET", "/fleet/join/", FLEET),
     "fleet-join-token-revoke": Case(
         "POST", "/fleet/join/{join_token}/revoke/", (LOGIN, 404, 404, 404, 404, 302)
     ),
+    "fleet-authority": Case("GET", "/fleet/authority/", (LOGIN, 404, 404, 404, 404, 200)),
+    "fleet-authority-rotate": Case("POST", "/fleet/authority/rotate/", (LOGIN, 404, 404, 404, 404, 302)),
     "fleet-description": Case("GET", "/fleet/description/", FLEET),
     "fleet-export": Case("GET", "/fleet/description/fleet.yaml", FLEET),
     "audit": Case("GET", "/audit/", known(200)),
@@ -195,6 +206,7 @@ PAGES = {
     "health-live": Case("GET", "/-/health/live", everyone(200)),
     "versions": Case("GET", "/-/versions", (401, 200, 200, 200, 200, 200)),
     "metrics": Case("GET", "/metrics", (401, 403, 403, 403, 403, 200)),
+    "dead-letters": Case("GET", "/dead-letters/", (LOGIN, 403, 403, 403, 403, 200)),
     "design": Case("GET", "/-/design", known(200)),
 }
 API = {
@@ -216,6 +228,9 @@ API = {
     ("GET", "tokens"): Case("GET", "/api/v1/tokens", api_known(200)),
     ("POST", "tokens"): Case("POST", "/api/v1/tokens", api_known(201), {"name": "bot"}),
     ("DELETE", "tokens/<public_id>"): Case("DELETE", "/api/v1/tokens/0123456789ab", api_known(404)),
+    ("DELETE", "users/<username>/credentials"): Case(
+        "DELETE", "/api/v1/users/vic/credentials", (401, 403, 403, 403, 403, 200)
+    ),
     ("GET", "orgs"): Case("GET", "/api/v1/orgs", api_known(200)),
     ("POST", "orgs"): Case(
         "POST",
@@ -244,6 +259,10 @@ API = {
     ),
     ("DELETE", "orgs/<slug>/members/<username>"): Case(
         "DELETE", "/api/v1/orgs/acme/members/vic", (401, 404, 403, 403, 204, 204)
+    ),
+    ("GET", "dead-letters"): Case("GET", "/api/v1/dead-letters", (401, 403, 403, 403, 403, 200)),
+    ("GET", "dead-letters/counts"): Case(
+        "GET", "/api/v1/dead-letters/counts", (401, 403, 403, 403, 403, 200)
     ),
     ("GET", "metrics"): Case("GET", "/api/v1/metrics", api_known(200)),
     ("GET", "metrics/query"): Case(
@@ -284,6 +303,9 @@ API = {
     ("PUT", "nodes/<name>/state"): Case(
         "PUT", "/api/v1/nodes/ax-1/state", API_FLEET, {"state": "cordoned"}
     ),
+    ("PUT", "nodes/<name>/retiring-stores/<store>/drain"): Case(
+        "PUT", "/api/v1/nodes/ax-1/retiring-stores/1/drain", (401, 404, 404, 404, 404, 404), {}
+    ),
     ("PATCH", "nodes/<name>"): Case(
         "PATCH", "/api/v1/nodes/ax-1", API_FLEET, {"labels": {"rack": "7"}}, ANY
     ),
@@ -300,6 +322,16 @@ API = {
     ("POST", "drivers/<name>/heartbeat"): Case(
         "POST", "/api/v1/drivers/job-7/heartbeat", everyone(401), {**DRIVER}
     ),
+    ("POST", "nodes/<name>/certificate"): Case(
+        "POST", "/api/v1/nodes/ax-1/certificate", everyone(401), {"certificate_request": "x"}
+    ),
+    ("POST", "drivers/<name>/certificate"): Case(
+        "POST", "/api/v1/drivers/job-7/certificate", everyone(401), {"certificate_request": "x"}
+    ),
+    ("GET", "authority"): Case("GET", "/api/v1/authority", (401, 404, 404, 404, 404, 200)),
+    ("POST", "authority/rotate"): Case(
+        "POST", "/api/v1/authority/rotate", (401, 404, 404, 404, 404, 202), {"reason": "because"}
+    ),
     ("GET", "boxes"): Case("GET", "/api/v1/boxes", API_FLEET),
     ("GET", "boxes/<name>"): Case("GET", "/api/v1/boxes/cs-1", API_FLEET),
     ("GET", "leaves"): Case("GET", "/api/v1/leaves", API_FLEET),
@@ -307,6 +339,7 @@ API = {
     ("GET", "spine-links"): Case("GET", "/api/v1/spine-links", API_FLEET),
     ("GET", "spine-links/<name>"): Case("GET", "/api/v1/spine-links/leaf-1-up", API_FLEET),
     ("GET", "drivers"): Case("GET", "/api/v1/drivers", API_FLEET),
+    ("GET", "targets"): Case("GET", "/api/v1/targets", API_FLEET),
     ("GET", "drivers/<name>"): Case("GET", "/api/v1/drivers/job-7", API_FLEET),
     ("GET", "fleet/description"): Case("GET", "/api/v1/fleet/description", API_FLEET),
     ("PUT", "fleet/description"): Case(
@@ -375,6 +408,9 @@ API = {
     ),
     ("POST", "nodes/<name>/upgrade"): Case(
         "POST", "/api/v1/nodes/ax-1/upgrade", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("POST", "drivers/<name>/remove"): Case(
+        "POST", "/api/v1/drivers/job-7/remove", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
     ),
     ("GET", "session-rules"): Case("GET", "/api/v1/session-rules", API_FLEET),
     ("PUT", "session-rules"): Case("PUT", "/api/v1/session-rules", API_FLEET, RULES, ANY),
@@ -591,12 +627,14 @@ API |= {
 }
 
 # A question that is too long for an address.
+BY_PROCESSES = ("/join", "/heartbeat", "/certificate")
 ASKS = {("POST", "orgs/<slug>/policy:preview"), ("POST", "orgs/<slug>/explain")}
 # What people change; agents and drivers come with something else than tokens of users.
 CHANGES = [
     (method, path)
     for method, path in API
-    if method != "GET" and not path.endswith(("/join", "/heartbeat")) and (method, path) not in ASKS
+    if method != "GET" and not path.endswith(("/join", "/heartbeat", "/certificate"))
+    if method != "GET" and not path.endswith(BY_PROCESSES) and (method, path) not in ASKS
 ]
 
 
@@ -753,6 +791,49 @@ def test_a_token_that_may_only_read_changes_nothing(
     )
     assert response.status_code == 403, response.content[:500]
     assert "only read" in response.json()["detail"]
+
+
+def longest_texts(method: str, path: str) -> dict[str, str]:
+    """Every free text that the body of an operation takes, as long as it may be."""
+    from console.api.v1 import api
+
+    schema = api.get_openapi_schema()
+    found = schema["paths"][f"/api/v1/{path.replace('<', '{').replace('>', '}')}"][method.lower()]
+    body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    named = schema["components"]["schemas"].get(body.get("$ref", "").rpartition("/")[2], {})
+    return {
+        name: "x" * one["maxLength"]
+        for name, one in named.get("properties", {}).items()
+        if one.get("type") == "string" and "maxLength" in one and "pattern" not in FORMED.get(name, one)
+    }
+
+
+# By name: what has a pattern, and takes any text of one line, or of several, all the same.
+FORMED: dict[str, dict[str, str]] = {"reason": {}, "note": {}, "text": {}, "name": {}}
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES, ids=str)
+def test_whoever_has_the_longest_name_changes_what_they_may(
+    method: str,
+    path: str,
+    people: People,
+    names: dict[str, object],
+    api_of: Callable[..., Client],
+) -> None:
+    """By a token with the longest name, and with every text as long as it may be."""
+    case = API[method, path]
+    client = api_of(people.platform_admin)
+    User.objects.filter(pk=people.platform_admin.pk).update(username="a" * 63)
+    ApiToken.objects.update(name="t" * 120)
+    body = {**longest_texts(method, path), **(case.body or {})}
+    response = client.generic(
+        method,
+        case.path.format(**names),
+        data="" if case.body is None else json.dumps(body),
+        content_type="application/json",
+        headers=case.headers or {},
+    )
+    assert response.status_code == case.expected[KINDS.index("platform_admin")], response.content[:500]
 
 
 def test_a_token_of_one_org_is_a_stranger_everywhere_else(

@@ -168,3 +168,33 @@ def _queued(broker: redis.Redis) -> int:
 
 def _unacknowledged(broker: redis.Redis) -> int:
     return int(broker.hlen("tidegate:celery:unacked"))
+
+
+def test_what_asks_others_lets_all_else_go_first(broker: redis.Redis) -> None:
+    """Of tasks that there are: nothing tells of a name in a route that none has."""
+    app.loader.import_default_modules()
+    names = [name for name in app.tasks if name.startswith("console.")]
+    later = {name for name in names if app.amqp.router.route({}, name).get("priority")}
+    assert later == set(settings.CELERY_TASK_ROUTES)
+    assert "console.alerts.tasks.tick" in set(names) - later
+    for name in ("console.control.tasks.reconcile", "console.alerts.tasks.tick"):
+        app.tasks[name].delay()
+    lines = {str(key).removeprefix("tidegate:celery:") for key in broker.keys("*")}
+    assert {"celery", f"celery\x06\x16{settings.ASKS_OTHERS}"} <= lines
+
+
+@slow
+@pytest.mark.django_db(transaction=True)
+def test_a_queue_full_of_what_asks_others_does_not_hold_up_the_rest(
+    broker: redis.Redis, tmp_path: Path
+) -> None:
+    """As when purges of many orgs wait for targets that do not answer."""
+    asking = [f"asks {number}" for number in range(5)]
+    broker.rpush(GO_ON, *["go"] * 6)
+    for name in asking:
+        effect_once.apply_async((name,), priority=settings.ASKS_OTHERS)
+    effect_once.apply_async(("evaluates",))
+    with worker(tmp_path / "log"):
+        wait_until("all are done", lambda: len(effects()) == 6, 60)
+    in_order = AuditEntry.objects.filter(action="tests.effect").order_by("pk")
+    assert in_order.values_list("object_id", flat=True)[0] == "evaluates"

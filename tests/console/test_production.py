@@ -17,12 +17,13 @@ BEHIND_TLS = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.7", "H
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory: Path = tmp_path_factory.mktemp("production")
     settings = {
         "TIDEGATE_MODE": "production",
+        "TIDEGATE_STATIC_DIR": str(directory / "static"),
         "TIDEGATE_ALLOWED_HOSTS": "console.example",
         "TIDEGATE_TRUSTED_PROXIES": "1",
     }
-    directory: Path = tmp_path_factory.mktemp("production")
     with live_console(directory, settings, {"Host": "console.example"}) as console:
         yield console.address
 

@@ -19,6 +19,7 @@ import httpx
 from console.environment import PROJECT
 from kvss_agent.arena import slot_bytes_for
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
+from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, PAYLOAD, READER, SECRET
 from tests.live import wait_until
 
@@ -50,6 +51,7 @@ class AgentProcess:
     environment: dict[str, str] = field(default_factory=dict)
     launch: tuple[str, ...] = ()  # before the command
     host: str = "127.0.0.1"
+    tls: Tls | None = None  # with which it is asked
     process: subprocess.Popen[bytes] = field(init=False)
     http: httpx.Client = field(init=False)
     tcp: int = 0
@@ -72,11 +74,7 @@ class AgentProcess:
         if tcp := re.search(r"drivers on \S+ and 127.0.0.1:(\d+)", self.log):
             self.tcp = int(tcp[1])
         token = (self.directory / "token").read_text().strip()
-        self.http = httpx.Client(
-            base_url=f"http://{control[1]}",
-            headers={"authorization": f"Bearer {token}"},
-            timeout=30,
-        )
+        self.http = control_client(control[1], token, self.tls)
 
     @property
     def _log(self) -> Path:

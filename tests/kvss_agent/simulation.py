@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Self
 
 from kvss_agent import seal, wire
 from kvss_agent.breach import Breach
@@ -288,6 +289,15 @@ class Simulation:
     @property
     def agent(self) -> AgentSim:
         return self.agents[self.home]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to let go of."""
+
+    def what_was_seen(self) -> Counter[str]:
+        return self.seen
 
     # One step
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvss_agent import connection, handshake, seal, serving, wire
+from kvss_agent.admission import Places
 from kvss_agent.breach import Cause
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
 from kvss_agent.client.line import Address, Credentials, Line
@@ -433,15 +434,13 @@ def test_evicts_that_may_not_be_end_the_connection_with_a_reason(
     assert plane.plane.breaches.total() == 1
 
 
-def test_too_many_connections_are_turned_away_and_nobody_else(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 6)
+def test_too_many_connections_are_turned_away_and_nobody_else(plane: Plane) -> None:
+    plane.plane.admission.places = Places(strangers_max=4, strangers_per_origin=4)
     with unharmed(plane):
         for wave in range(1, 41):
             crowd = [connected(plane) for _ in range(50)]
             wait_until("most are turned away", partial(turned_away, plane, 44 * wave))
-            assert plane.plane.connections <= 6
+            wait_until("their threads end", lambda: plane.plane.connections <= 6)
             for sock in crowd:
                 sock.close()
 
@@ -449,6 +448,59 @@ def test_too_many_connections_are_turned_away_and_nobody_else(
 def turned_away(plane: Plane, least: int) -> bool:
     """On a busy machine some are let in in the place of those that had nothing to say."""
     return plane.plane.breaches[Cause.LIMIT] + plane.plane.breaches[Cause.STALLED] >= least
+
+
+def tcp(plane: Plane) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", plane.tcp), 10)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
+    plane: Plane, kind: str
+) -> None:
+    """As many of them as there used to be places for everybody, over both transports."""
+    plane.plane.stall_seconds = 30  # so that silence alone does not make room
+    with contextlib.ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(connected(plane))
+            stack.enter_context(tcp(plane))
+        for number in range(1, 21):
+            with plane.client(kind) as shard:
+                shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+            assert plane.shards["s"].core.applied == number
+        places = plane.plane.admission.places
+        assert plane.plane.admission.strangers <= places.strangers_max
+        assert plane.plane.admission.displaced >= 1200 - places.strangers_max
+
+
+def test_drivers_that_are_connected_stay_while_strangers_come(plane: Plane) -> None:
+    with contextlib.ExitStack() as stack, plane.client("tcp") as shard:
+        for _ in range(300):
+            stack.enter_context(connected(plane))
+            stack.enter_context(tcp(plane))
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+    assert plane.plane.admission.refused == 0
+
+
+def test_one_driver_does_not_take_the_places_of_others(plane: Plane) -> None:
+    plane.plane.admission.places = Places(proven_max=8, reserved_per_owner=4)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.callback(line(plane, Role.REFILL, READER).close)
+        with pytest.raises(Lost, match="all of its connections"):
+            line(plane, Role.REFILL, READER)
+        assert plane.plane.admission.proven == 4
+        with plane.client("unix") as shard:
+            shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+
+
+def test_a_stranger_gets_no_memory_for_long_frames(plane: Plane) -> None:
+    """Only what HELLO and PROOF may take."""
+    frame, payloads = evict(1, *range(8), *range(8))
+    with connected(plane) as sock:
+        sock.sendall(frame.encode() + bytes(payloads[0]))
+        assert b"a body of" in last_words(sock)
+    assert plane.breaches() == {Cause.MALFORMED: 1}
 
 
 def test_connections_that_break_off_at_once_do_not_end_the_listener(plane: Plane) -> None:
@@ -531,6 +583,21 @@ def test_columns_that_are_thrown_away_take_the_room_of_one(plane: Plane) -> None
         tracemalloc.stop()
         driver.close()
     assert peak < 16 * PAYLOAD
+
+
+def test_an_agent_that_announces_more_than_a_slot_costs_its_own_connection(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 columns it could announce 64 GiB, which a driver would have taken at once."""
+    with plane.client("unix") as shard:
+        number = shard.evict(0, column("a").key, TAG, 64, kv())
+        shard.wait_applied(number)
+        wanted = column("a", number)
+        lie = seal.pack((wanted.key, TAG, number), 64, seal.PAYLOAD_BYTES_MAX, 0)
+        lying = wire.Refilled(1, (lie,)).encode()
+        monkeypatch.setattr(wire.Refilled, "encode", lambda _: lying)
+        with pytest.raises(Lost, match="larger than its slots"):
+            shard.refill([Wanted(0, wanted)], [place()])
 
 
 def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
+from console.authority.issuing import Signer, make_root
+from kvss_agent import joining
+from kvss_agent.certificates import Peer, Role
+from kvss_agent.identity import ProcessIdentity, fingerprint
 from kvss_agent.joining import (
     AGAIN_SECONDS_MAX,
     ANSWER_BYTES_MAX,
@@ -27,6 +33,9 @@ from kvss_agent.joining import (
 )
 from kvss_agent.options import WrongSettings
 from kvss_agent.settings import parse
+from kvss_agent.trust import Trust
+from tests.hostile import agent as hostile
+from tests.hostile.answers import EXHAUSTING, bomb, says
 from tests.live import wait_until
 
 TOKEN = "t" * 32
@@ -121,12 +130,97 @@ def test_a_token_that_was_made_just_now_is_known_to_nobody(tmp_path: Path) -> No
     assert not parse(options, {}).is_new
 
 
+def certifying(issued: dict[str, str], digest: str, asked: list[str]) -> Answer:
+    def answer(request: httpx.Request) -> httpx.Response:
+        verb = request.url.path.rpartition("/")[2]
+        asked.append(verb)
+        assert request.headers["authorization"] == f"Bearer {OURS}"
+        if verb == "certificate":
+            assert set(json.loads(request.content)) == {"certificate_request"}
+            return httpx.Response(200 if issued else 409, json=issued)
+        return httpx.Response(200, json={"authorities": digest})
+
+    return answer
+
+
+async def test_it_asks_for_a_certificate_when_the_console_names_other_authorities(
+    tmp_path: Path,
+) -> None:
+    now = datetime.now(UTC)
+    root = make_root("one", now)
+    trust = Trust.load(ProcessIdentity.load(tmp_path, "node:ax-1"))
+    pem = trust.identity.public_key_pem
+    peer = Peer(Role.NODE, "ax-1", fingerprint(pem))
+    certificate = Signer(root.certificate, root.key).issue(peer, pem, timedelta(days=7), now)
+    issued = {"certificate": certificate, "authorities": root.certificate, "digest": "d1"}
+    us, asked = replace(IDENTITY, trust=trust), list[str]()
+    standing = Standing()
+
+    async def beat(issued: dict[str, str], digest: str) -> None:
+        transport = httpx.MockTransport(certifying(issued, digest, asked))
+        async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+            await Member(Console("http://console"), us, standing).once(client)
+
+    for refused in ({}, {**issued, "certificate": "nonsense"}, {"certificate": certificate}):
+        await beat(refused, "d1")
+        assert standing.state == "joined", "it goes on, and asks again with the next heartbeat"
+        assert not trust.has_certificate
+    assert standing.calls["not certified"] == 3
+    await beat(issued, "d1")
+    assert trust.digest == "d1"
+    assert asked[-2:] == ["heartbeat", "certificate"]
+    await beat(issued, "d1")
+    assert asked[-1] == "heartbeat", "nothing is due"
+    await beat(issued, "")
+    assert asked[-1] == "heartbeat", "a console of the version before"
+    await beat({**issued, "digest": "d2"}, "d2")
+    assert trust.digest == "d2"
+
+
+def test_a_console_is_believed_by_a_file(tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.pem"
+    options = ["--state-dir", str(tmp_path), "--console", "https://c", "--console-ca", str(authorities)]
+    with pytest.raises(WrongSettings, match="console-ca"):
+        parse(options, {})
+    authorities.write_text("nonsense")
+    with pytest.raises(WrongSettings, match="holds no certificates"):
+        parse(options, {})
+    authorities.write_text(make_root("one", datetime.now(UTC)).certificate)
+    console = parse(options, {}).console
+    assert console
+    assert isinstance(console.verify(), ssl.SSLContext)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["10.0.0.7:8410", "--plain-control", "yes"],
+        ["127.0.0.2:8410"],
+        ["[::1]:8410"],
+        ["10.0.0.7:8410", "--console", "https://c"],
+    ],
+)
+def test_plain_http_is_loopback_or_loud(tmp_path: Path, options: list[str]) -> None:
+    given = ["--state-dir", str(tmp_path), "--control", *options]
+    assert parse(given, {}).serves_tls == ("--console" in options)
+
+
+@pytest.mark.parametrize("control", ["10.0.0.7:8410", "0.0.0.0:8410", "[::]:8410", "ax-1:8410"])
+def test_plain_http_is_refused_where_others_listen(tmp_path: Path, control: str) -> None:
+    with pytest.raises(WrongSettings, match="tokens and keys could be read"):
+        parse(["--state-dir", str(tmp_path), "--control", control], {})
+
+
 def broken(_request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("nobody there")
 
 
 def torn(_request: httpx.Request) -> httpx.Response:
     raise httpx.RemoteProtocolError("cut off")
+
+
+DEEP = b'{"x": ' + b"[" * 60_000
+HUGE = b'{"heartbeat_seconds": %s}' % (b"9" * 4000)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +238,11 @@ def torn(_request: httpx.Request) -> httpx.Response:
         (lambda _: httpx.Response(200, json={"heartbeat_seconds": 1e9}), "joined", BEAT_SECONDS_MAX),
         (lambda _: httpx.Response(409, json={"detail": "No."}), "refused", REFUSED_SECONDS),
         (lambda _: httpx.Response(422, content=b"["), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(200, content=DEEP), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(422, content=DEEP), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(422, content=b'{"detail": "\xff"}'), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(200, content=b'{"heartbeat_seconds": 1e999}'), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(200, content=HUGE), "joined", BEAT_SECONDS),
     ],
 )
 async def test_whatever_it_answers_we_go_on(answer: Answer, state: str, seconds: float) -> None:
@@ -160,6 +259,31 @@ async def test_who_is_away_is_asked_less_and_less_but_never_given_up() -> None:
     assert waits[:3] == [0.5, 1, 2]
     assert waits[-1] == AGAIN_SECONDS_MAX
     assert standing.calls["away"] == 50
+
+
+async def test_a_heartbeat_that_fails_inside_is_not_the_last_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever is raised: a process that beats no more is lost, and its own page says all is well."""
+    facts: dict[str, object] = {"what can't be sent": object()}
+    standing = Standing()
+    with hostile.Peer(says(b"{}")) as console:
+        async with member(Console(console.url), replace(IDENTITY, facts=facts), standing):
+            await asyncio.to_thread(wait_until, "one has failed", lambda: standing.calls["away"] > 1)
+            assert "A heartbeat has failed inside" in caplog.text
+            facts.clear()
+            await asyncio.to_thread(wait_until, "it goes on", lambda: standing.state == "joined")
+
+
+@pytest.mark.parametrize("name", ["drips", "drips headers", "endless text", "bomb"])
+async def test_a_console_that_takes_its_time_is_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "ANSWER_SECONDS_MAX", 0.5)
+    standing = Standing()
+    answer = bomb(64) if name == "bomb" else EXHAUSTING[name]
+    with hostile.Peer(answer) as console:
+        async with httpx.AsyncClient(base_url=console.url, timeout=60) as client, asyncio.timeout(60):
+            await Member(Console(console.url), IDENTITY, standing).once(client)
+    assert standing.state == "away"
 
 
 async def test_who_has_no_console_is_alone_and_who_ends_does_not_wait_for_it() -> None:

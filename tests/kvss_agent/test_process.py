@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
+from kvss_agent.channel import STALL_SECONDS
 from kvss_agent.client import Header, Lost, Miss, Recalled, ShardClient, TierAnswer, Wanted
 from kvss_agent.metrics import METRICS
 from kvss_agent.pulling import SOURCE_SECONDS
@@ -289,10 +290,16 @@ def test_a_pull_that_waits_can_be_cancelled(tmp_path: Path) -> None:
         pull = new.http.post("/v1/shards/s/pull", json={**asked, "after": 1}).json()  # which never comes
         path = f"/v1/pulls/{pull['id']}"
         assert new.http.get(path).json()["state"] == "running"
-        assert new.http.delete(path).status_code == 202
-        began = time.monotonic()
-        wait_until("it is over", lambda: new.http.get(path).json()["state"] == "cancelled")
-        assert time.monotonic() - began < SOURCE_SECONDS
+        old.process.send_signal(signal.SIGSTOP)  # so that nothing but the cancelling ends it
+        try:
+            assert new.http.delete(path).status_code == 202
+            wait_until(
+                "it is over, before its source is given up",
+                lambda: new.http.get(path).json()["state"] == "cancelled",
+                SOURCE_SECONDS + STALL_SECONDS,
+            )
+        finally:
+            old.process.send_signal(signal.SIGCONT)
         assert new.stop() == 0
 
 
@@ -300,12 +307,10 @@ def test_sigterm_lets_drivers_leave_and_then_ends(running: AgentProcess) -> None
     running.tell(document(1, spec()))
     with running.client() as shard:
         shard.wait_applied(shard.evict(0, column("x").key, TAG, 64, kv()))
-        thread = threading.Timer(0.5, shard.close)
-        thread.start()
-        began = time.monotonic()
-        assert running.stop() == 0
-        assert time.monotonic() - began < 8
-        thread.join()
+        running.process.send_signal(signal.SIGTERM)
+        wait_until("it waits for drivers", lambda: "Draining" in running.log)
+        assert running.process.poll() is None
+    assert running.process.wait(30) == 0
     assert not (running.directory / "data.sock").exists()
     assert "everybody had left" in running.log
 
@@ -315,9 +320,7 @@ def test_a_large_grant_does_not_keep_it_from_stopping(running: AgentProcess) -> 
     told = document(1, spec("huge", slots=min(available // 2, 8 << 30) >> 20, payload=(1 << 20) - 64))
     assert running.http.put("/v1/desired", json=told).status_code == 202
     wait_until("it is at it", lambda: running.observed()["shards"][0]["progress"]["done_bytes"] > 0)
-    began = time.monotonic()
     assert running.stop() == 0
-    assert time.monotonic() - began < 10
 
 
 def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
@@ -330,10 +333,8 @@ def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
             shard.wait_applied(number)
             running.process.send_signal(signal.SIGSTOP)
             try:
-                began = time.monotonic()
                 with pytest.raises(Lost, match="does not answer"):
                     shard.spill([Wanted(0, column("x", number))], wait_seconds=0.1, seconds=0.2)
-                assert time.monotonic() - began < 5
                 # What is in shared memory is there whether the agent answers or not.
                 if kind == "shm":
                     assert isinstance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from kvss_agent import seal, wire
 from kvss_agent.arena import slot_bytes_for
 from kvss_agent.breach import Cause
+from kvss_agent.channel import Channel
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
 from kvss_agent.client.line import Address, Credentials, Line
 from kvss_agent.wire import Role
@@ -321,7 +323,7 @@ def test_a_refill_of_what_never_comes_is_late(plane: Plane) -> None:
         began = time.monotonic()
         found = shard.refill([Wanted(0, column("a", 7))], [place()], wait_seconds=0.2)
         assert found == [Miss.LATE]
-        assert 0.15 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.15, "it has not waited"
         with pytest.raises(ValueError, match="there was no evict 5"):
             shard.wait_applied(5)
 
@@ -420,3 +422,26 @@ def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
 def test_what_is_not_applied_in_time_says_so(plane: Plane) -> None:
     with plane.client("shm") as shard, pytest.raises(NotApplied):
         shard.wait_applied(1)
+
+
+def test_who_connects_waits_while_others_fill_the_queue_of_a_unix_socket(tmp_path: Path) -> None:
+    """Strangers could otherwise keep a driver out by connecting faster than they are looked at."""
+    path = tmp_path / "s"
+    opened: list[Channel] = []
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(str(path))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # until the queue is full
+                stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+                stranger.setblocking(False)
+                stranger.connect(str(path))
+        late = threading.Thread(target=lambda: opened.append(Address(path=str(path)).open(None, 1.0)))
+        late.start()
+        while not opened:
+            stack.enter_context(listener.accept()[0])
+            late.join(0.05)
+            if not late.is_alive():
+                break
+        assert opened, "it was refused"
+        opened[0].close()

@@ -15,7 +15,7 @@ from console.stack.core import State
 from tests.stack.world import World
 
 SEEDS = int(os.environ.get("SEEDS", "20"))
-STEPS = int(os.environ.get("STEPS", "400"))
+STEPS = int(os.environ.get("STEPS") or 400)
 ONLY_SEED = os.environ.get("SEED", "")
 CALM_TICKS = 400  # as long as the longest pause and a few watchdogs
 

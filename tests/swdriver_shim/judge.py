@@ -283,14 +283,16 @@ class WatchedDriver(Driver):
 
     judge: Judge
 
-    def _removed(self, begin: Callable[[], Removal], seconds: float) -> Receipt:
+    def _removed(
+        self, begin: Callable[[], Removal], seconds: float, org: str, tag: bytes | None
+    ) -> Receipt:
         begun: list[Removal] = []
 
         def begin_it() -> Removal:
             begun.append(begin())
             return begun[0]
 
-        receipt = super()._removed(begin_it, seconds)
+        receipt = super()._removed(begin_it, seconds, org, tag)
         if receipt.done:
             self.judge.confirmed(begun[0])
         return receipt

@@ -4,8 +4,10 @@ All that decides or moves a byte is the code that runs in production: `Driver` w
 carrier and its shards, the clients of both transports, and of an agent the connections, the shards with
 their cores and arenas, the pulls, and tier 2 with its index. Threads, clocks, event loops, sockets and
 files are not: threads are left and go on as chance has it (`tests.one_thread`), and sockets and disks
-fail as it has it. Agents crash and come back empty, connections break at any byte, bits flip, files
-vanish, shards shrink, grow and move, all while an engine stores, loads, deletes and purges.
+fail as it has it. Agents crash and come back empty, connections break at any byte or are slow, bits
+flip, files vanish, disks are full, processes stand still, the calendar is put back and ahead, agents and
+driver are upgraded one after the other, shards shrink, grow and move, all while an engine stores, loads,
+deletes and purges.
 
 What comes of that is for `judge` to say. What is not tried: the control API and the documents of agents
 and driver, TLS, a driver that dies (its successor knows nothing of what lies in memory), and shards with
@@ -15,6 +17,7 @@ agents that don't share tier 2 and move.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Self
@@ -29,13 +32,13 @@ from tests.swdriver_shim.simulated.world import LAYOUT, ORGS, World, name_of
 
 class Simulation:
     def __init__(self, seed: int) -> None:
-        self._chance = chance = random.Random(seed)
+        self.chance = chance = random.Random(seed)
         self.world = World(chance)
         self._engine = Engine(self.world)
         self._misfortune = Misfortune(self.world)
         # Each life has a temper of its own: something happens often in it, and something never.
         always = [1.0, 1.0, 1.0]
-        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(14))]
+        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(20))]
         self._is_rough = False
         self._spell = 0
 
@@ -52,28 +55,28 @@ class Simulation:
         if self._spell <= 0:  # there are quiet times, in which caches fill
             self._is_rough = not self._is_rough
             self._spell = (
-                self._chance.randint(30, 100) if self._is_rough else self._chance.randint(30, 200)
+                self.chance.randint(30, 100) if self._is_rough else self.chance.randint(30, 200)
             )
-        if self.world.driver and self._chance.random() < 0.25:
+        if self.world.driver and self.chance.random() < 0.25:
             acts = [*self._engine.wishes(), *(self._misfortune.kinds() if self._is_rough else ())]
             weights = [weight * temper for (_, weight), temper in zip(acts, self._temper, strict=False)]
-            self._chance.choices([act for act, _ in acts], weights)[0]()
+            self.chance.choices([act for act, _ in acts], weights)[0]()
         else:
-            self._go_on(self._chance.randint(1, 30))
+            self._go_on(self.chance.randint(1, 30))
         self.check()
 
     def _go_on(self, slices: int) -> None:
         for _ in range(slices):
             if not self.world.turns.go_on():  # all of them wait for something
-                if self._is_rough and self._chance.random() < 0.1:
-                    self.world.turns.pass_time(self._chance.choice((0.3, 1.0, 4.0, 15.0)))
+                if self._is_rough and self.chance.random() < 0.1:
+                    self.world.turns.pass_time(self.chance.choice((0.3, 1.0, 4.0, 15.0)))
                 self.world.turns.pass_time_until_something_is_due(1.0)
                 return
 
     def check(self) -> None:
         if self.world.driver:
             ledger = self.world.driver.ledger
-            if self._chance.random() < 0.1:
+            if self.chance.random() < 0.1:
                 ledger.check_integrity()
                 self.world.inspect()
             else:
@@ -96,11 +99,15 @@ class Simulation:
         self._is_rough = False
         for disk in world.disks:
             disk.faults = 0
+            disk.is_full = False
+        self.world.turns.let_go_on(self.world.process)
         for agent in world.agents:
             agent.listen()
             agent.start_again()
+            agent.go_on()
             for end in agent.ends:
                 end.incoming.held_until = end.outgoing.held_until = 0
+                end.incoming.slow_seconds = end.outgoing.slow_seconds = 0
         self._until(
             lambda: world.driver is not None and not misfortune.moving,
             "moves come to their end",
@@ -145,6 +152,9 @@ class Simulation:
         world.seen["restored"] += recalled.restored
         world.seen["late"] += recalled.late
 
+    def what_was_seen(self) -> Counter[str]:
+        return self.world.seen + Counter({"turns": self.world.turns.slices})
+
     @staticmethod
     def _is_quiet(driver: Driver) -> bool:
         ledger, stock = driver.ledger, driver.ledger.stock
@@ -155,11 +165,13 @@ class Simulation:
             forgetting._closed,
         )  # fmt: skip
         carrier = driver._carrier
+        is_left = any(shard.has_former_homes for of in driver._shards for shard in of)
         is_carrying = carrier._is_busy or carrier._spilling or carrier._searching
         return (
             stock.reachable
             and not any(busy)
             and not is_carrying
+            and not is_left
             and all(pool.line >= 12 for pool in slots.pools)
         )
 

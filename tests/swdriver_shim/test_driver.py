@@ -13,7 +13,15 @@ import pytest
 
 from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
-from kvss_agent.client import Credentials, Miss, ShardClient, StreamClient, Transport, connect
+from kvss_agent.client import (
+    Credentials,
+    Lost,
+    Miss,
+    ShardClient,
+    StreamClient,
+    Transport,
+    connect,
+)
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
@@ -316,6 +324,40 @@ def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
         shard = engine.driver._shards[0][0]
         assert shard.move(fleet.connect("0.0 again", kind), lambda *_: PULLED)
         assert engine.driver.purge("acme", seconds=10).done
+
+
+def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) -> None:
+    """Also where nothing is left of it: what comes before the move has still higher numbers."""
+    with driving(fleet, "unix") as engine:
+        engine.store(prompt(tokens(1, 2, 3)))
+        shard = engine.driver._shards[0][1]
+        before = shard.count_from
+        assert engine.driver.purge("acme", seconds=10).done
+        assert shard.count_from >= before
+
+
+def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_again(
+    fleet: Fleet,
+) -> None:
+    """A new home that has counted less than the old one did: nothing there is taken for broken off."""
+    with driving(fleet, "unix") as engine:
+        asked = prompt(tokens(1, 2, 3))
+        engine.store(asked)
+        shard, afters = engine.driver._shards[0][1], list[int]()
+        fleet.make_one("moved", 32 * C, 20, 0)
+
+        def is_reached_again_first(slots: Sequence[int], after: int) -> Pulled:
+            if not afters:
+                client = shard._client
+                assert client
+                shard._lose(client, Lost("a connection has broken"))
+                wait_until("it is reached again", lambda: shard.is_open)
+            afters.append(after)
+            assert shard.left_to_move == 3
+            return Pulled(done=False, bytes=0)
+
+        assert shard.move(fleet.connect("moved", "unix"), is_reached_again_first)
+        assert all(after > 0 for after in afters)
 
 
 def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(

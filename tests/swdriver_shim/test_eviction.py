@@ -440,3 +440,24 @@ class TestReturns:
     def test_any_age_is_one(self, age: float) -> None:
         returns = Returns([1.0, 1.0])
         assert all(rates[age_of(age)] > 0 for rates in returns.rate)
+
+
+def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> None:
+    """By reading prompts are pinned, all of them at once; nobody may go, and no entry may stay."""
+    driver = Driver(Cost())
+    for number in range(200):
+        driver.store(f"prompt {number}", 0.0).holds += 1
+    assert driver.evict(1.0) is None
+    driver.policy.check_integrity(driver.columns.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_last_use_may_be_before_this_machine_started(name: str) -> None:
+    """A cache that is taken up again after a restart has last uses before the clock's zero."""
+    driver = Driver(POLICIES[name]())
+    for used_at in (-90_000.5, -90_002.5, 1.5):
+        driver.store(str(used_at), used_at)
+    driver.policy.check_integrity(driver.columns.values())
+    while driver.evict(2.0):
+        driver.policy.check_integrity(driver.columns.values())
+    assert not driver.columns

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kvss_agent.breach import Cause
-from kvss_agent.client import Credentials, Miss
+from kvss_agent.client import Credentials, Lost, Miss
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.deciding import Decider
@@ -213,6 +213,36 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         assert both.load(asked) == 0, "without a controller to pull with it starts empty"
         both.store(asked)
         assert both.load(asked) == 2 * C
+
+
+def test_a_home_that_a_worker_has_left_is_emptied_before_a_receipt(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1, 2)))
+        both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from)
+        pulling = Pulling(None, "moved", "unix:nowhere", "0.1", DRIVER)
+        assert both.far["0.1"].move(both.home("moved"), pulling)
+        assert both.driver.purge("acme", seconds=20).done
+        old = both.fleet.plane.shards["0.1"]
+        assert not old.occupied()
+        wait_until("it is forgotten", lambda: not both.far["0.1"].has_former_homes)
+        assert both.far["0.1"].former_homes == []
+
+
+def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1)))
+        far, left = both.far["0.1"], Home("unix:/nowhere", "0.1", lambda: Credentials(DRIVER, SECRET), 0)
+        shard = both.workers[1].shards["0.1"]
+        client = shard._client
+        assert client
+        shard._connect = left
+        shard._lose(client, Lost("a node is lost"))
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        assert far.move(both.home("moved"), Pulling(None, "moved", "unix:/nowhere", "0.1", DRIVER))
+        assert not both.driver.purge("acme", seconds=0.5).done
+        assert len(far.former_homes) == 1
+        far.forget_removed(["unix:/nowhere"])
+        assert both.driver.purge("acme", seconds=20).done
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:

@@ -172,6 +172,15 @@ def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
     assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
 
 
+def test_a_shorter_ttl_makes_no_sweeper_late() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=7 * 86_400))
+    store(made, prompt(conversation(1)), 0)
+    made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=60))}, 3600)
+    made.sweep(3601)
+    assert made.stock.account("acme").bytes == 0
+    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (0, 1)
+
+
 def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
     made = ledger(acme=Policy(ttl_last_use_seconds=1000))
     asked = prompt(conversation(1, 2))

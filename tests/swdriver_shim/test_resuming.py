@@ -120,11 +120,14 @@ def test_what_has_expired_meanwhile_is_not_served(fleet: Fleet, notes: Path, cal
     with life(fleet, notes, calendar, acme=policy) as engine:
         engine.store(asked)
         engine.store(kept)
-    calendar.ahead += 101
+    calendar.ahead += 1000
     with life(fleet, notes, calendar, acme=policy) as engine:
         assert engine.load(asked) == 0
         assert engine.load(kept) == C
         wait_until("it is emptied", lambda: engine.driver.groups()[0].used == 1)
+        overstay = engine.driver.ledger.stock.overstay
+        assert overstay.columns == 0, "while all was stopped nobody could have read it"
+        assert overstay.seconds_max < 100
 
 
 def test_a_calendar_that_was_put_back_keeps_nothing_too_long(

@@ -181,6 +181,24 @@ def test_what_is_deleted_is_deleted_again_where_a_shard_returns_to(
     assert len(made.forgetting.take(256)) == 2
 
 
+def test_however_often_shards_move_what_has_to_go_waits_once() -> None:
+    made = ledger(8, acme=KEPT, globex=KEPT)
+    deleted = prompt(conversation(1, 2, 3))
+    made.delete(deleted)
+    made.purge("globex", tag=keys("globex").tag)
+    for _ in range(5):
+        made.stock.purge_again()
+    first = made.forgetting.take(256)
+    assert len(first) == 2 * len(deleted.keys), "for the delete, and for wherever shards are now"
+    purges = []
+    while purge := made.forgetting.take_purge():
+        purges.append(purge)
+    assert [purge.account.org for purge in purges] == ["globex"]
+    made.stock.purge_again()
+    assert len(made.forgetting.take(256)) == len(deleted.keys), "what is on its way goes elsewhere"
+    assert made.forgetting.take_purge()
+
+
 def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:
     made = ledger(8, acme=KEPT)
     asked = prompt(conversation(1))

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from console.environment import PROJECT
+from kvss_agent import http_api
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
+from swdriver_shim.daemon import service
 from swdriver_shim.daemon.metrics import METRICS
-from swdriver_shim.desired import token_hash
+from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.desired import OrgSpec, token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace
 from swdriver_shim.policy import Policy
+from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -87,7 +97,12 @@ class Daemon:
     """A driver's daemon, as a process of its own."""
 
     def __init__(
-        self, directory: Path, *options: str, launch: Sequence[str] = (), host: str = "127.0.0.1"
+        self,
+        directory: Path,
+        *options: str,
+        launch: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        tls: Tls | None = None,
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.log = directory / "log"
@@ -101,7 +116,7 @@ class Daemon:
         wait_until("it listens", lambda: "Listening" in self.log.read_text())
         found = re.search(rf"Listening on ({re.escape(host)}:\d+)", self.log.read_text())
         assert found
-        self.http = httpx.Client(base_url=f"http://{found[1]}", timeout=60)
+        self.http = control_client(found[1], tls=tls, seconds=60)
 
     def stop(self) -> int:
         self.http.close()
@@ -368,6 +383,13 @@ def test_a_shard_moves_when_the_document_says_so_and_takes_its_bytes_along(
     assert daemon.load(ACME, tokens) == (5 * C, kv(5 * C))
 
 
+def proven(daemon: Daemon) -> float:
+    """Connections whose peer has shown a token."""
+    text = daemon.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
+    [count] = re.findall(r'swdriver_http_connections{peer="proven"} (\S+)', text)
+    return float(count)
+
+
 def test_a_controller_can_mend_what_all_callers_are_waiting_for(
     daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
@@ -375,9 +397,14 @@ def test_a_controller_can_mend_what_all_callers_are_waiting_for(
     other.tell(document(1, spec("s", 20, EACH * C, applied=daemon.shard()["count_from"])))
     agents[0].kill()
     wait_until("it is noticed", lambda: daemon.shard()["slots"] is None)
+    removed = [f"unix:{agents[0].directory}/data.sock"]  # or it might come back with everything
     with ThreadPoolExecutor(40) as callers:
-        purges = [callers.submit(daemon.ask, ACME, "purge") for _ in range(40)]
-        assert daemon.control("desired", told(agents, 2, where=other)).status_code == 202
+        purges: list[Future[httpx.Response]] = []
+        for count in (20, 40):  # of one origin only so many are let in before they have shown a token
+            purges += [callers.submit(daemon.ask, ACME, "purge") for _ in range(20)]
+            wait_until("they wait", lambda: proven(daemon) >= count)  # noqa: B023
+        document_2 = told(agents, 2, where=other, agents_removed=removed)
+        assert daemon.control("desired", document_2).status_code == 202
         assert {purge.result().status_code for purge in purges} == {200}, "none was too late"
 
 
@@ -466,19 +493,9 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path)
     assert "--control is 'x': it should be HOST:PORT." in run.stderr
 
 
-def test_the_controller_purges_an_org_and_sees_what_expired(daemon: Daemon) -> None:
+def test_the_controller_sees_what_expired(daemon: Daemon) -> None:
     tokens = list(range(2 * C))
-    daemon.store(ACME, tokens, kv(len(tokens)))
     daemon.store(GLOBEX, tokens, kv(len(tokens)))
-    headers = {"authorization": f"Bearer {CONTROL}"}
-    receipt = daemon.http.post("/v1/purge_org", json={"org": "acme"}, headers=headers).json()
-    assert (receipt["columns"], receipt["done"]) == (2, True)
-    assert daemon.load(ACME, tokens) == (0, b"")
-    assert daemon.load(GLOBEX, tokens)[0] == len(tokens)
-    nobody = daemon.http.post("/v1/purge_org", json={"org": "initech"}, headers=headers)
-    assert nobody.status_code == 404
-    assert daemon.ask(ACME, "purge_org", org="globex").status_code == 401
-
     daemon.ask(GLOBEX, "set_ttl", tokens=tokens, seconds=1)
 
     def expired() -> int:
@@ -486,3 +503,72 @@ def test_the_controller_purges_an_org_and_sees_what_expired(daemon: Daemon) -> N
         return int(stats["globex"]["expired"]["dram"])
 
     wait_until("they are over, and counted", lambda: expired() == 2)
+
+
+async def test_long_bodies_of_one_org_are_read_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside the event loop, on which all others are answered."""
+    shim, begun, go_on = Shim("job", None), Queue[int](), threading.Event()
+    orgs = {name: OrgSpec(name=name, secret=name.encode() * 32) for name in ("acme", "globex")}
+    monkeypatch.setattr(shim, "caller", orgs.get)
+
+    def reading(raw: bytes, decoder: Any) -> Any:
+        if len(raw) > service.BODY_BYTES_LEAST:
+            begun.put(len(raw))
+            assert go_on.wait(60)
+        return http_api.decode(raw, decoder)
+
+    monkeypatch.setattr(service, "decode", reading)
+    transport = httpx.ASGITransport(service.Service(shim, "t" * 32).application())
+    async with httpx.AsyncClient(transport=transport, base_url="http://driver") as client:
+
+        async def ask(org: str, tokens: int) -> int:
+            told = {"tokens": [1] * tokens}
+            headers = {"authorization": f"Bearer {org}"}
+            return (await client.post("/v1/query", json=told, headers=headers)).status_code
+
+        asked = [asyncio.create_task(ask("acme", 100_000 + number)) for number in range(3)]
+        first = await asyncio.to_thread(begun.get, timeout=60)
+        assert await ask("globex", 10) == 409  # it has not been told what to be; and says so at once
+        asked.append(asyncio.create_task(ask("globex", 200_000)))
+        assert await asyncio.to_thread(begun.get, timeout=60) > 2 * 200_000 > first
+        assert begun.empty()
+        go_on.set()
+        assert set(await asyncio.gather(*asked)) == {409}
+
+
+def test_half_sent_bodies_of_one_org_cost_another_nothing(
+    tmp_path: Path, agents: list[AgentProcess]
+) -> None:
+    """They count with what they announce, so the org waits for itself; nothing more is taken of it."""
+    announced = 30 << 20
+    made = Daemon(tmp_path / "driver", "--transfer-memory", "64M")
+    process = psutil.Process(made.process.pid)
+    try:
+        assert made.control("desired", told(agents)).status_code == 202
+        wait_until("it is ready", made.is_ready)
+        before = process.memory_info().rss
+        url = made.http.base_url
+        head = b"POST /v1/store HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n"
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                sock = socket.create_connection((url.host, url.port or 80), timeout=2)
+                stack.callback(sock.close)
+                sock.sendall(head % (ACME.encode(), announced))
+                with contextlib.suppress(TimeoutError):  # it is not read any more
+                    sock.sendall(b"x" * (announced - 1))
+            tokens = list(range(C))
+            stored = made.store(GLOBEX, tokens, kv(C))
+            assert stored.status_code == 200, stored.text
+            assert made.load(GLOBEX, tokens) == (C, kv(C))
+            assert process.memory_info().rss - before < 64 << 20
+        refused = made.ask(ACME, "load", tokens=tokens)
+        assert refused.status_code in (200, 429), "what was cut off counts no more, soon"
+        too_large = made.store(ACME, tokens, bytes(33 << 20))
+        assert too_large.status_code == 413
+        assert "at most 33554432 bytes" in too_large.text
+        page = made.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
+        assert 'swdriver_transfer_bytes{which="most"} 67108864' in page
+    finally:
+        made.kill()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
+from msgspec import structs
 
+from swdriver_shim.daemon.places import Place, Places
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
+from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER
 from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
-from tests.swdriver_shim.prompts import NAMESPACE, SECRET
-from tests.swdriver_shim.test_driver import LAYOUT
+from tests.live import wait_until
+from tests.swdriver_shim.prompts import NAMESPACE, SECRET, prompt
+from tests.swdriver_shim.test_driver import LAYOUT, C, Engine, Fleet, fleet, tokens
+
+__all__ = ["fleet"]
 
 
 def document(
@@ -59,5 +67,76 @@ def test_a_request_that_is_late_does_not_bring_an_old_secret_back(tmp_path: Path
         [now] = shim.set_desired(document(nowhere, orgs, generation=2, secret=other)).orgs
         assert shim.keys(before).tag == isolation_tag("acme", SECRET), "who came before that"
         assert shim.keys(now).tag == isolation_tag("acme", other)
+    finally:
+        shim.stop()
+
+
+def moved(raw: bytes, *, generation: int, group: str, index: int, to: str) -> bytes:
+    """The same document, with another home of one shard at the same agent."""
+    told = msgspec.json.decode(raw, type=Desired)
+    homes = tuple(
+        structs.replace(home, shard=to) if (home.group, home.index) == (group, index) else home
+        for home in told.homes
+    )
+    return msgspec.json.encode(structs.replace(told, generation=generation, homes=homes))
+
+
+def test_a_home_that_an_earlier_life_has_left_is_emptied_by_the_next(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """A driver that was stopped is told to go on elsewhere: what it had at the old home is nobody's."""
+    notes, told = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
+    first = Shim("job", None, notes=notes)
+    first.set_desired(told)
+    wait_until("it is ready", lambda: first.is_ready)
+    asked = prompt(tokens(1, 2))
+    Engine(first.mover).store(asked)
+    first.stop()
+    old = fleet.plane.shards["0.1"]
+    assert old.occupied() == 2
+    fleet.make_one("elsewhere", 32 * C, 20, 1 << 40)
+    second = Shim("job", None, notes=notes)
+    second.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
+    try:
+        wait_until("the old home is empty", lambda: not old.occupied())
+        wait_until("it is ready", lambda: second.is_ready)
+        assert Engine(second.mover).store(asked)
+        wait_until("it is forgotten", lambda: not second.observed()["shards"][1]["former_homes"])
+        second.observed()
+        assert not Places(notes / "places").left_by(("full", 1))
+    finally:
+        second.stop()
+
+
+def test_a_driver_that_has_moved_no_shard_has_nothing_to_complain_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Places(tmp_path / "places").left_by(("full", 1)) == []
+    assert not caplog.records
+    (tmp_path / "places").write_text("nonsense")
+    assert Places(tmp_path / "places").left_by(("full", 1)) == []
+    assert "can't be read" in caplog.text
+
+
+def test_where_a_shard_is_about_to_leave_is_written_down_before_it_moves(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed in the middle of a move has left bytes at both homes."""
+    notes, told = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
+    shim, seen = Shim("job", None, notes=notes), list[list[Place]]()
+    shim.set_desired(told)
+    fleet.make_one("elsewhere", 32 * C, 20, 1 << 40)
+    move = Shard.move
+
+    def look(self: Shard, *rest: Any) -> bool:
+        seen.append(Places(notes / "places").left_by(("full", 1)))
+        return move(self, *rest)
+
+    monkeypatch.setattr(Shard, "move", look)
+    try:
+        wait_until("it is ready", lambda: shim.is_ready)
+        shim.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
+        wait_until("it has moved", lambda: shim.observed()["shards"][1]["shard"] == "elsewhere")
+        assert seen == [[Place(f"unix:{fleet.plane.unix}", "0.1")]]
     finally:
         shim.stop()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 
-from swdriver_shim.daemon import service
+from swdriver_shim.daemon import service, shim
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
 
@@ -22,6 +22,7 @@ class Slow:
         self.goes_on = threading.Event()
         self.begun: Counter[str] = Counter()
         self.driver = self
+        self.transfers, self.verbs = shim.shares_of(1 << 30)
 
     def caller(self, token: str) -> OrgSpec | None:
         return self.orgs.get(token)
@@ -42,11 +43,11 @@ async def test_an_org_whose_calls_all_wait_does_not_hold_up_another() -> None:
             answer = await http.post("/v1/prefetch", json={"continue_id": "c"}, headers=headers)
             return answer.json()
 
-        waiting = [asyncio.create_task(ask("acme")) for _ in range(2 * service.VERBS_AT_ONCE)]
+        waiting = [asyncio.create_task(ask("acme")) for _ in range(2 * shim.VERBS_AT_ONCE)]
         try:
             assert await ask("globex") == {"begun": True}
             assert not any(one.done() for one in waiting)
-            assert slow.begun["acme"] <= service.VERBS_OF_ONE_ORG
+            assert slow.begun["acme"] <= shim.VERBS_OF_ONE_ORG
         finally:
             slow.goes_on.set()
         assert await asyncio.gather(*waiting) == [{"begun": True}] * len(waiting)

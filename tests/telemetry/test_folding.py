@@ -77,11 +77,11 @@ def as_told(rows: list[Any]) -> dict[tuple[str, int, Series], Cell]:
 def test_folded_is_added_one_by_one(batches: list[list[tuple[Record, Shape]]]) -> None:
     folder = Folder()  # which goes on with what it knows of shapes
     for told in batches:
-        assert as_told(folder.fold(told)) == one_by_one(told)
+        assert as_told(folder.fold(told, 0.0)) == one_by_one(told)
 
 
 def test_nothing_is_folded_to_nothing() -> None:
     shape = Shape(())
     told = Record("a", 1, "agent", "ax1", "1", "host", 1, 1.0, 1000.0, shape.digest, Cells([], [], []))
-    [row] = Folder().fold([(told, shape)])
+    [row] = Folder().fold([(told, shape)], 0.0)
     assert (row.topic, row.cells) == ("node:ax1", Cells([], [], []))

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 
 from telemetry import ingest as module
-from telemetry import rollup, transfers
+from telemetry import rollup, streams, transfers
 from telemetry.cells import Cells
 from telemetry.deltas import Collect
 from telemetry.emitter import Emitter
@@ -207,12 +207,12 @@ def test_what_comes_late_is_added_to_every_level(client: redis.Redis, roll_up: R
 def test_a_batch_that_was_not_acknowledged_is_read_again_and_counts_once(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    monkeypatch.setattr(streams, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
     numbers = Numbers()
     numbers.work()
     emitter_of(numbers.collect).emit(time.time())
     killed = joined(client, "killed")
-    killed._write(killed._fresh(), time.time())  # and then it dies, before it acknowledges
+    killed.write(killed.streams.read(), time.time())  # and then it dies, before it acknowledges
     before = sums("fresh")
     survivor = joined(client, "survivor")
     assert survivor.step() == 1
@@ -238,7 +238,7 @@ def test_a_batch_that_could_not_be_written_leaves_nothing_and_is_not_acknowledge
             member.step()
     assert client.xpending(STREAM, GROUP)["pending"] == 1
     assert not Source.objects.exists()
-    monkeypatch.setattr(module, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    monkeypatch.setattr(streams, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
     assert member.step() == 1
     assert sums("fresh")["org:acme"] == {"test_columns_total": 3}
 
@@ -296,7 +296,7 @@ def record(**changes: object) -> bytes:
         ({"cells": [[], [], [[0.1, 3, 1.5]]]}, "malformed"),
         ({"at": 4e9}, "untimely"),
         ({"at": 5.0}, "untimely"),
-        ({"at": float("nan")}, "untimely"),
+        ({"at": float("nan")}, "malformed"),
         ({"shape": b"x" * 16}, "unknown_shape"),
     ],
     ids=str,

@@ -31,7 +31,7 @@ from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.moving.agents import Control
-from swdriver_shim.moving.between_halves import Place
+from swdriver_shim.moving.between_halves import Place, read
 from swdriver_shim.moving.far import FarShard, Line
 from swdriver_shim.moving.granting import grant, part_name, shard_name
 from swdriver_shim.moving.homes import Home
@@ -39,6 +39,8 @@ from swdriver_shim.moving.paths import PathSpec
 from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
+
+_SAVED: Final = msgspec.msgpack.Decoder(Saved)
 
 RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 
@@ -176,7 +178,7 @@ class Deciding:
         )
 
     def _told(self, raw: msgspec.Raw) -> None:
-        self.scheduling.saved(msgspec.msgpack.decode(raw, type=Saved))
+        self.scheduling.saved(read(raw, _SAVED))
 
     # Who asks
 
@@ -252,6 +254,7 @@ class Api:
         """Raises OSError for a port that is taken."""
         self._listener = daemon.listen((spec.host, spec.port))
         self._application = Service(shim, spec.token).application()
+        self._policy = shim.http
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
@@ -266,5 +269,5 @@ class Api:
         self._loop.close()
 
     async def _serve(self) -> None:
-        async with daemon.serving(self._application, self._listener):
+        async with daemon.serving(self._application, self._listener, self._policy):
             await self._stop.wait()

@@ -31,7 +31,7 @@ from kvss_agent.options import redis_url
 from kvss_agent.settings import REDIS_URL
 from swdriver_shim.adapters.claims import KEY_BYTES_MIN
 from swdriver_shim.adapters.vllm.blocks import Unfit
-from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
+from swdriver_shim.desired import Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
 from swdriver_shim.layout import SHARDS_MAX
 
 WAIT_SECONDS: Final = 0.2
@@ -49,10 +49,12 @@ class NameSpec(Document, frozen=True):
     revision: Text = ""
 
 
-class AgentSpec(ControlSpec, frozen=True):
-    """An agent that is this engine's alone: it is told to keep so many bytes for it, and nothing else.
-    `tier2` goes to it as it is."""
+class AgentSpec(Document, frozen=True):
+    """An agent that is this engine's alone, with the token of its API: it is told to keep so many
+    bytes for it, and nothing else. `tier2` goes to it as it is."""
 
+    url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)]
     address: Annotated[str, Meta(max_length=500)]
     memory_bytes: Annotated[int, Meta(ge=1 << 20)]
     tier2: dict[str, Any] | None = None

@@ -128,7 +128,7 @@ class Cost(Eviction[C]):
         assert self._count == len(columns)
         assert self._waiting.keys() <= columns
         assert all(column.holds or column in self._waiting for column in columns)
-        for heaps_of_end in zip(*self._kinds, strict=True):
+        for sign, heaps_of_end in zip((1, -1), zip(*self._kinds, strict=True), strict=True):
             entries = sum(len(heap) for heap in heaps_of_end)
             assert entries <= self._entries <= 2 * len(self._waiting) + _SLACK
             here = {
@@ -140,7 +140,8 @@ class Cost(Eviction[C]):
             assert here.keys() == self._waiting.keys()
             for column, (kind, entry) in here.items():
                 assert column.holds or kind == _kind(column, column.uses), "of another kind by now"
-                assert column.holds or abs(entry[0]) == column.used_at // SAME_AGE_S, "used since"
+                used = sign * entry[0]  # below zero for what was used before this machine started
+                assert column.holds or used == column.used_at // SAME_AGE_S, "used since"
         self._returns.check_integrity()
 
     def _offer(self, kind: int, now: float) -> _Offer[C]:
@@ -163,6 +164,7 @@ class Cost(Eviction[C]):
                 heappop(heap)
                 if is_waiting:
                     del waiting[column]
+        self._throw_away_stale()  # their entries at the other end are
         return least
 
     def _forget(self, column: C) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from telemetry.decoding import Count
 
 if TYPE_CHECKING:
     from swdriver_shim.cache.reasons import Tally
@@ -34,6 +35,7 @@ _THRESHOLD_BYTES: Final = 4
 ALL_KEYS: Final = 1 << 8 * _THRESHOLD_BYTES
 KEY_BYTES: Final = 8
 DEPTH_MAX: Final = 0x7FFF
+TIME_MAX_S: Final = 1 << 33
 _TAIL: Final = 0x8000
 _ABOVE_ALL: Final = b"\xff" * 17
 _HEAD: Final = struct.Struct("<BHdI")
@@ -104,18 +106,18 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one driver knows of how an org comes back. Times are of its clock."""
 
     org: str
-    now: float
+    now: Annotated[float, Meta(ge=0, lt=TIME_MAX_S)]
     complete: bool  # nothing has been forgotten
-    stride: int
-    threshold: int
-    requests: int  # since the start, as are
-    requested: int  # tokens,
-    columns: int  # whole ones, and
-    hit: int  # tokens
-    held_bytes: int  # what the org has in memory
-    room_bytes: int  # what it could have: that, and what is free
-    column_bytes: int
-    log: bytes
+    stride: Annotated[int, Meta(ge=1, le=STRIDE_MAX)]
+    threshold: Annotated[int, Meta(ge=1, le=ALL_KEYS)]
+    requests: Count  # since the start, as are
+    requested: Count  # tokens,
+    columns: Count  # whole ones, and
+    hit: Count  # tokens
+    held_bytes: Count  # what the org has in memory
+    room_bytes: Count  # what it could have: that, and what is free
+    column_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
+    log: Annotated[bytes, Meta(max_length=2 * LOG_BYTES_MAX)]
 
     @property
     def share(self) -> Share:
@@ -287,7 +289,7 @@ _Parsed = tuple[Kind, float, int, bytes, list[tuple[bytes, int]]]
 
 
 def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
-    place = 0
+    place, newest = 0, 0.0
     try:
         while place < len(log):
             number, count, at, length = _HEAD.unpack_from(log, place)
@@ -298,6 +300,9 @@ def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
             references = list(_REFERENCE.iter_unpack(log[begin:end]))
             if end > len(log):
                 raise ValueError("a log of reuse ends in the middle")
+            if not newest <= at < TIME_MAX_S:  # which NaN is not either
+                raise ValueError("a log of reuse goes back in time, or beyond it")
+            newest = at
             yield kind, at, length, counts, references
             place = end
     except (struct.error, IndexError) as error:

@@ -12,9 +12,10 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.ingest import BATCH_MAX, Counts, Ingest
+from telemetry.ingest import Counts, Ingest
 from telemetry.notify import notify
 from telemetry.rounds import keep
+from telemetry.streams import BATCH_MAX
 from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
@@ -23,14 +24,17 @@ ROUND_SECONDS: Final = 0.5  # a batch is what has come in meanwhile: fewer trans
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = "Read the telemetry stream into PostgreSQL until told to stop. Several may run."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=5)
+        client = redis.Redis.from_url(
+            settings.INGEST_URL, socket_timeout=10, socket_connect_timeout=5, driver_info=None
+        )
         counts = Counts()
         reading = Reading(Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts))
         telling = Telling(
-            settings.REDIS_URL, settings.OTLP_URL, "ingest", settings.VERSION, collect=counts.collect
+            settings.TELEMETRY_URL, settings.OTLP_URL, "ingest", settings.VERSION, collect=counts.collect
         )
         keep(reading.round)
         telling.stop()

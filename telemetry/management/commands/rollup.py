@@ -29,6 +29,7 @@ NICE: Final = 5  # a minute may be added up a moment later; a record should not 
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = "Make roll-ups of what ingest writes until told to stop. Of several one at a time works."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
@@ -36,7 +37,7 @@ class Command(BaseCommand):
         counts = Counts()
         rolling = RollingUp(counts)
         telling = Telling(
-            settings.REDIS_URL, settings.OTLP_URL, "rollup", settings.VERSION, collect=counts.collect
+            settings.TELEMETRY_URL, settings.OTLP_URL, "rollup", settings.VERSION, collect=counts.collect
         )
         keep(rolling.round)
         telling.stop()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from console.accounts import throttle
+from console.accounts import hashing, throttle
 from console.accounts.models import FailedLogin, User
 from console.accounts.roles import Role
 from tests.conftest import PASSWORD, People, make_user
 
 pytestmark = pytest.mark.django_db
+ARGON2 = "console.accounts.hashing.BoundedArgon2"
 
 
 def log_in(client: Client, username: str = "ada", password: str = PASSWORD, **more: str) -> Any:
@@ -119,6 +122,43 @@ def test_an_address_that_guesses_many_names_waits(settings: Any) -> None:
     assert log_in(Client()).status_code == 429
 
 
+def test_addresses_of_one_ipv6_network_wait_together(settings: Any) -> None:
+    make_user("ada")
+    for number in range(settings.ENVIRONMENT.login_attempts_max * throttle.PER_ADDRESS_FACTOR):
+        throttle.count_attempt(f"name-{number}", f"2001:db8::{number:x}")
+    assert throttle.count_attempt("ada", "2001:db8::ffff:1") > 0
+    assert throttle.count_attempt("bob", "2001:db8:0:1::1") == 0
+
+
+def test_the_throttle_is_asked_before_anything_is_hashed(settings: Any) -> None:
+    settings.PASSWORD_HASHERS = [ARGON2]
+    make_user("ada")
+    for _ in range(settings.ENVIRONMENT.login_attempts_max):
+        throttle.count_attempt("ada", None)
+    with contextlib.ExitStack() as stack:
+        for _ in range(hashing.AT_ONCE):  # whoever hashed now would have to wait
+            stack.enter_context(hashing.SHARE.held("others", seconds=0))
+        assert log_in(Client()).status_code == 429
+    assert hashing.SHARE.waiting == 0
+
+
+def test_who_gets_no_turn_to_be_hashed_is_told_when_to_come_again(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.PASSWORD_HASHERS = [ARGON2]
+    make_user("ada")
+    monkeypatch.setattr(hashing, "WAIT_SECONDS", 0.05)
+    with contextlib.ExitStack() as stack:
+        for _ in range(hashing.AT_ONCE):
+            stack.enter_context(hashing.SHARE.held("others", seconds=0))
+        response = log_in(Client())
+    assert response.status_code == 503
+    assert response["Retry-After"] == str(hashing.RETRY_SECONDS)
+    assert b"Too many people are logging in" in response.content
+    assert not FailedLogin.objects.filter(count__gt=0).exists(), "nobody has looked at it"
+    assert log_in(Client()).status_code == 302
+
+
 def test_success_forgets_the_failures_of_the_name() -> None:
     make_user("ada")
     for _ in range(3):
@@ -138,6 +178,23 @@ def test_log_out_ends_the_session(browser_of: Callable[[User], Client]) -> None:
     assert browser.get("/log-out/").status_code == 405
     assert browser.post("/log-out/").status_code == 302
     assert browser.get("/").status_code == 302
+
+
+def test_what_the_database_has_of_a_session_opens_none(browser_of: Callable[[User], Client]) -> None:
+    browser = browser_of(make_user("vic"))
+    assert browser.get("/tokens/").status_code == 200  # found again by its cookie
+    name = settings.SESSION_COOKIE_NAME
+    key = browser.cookies[name].value
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT s::text, session_key FROM django_session s")
+        [(row, stored)] = cursor.fetchall()
+    assert key not in row
+    thief = Client()
+    thief.cookies[name] = stored
+    assert thief.get("/tokens/").status_code == 302
+    browser.post("/log-out/")
+    thief.cookies[name] = key
+    assert thief.get("/tokens/").status_code == 302
 
 
 def test_forms_without_their_csrf_token_are_refused_with_a_page_that_helps() -> None:
@@ -194,7 +251,7 @@ def test_changing_the_password_logs_other_browsers_out(browser_of: Callable[[Use
 
 
 def test_passwords_are_kept_as_argon2_only(settings: Any) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
+    settings.PASSWORD_HASHERS = [ARGON2]
     assert make_user("ada").password.startswith("argon2$argon2id$")
 
 

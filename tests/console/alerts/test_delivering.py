@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from email import message_from_bytes, policy
 from typing import Any
@@ -21,10 +25,21 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM
 from console.alerts import channels, delivering
 from console.alerts.models import Alert, Channel, Notification
+from console.alerts.senders import send
 from console.environment import PROJECT
 from console.orgs.models import Org
 from tests.console.alerts.receivers import Hook, Mailbox, hook, mailbox
 from tests.console.alerts.things import make_alert, make_channel, make_silence
+from tests.hostile.agent import Peer
+from tests.hostile.answers import EXHAUSTING, bomb
+
+# Those that would hold whoever talks to them, and what comes of it.
+SLOW = {
+    "drips": (False, "TimeoutError"),
+    "drips headers": (False, "TimeoutError"),
+    "says nothing": (False, "TimeoutError"),
+    "endless text": (True, "200 OK"),  # its status is its answer
+}
 
 
 @pytest.fixture
@@ -55,8 +70,11 @@ def test_an_alert_is_told_once_and_its_end_once(receiver: Hook) -> None:
     assert (body["what"], told["rule"], told["labels"]["node"]) == ("firing", "queue-deep", "ax-7")
     assert told["address"].endswith(f"/alerts/{alert.pk}/")
     assert told["remedy"]
-    signed = hmac.new(b"shared", json.dumps(body).encode(), hashlib.sha256).hexdigest()
-    assert headers["X-Tidegate-Signature"] == f"sha256={signed}"
+    found = re.fullmatch(r"t=(\d+),v1=([0-9a-f]{64})", headers["X-Tidegate-Signature"])
+    assert found
+    assert abs(int(found[1]) - time.time()) < 60
+    raw = f"{found[1]}.{json.dumps(body)}".encode()
+    assert found[2] == hmac.new(b"shared", raw, hashlib.sha256).hexdigest()
     Alert.objects.update(state="resolved")
     for _ in range(3):
         run(channel)
@@ -301,3 +319,21 @@ def test_who_is_killed_while_it_is_told_leaves_it_to_be_told_again(receiver: Hoo
     first, second = receiver.got
     assert first[1] == second[1]
     assert first[0]["Idempotency-Key"] == second[0]["Idempotency-Key"]
+
+
+@pytest.mark.django_db
+def test_a_receiver_that_takes_its_time_holds_a_worker_for_ten_seconds() -> None:
+    """Whatever it does meanwhile: without a deadline some of them would hold it for ever."""
+    with contextlib.ExitStack() as stack:
+        peers = {name: stack.enter_context(Peer(EXHAUSTING[name])) for name in SLOW}
+        told = [make_channel(name, peer.url, kind="slack") for name, peer in peers.items()]
+        with ThreadPoolExecutor(len(told)) as pool:  # side by side, since each takes all its time
+            outcomes = dict(zip(peers, pool.map(lambda channel: send(channel, []), told), strict=True))
+    assert {name: (one.sent, one.answer.partition(":")[0]) for name, one in outcomes.items()} == SLOW
+
+
+@pytest.mark.django_db
+def test_what_a_receiver_compresses_is_not_looked_at() -> None:
+    with Peer(bomb(64)) as peer:
+        outcome = send(make_channel("hook", peer.url, kind="slack"), [])
+    assert (outcome.sent, outcome.answer) == (True, "200 OK")

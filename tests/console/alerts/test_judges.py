@@ -149,9 +149,12 @@ def test_while_nothing_arrives_it_is_the_numbers_and_not_the_agents() -> None:
     assert well.verdict is FINE
 
 
-def test_who_is_registered_and_was_never_heard_is_silent() -> None:
-    now = World(at=at(60), heard={"node:ax-1": at(59)}, expected=frozenset({"node:ax-1", "node:ax-2"}))
-    assert silent(now)["node:ax-2"] is BREACH
+def test_who_has_joined_and_sends_no_telemetry_is_silent_once_there_was_time_to() -> None:
+    joined = {"node:ax-1": at(0), "node:ax-2": at(0), "node:ax-3": at(50)}
+    now = World(at=at(60), heard={"node:ax-1": at(59)}, expected=joined)
+    assert silent(now) == {"node:ax-1": FINE, "node:ax-2": BREACH, "node:ax-3": FINE}
+    found = {one.topic: one for one in judged(BY_SLUG["agent-silent"], {}, now)}
+    assert "KVSS_AGENT_TELEMETRY" in found["node:ax-2"].sentence
 
 
 def test_a_leaf_is_down_when_all_of_its_nodes_are_silent() -> None:

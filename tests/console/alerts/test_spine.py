@@ -58,7 +58,7 @@ def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -
     assert (alert.state, alert.topic, alert.org) == ("firing", "session:chat", chat.org)
     assert alert.labels == {"driver": "job7", "stream": "full.1", "node": "ax1"}
     assert alert.evidence["allowed"] == "the rules allow it"
-    assert alert.evidence["why_not_better"] == "ax2 was cordoned"
+    assert alert.evidence["why_not_better"] == "other nodes with a NIC on its leaf are cordoned"
     assert alert.evidence["shard"] == "job7.full.1"
     for seconds_ago in (0, 300, 0):  # also while the driver is silent
         heard("driver:job7", seconds_ago)
@@ -147,7 +147,9 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
 def test_where_no_move_helps_it_says_why(chat: Session) -> None:
     tick()
     Node.objects.filter(name="ax2").update(state="cordoned")
-    assert fixing.of(SYSTEM, Alert.objects.get())[0].text == "No move helps now. ax2 was cordoned"
+    assert fixing.of(SYSTEM, Alert.objects.get())[0].text == (
+        "No move helps now. ax2 with a NIC on its leaf is cordoned"
+    )
 
 
 def crossing(driver: str, *values: Any, **labels: str) -> Any:

@@ -17,12 +17,13 @@ from django.test import Client
 from django.utils import timezone
 from ninja import Schema
 
-from console.accounts.models import User
+from console.accounts.models import ApiToken, User
+from console.accounts.roles import Role
 from console.api import idempotency
 from console.api.models import StoredAnswer
 from console.api.problems import KINDS
 from console.audit.models import AuditEntry
-from console.orgs.models import Org
+from console.orgs.models import Membership, Org
 from tests.conftest import People
 
 ORG = {"slug": "initech", "name": "Initech"}
@@ -192,6 +193,50 @@ def test_keys_of_different_people_do_not_meet(
     assert make(api_of(other)).status_code == 422  # its own attempt: the slug is taken
 
 
+def test_keys_of_different_tokens_of_one_person_do_not_meet(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    """Finding 11: a confined token that may only read got what an admin's token was answered with."""
+    first = make(api_of(people.platform_admin))
+    assert first.status_code == 201
+    weaker = make(api_of(people.platform_admin, read_only=True, org=people.acme))
+    assert weaker.status_code == 403
+    assert "Idempotency-Replayed" not in weaker
+    other = make(api_of(people.platform_admin))
+    assert other.status_code == 422, "its own attempt: the slug is taken"
+
+
+def test_an_answer_is_not_repeated_to_who_could_not_get_it_any_more(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    client = api_of(people.org_admin)
+
+    def note() -> Any:
+        body = {"org": "acme", "text": "what only acme may read"}
+        headers = {"Idempotency-Key": "k-9"}
+        return client.post("/api/v1/hand-over/notes", body, "application/json", headers=headers)
+
+    assert note().status_code == 201
+    assert note()["Idempotency-Replayed"] == "true"
+    membership = Membership.objects.filter(user=people.org_admin)
+    membership.update(role=Role.VIEWER)
+    assert note().status_code == 403
+    membership.delete()
+    refused = note()
+    assert refused.status_code == 404
+    assert b"what only acme" not in refused.content
+
+
+def test_the_query_is_part_of_what_a_key_was_used_for(people: People, admin: Client) -> None:
+    assert make(admin).status_code == 201
+    assert make(admin, query="?validate_only=false").json()["reason"] == "IdempotencyKeyReused"
+
+
+def test_an_answer_without_its_authority_can_not_be_made() -> None:
+    with pytest.raises(ValueError, match="authority"):
+        idempotency.Answer(200, [])
+
+
 def test_answers_are_kept_for_a_day(admin: Client) -> None:
     make(admin)
     now = timezone.now()
@@ -229,9 +274,9 @@ def test_two_at_the_same_time_do_it_once(people: People, token_of: Callable[...,
 
 @pytest.mark.django_db(transaction=True)
 def test_while_the_first_is_running_the_second_is_told_so(people: People, admin: Client) -> None:
-    scope = hashlib.sha256(
-        json.dumps([str(people.platform_admin.pk), "POST", "/api/v1/orgs", "k-1"]).encode()
-    ).digest()
+    user, token = people.platform_admin, ApiToken.objects.get()
+    parts = [str(user.pk), f"token:{token.public_id}", "POST", "/api/v1/orgs", "k-1"]
+    scope = hashlib.sha256(json.dumps(parts).encode()).digest()
     number = int.from_bytes(scope[:8], "big", signed=True)
     held, release = threading.Event(), threading.Event()
 

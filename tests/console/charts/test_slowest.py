@@ -11,10 +11,13 @@ import pytest
 from django.test import Client
 
 from console.accounts.models import User
+from console.sessions.models import Job
+from console.sessions.sizing import new_session
 from telemetry.folding import bucket_of
 from telemetry.slowest import keep
 from tests.conftest import People
 from tests.console.charts.test_charts import drawn, tell
+from tests.console.sessions.fleets import make_driver
 from tests.swdriver_shim.test_slowest import transfer
 
 pytestmark = pytest.mark.django_db
@@ -37,6 +40,9 @@ def test_a_member_sees_what_is_of_the_org_and_who_has_the_platform_sees_all_of_i
 ) -> None:
     now = time.time()
     kept(now - 5)
+    held = new_session("chat", people.acme, 1)
+    held.save()
+    Job.objects.create(session=held, name="serve", driver=make_driver("job7"))
     member, platform = browser_of(people.viewer), browser_of(people.platform_viewer)
     page = member.get("/latency/slowest/?topic=org:acme").content.decode()
     assert page.index("250 ms") < page.index("3.7 ms"), "the slowest first"

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from console.control import documents
 from console.fleet.models import Driver
+from kvss_agent.identity import ProcessIdentity
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
@@ -19,7 +20,7 @@ from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
 MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]}
 
 
-def join(name: str, url: str, token: str = CONTROL, model: Any = MODEL) -> Driver:
+def join(name: str, url: str, token: str = CONTROL, model: Any = MODEL, public_key: str = "") -> Driver:
     now = timezone.now()
     return Driver.objects.create(
         name=name,
@@ -29,6 +30,7 @@ def join(name: str, url: str, token: str = CONTROL, model: Any = MODEL) -> Drive
         joined_at=now,
         last_heartbeat_at=now,
         heartbeat_sha256=b"x" * 32,
+        public_key=public_key,
     )
 
 
@@ -47,10 +49,11 @@ class DriverFleet:
         return {"secret": SECRET, "homes": [home]}
 
     def start(self, name: str) -> Daemon:
-        self.daemons[name] = daemon = Daemon(self.directory / name)
+        self.daemons[name] = daemon = Daemon(self.directory / name, "--name", name)
         url = str(daemon.http.base_url)
         if not Driver.objects.filter(name=name).update(control_url=url, lost_at=None):
-            join(name, url)
+            own = ProcessIdentity.load(self.directory / name, f"driver:{name}")
+            join(name, url, public_key=own.public_key_pem)
         return daemon
 
     def kill(self, name: str) -> None:

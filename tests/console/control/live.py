@@ -51,12 +51,13 @@ class Worker:
         self._environment, self._log = console.environment, log
         self.start()
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "celery", "-A", "console.celery", "worker"),
                     *("--pool", "prefork", "--concurrency", "1", "--without-gossip", "--without-mingle"),
+                    *options,
                 ],
                 cwd=PROJECT,
                 env=self._environment,

@@ -185,7 +185,7 @@ def test_an_answer_to_an_earlier_document_does_not_count_for_a_later_one(
     [(stale, _)] = compiled.values()
     later = save(people, ttl_last_use_seconds=30)
     control._compile("driver", ["one", "two"])
-    answer = Answer(stale.pk, reached=True, generation=1, observed_generation=1)
+    answer = Answer(stale.pk, generation=1, observed_generation=1)
     control._note(stale, answer, timezone.now(), was_told=True)
     found = target("one")
     assert (found.generation, found.observed_generation) == (2, 1)
@@ -203,6 +203,12 @@ def test_what_a_process_would_refuse_is_never_sent(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(documents._parts, "node", [])
     with pytest.raises(NotYet, match="Nobody says"):
         Compiler("node").compile("ax-1", {})
+
+
+def test_a_node_that_leaves_the_fleet_meanwhile_is_its_own_problem() -> None:
+    """Between a round's list and its documents: the round goes on with the others."""
+    with pytest.raises(NotYet, match="left the fleet"):
+        Compiler("node").compile("nobody-any-more", {})
 
 
 def one_is_ready(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from django.test import Client
 from console.accounts.models import User
 from console.control import services as control
 from console.explain.forms import ExplainForm
-from console.explain.services import Column, Question, runs
+from console.explain.services import OF_OTHERS, Column, Question, runs
 from console.explain.templatetags.explain import REASONS, TIERS, body_of, expiry
 from console.orgs import services as orgs
 from console.policies import callers
@@ -56,8 +56,15 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
 
     told = explained(request="r-7")
     [answer] = told["answers"]
-    assert (answer["driver"], answer["model"]) == ("one", "llama")
-    assert told["strangers"] == 1
+    assert (answer["driver"], answer["model"], answer["homes"]) == ("", "", []), "none of their sessions"
+    assert told["strangers"] == 0, "which other drivers there are is not theirs to know"
+    body = {"request": "r-7"}
+    all_told = api_of(people.platform_viewer).post(
+        "/api/v1/orgs/acme/explain", body, content_type="application/json"
+    )
+    [named] = all_told.json()["answers"]
+    assert (named["driver"], named["model"]) == ("one", "llama")
+    assert all_told.json()["strangers"] == 1
     then, groups = answer["then"], answer["groups"]
     assert then["columns"] == [
         {"outcome": "dram", "columns": 2},
@@ -68,15 +75,15 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
         (2, 2, "never_stored"),
     ]
     by_tokens = explained(tokens=TOKENS)["answers"]
-    assert [found["driver"] for found in by_tokens] == ["one", "two"], "each says what it would do"
+    assert [found["driver"] for found in by_tokens] == ["", ""], "each says what it would do"
     [newest] = member.get("/api/v1/orgs/acme/requests").json()["requests"]
     assert (newest["request"], newest["hit_tokens"]) == ("r-7", 2 * C)
 
     def found(user: User, text: str) -> Any:
         return api_of(user).get(f"/api/v1/search?q={text}&far=true").json()
 
-    there = {"name": "r-7", "detail": "of acme, on one", "address": "/orgs/acme/explain/?request=r-7"}
-    for user in (people.viewer, people.platform_viewer):
+    for user, detail in ((people.viewer, "of acme"), (people.platform_viewer, "of acme, on one")):
+        there = {"name": "r-7", "detail": detail, "address": "/orgs/acme/explain/?request=r-7"}
         assert found(user, "r-7") == [{"kind": "prompts", "found": [there], "are_more": False}]
     assert found(people.stranger, "r-7") == found(people.viewer, "r-8") == []
     typed = browser.get("/search/?q=r-7", headers={"HX-Request": "true"}).content.decode()
@@ -92,13 +99,14 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     page = browser.get(sent["Location"]).content.decode()
     assert "128 of its 197 tokens were there, 65.0 %" in page
     assert re.search(r"missed: never stored</span> 1 column <span", page)
-    assert "1 other driver knows nothing of it" in page
+    assert "knows nothing of it" not in page
+    seen = browser_of(people.platform_viewer).get(sent["Location"]).content.decode()
+    assert "1 other driver knows nothing of it" in seen
     pasted = browser.post("/orgs/acme/explain/", {"asked": str(TOKENS)}).content.decode()
     assert pasted.count("<h3>Now</h3>") == 2
     assert "So it was counted" not in pasted, "nobody has asked for it"
 
     outsider = api_of(people.stranger)
-    body = {"request": "r-7"}
     answer_of = outsider.post("/api/v1/orgs/acme/explain", body, content_type="application/json")
     assert answer_of.status_code == 404
     of_globex = api_of(people.platform_admin).post(
@@ -111,7 +119,7 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     assert lost["answers"] == []
     [silent] = lost["silent"]
     assert silent["driver"] == "", "which drivers there are is not an org's to know"
-    assert str(silent["why"]).startswith("It does not answer")
+    assert silent["why"] == OF_OTHERS, "addresses and causes are for who runs it"
     page = browser.get("/orgs/acme/explain/?request=r-7").content.decode()
     assert "Not all drivers could be reached" in page
     assert "No driver that answered knows of this request" in page

@@ -333,6 +333,23 @@ def test_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     assert (Leaf.objects.count(), SpineLink.objects.count()) == (2, 1)
 
 
+def test_the_etag_of_a_description_matches_whatever_it_says_of_nodes(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    """PostgreSQL keeps the keys of a JSON object in an order of its own."""
+    text = FLEET.replace('labels: {rack: "7"}', 'labels: {zone: a, rack: "7"}')
+    apply(SYSTEM, text)
+    api, place = api_of(people.platform_admin), "/api/v1/fleet/description"
+    got = api.get(place)
+    body = {"yaml": got.json()["yaml"].replace("512G", "256G")}
+    seen = {"If-Match": got["ETag"]}
+    put = api.put(place, body, content_type="application/json", headers=seen)
+    assert put.status_code == 200, put.content
+    assert [change["name"] for change in put.json()["changes"]] == ["ax-1"]
+    late = api.put(place, body, content_type="application/json", headers=seen)
+    assert late.status_code == 412, "somebody has changed it since"
+
+
 def test_only_a_platform_admin_imports(people: People) -> None:
     for name in ("platform_viewer", "platform_on_call"):
         assert importing.export(people.principal(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from console.fleet.joining import NicFacts, TokenIsUsedUp
 from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
+from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import credential
 from telemetry.models import Event
 from tests.conftest import People
@@ -260,3 +262,48 @@ def test_a_node_that_is_lost_comes_back_as_what_it_was_told_to_be_meanwhile(
     joining.node_beats("ax-1", OF_AX_1, FACTS)
     assert refreshed(world.here).state == "ready"
     assert Event.objects.filter(kind="node.back").count() == 2
+
+
+def test_joining_binds_the_key_of_the_process_and_heartbeats_do_not(
+    world: World, tmp_path: Path
+) -> None:
+    own = ProcessIdentity.load(tmp_path, "node:whoever")  # names in a request are not believed
+    node = joining.join_node(
+        new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, own.certificate_request()
+    )
+    assert refreshed(node).public_key == own.public_key_pem
+    assert joining.node_beats("ax-2", credential(CONTROL_TOKEN, "node:ax-2"), replace(FACTS, cpus=3))
+    assert refreshed(node).public_key == own.public_key_pem
+    driver = joining.join_driver(
+        new_token("driver"), "job-8", CONTROL_TOKEN, DRIVER_FACTS, None, own.certificate_request()
+    )
+    assert driver.public_key == own.public_key_pem
+    Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
+    again = joining.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED)  # by an older version
+    assert again.public_key == ""
+    token = new_token(uses=1)
+    with pytest.raises(Impossible, match="certificate request"):
+        joining.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED, "nonsense")
+    assert JoinToken.objects.get(pk=token.pk).uses_left == 1
+
+
+def test_a_heartbeat_does_not_take_a_process_out_of_tls(world: World, tmp_path: Path) -> None:
+    """Whoever has overheard what they are known by would be told its token, and secrets of orgs."""
+    request = ProcessIdentity.load(tmp_path, "node:whoever").certificate_request()
+    facts = replace(FACTS, control_url="https://10.0.0.8:8410")
+    of_driver = replace(DRIVER_FACTS, control_url="https://10.0.0.9:8420")
+    node = joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, facts, PLUGGED, request)
+    driver = joining.join_driver(new_token("driver"), "job-8", CONTROL_TOKEN, of_driver, None, request)
+    of_ax_2, of_job_8 = (credential(CONTROL_TOKEN, name) for name in ("node:ax-2", "driver:job-8"))
+    plain = "http://127.0.0.1:8410"
+    assert not joining.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    assert not joining.driver_beats("job-8", of_job_8, replace(of_driver, control_url=plain))
+    assert refreshed(node).control_url == facts.control_url
+    assert Driver.objects.get(pk=driver.pk).control_url == of_driver.control_url
+    moved = replace(facts, control_url="https://10.0.0.11:8410")
+    assert joining.node_beats("ax-2", of_ax_2, moved)
+    Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
+    assert not joining.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    again = replace(facts, control_url=plain)
+    joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, again, PLUGGED, request)
+    assert joining.node_beats("ax-2", of_ax_2, again)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
@@ -126,11 +126,23 @@ def test_a_join_token_is_shown_once_with_its_command(
     token = JoinToken.objects.latest("id")
     assert page.count(f"{token.prefix}_") == 2  # by itself, and in the command
     assert "--nics eth0=leaf-1" in page
+    assert "TIDEGATE_OWN_TELEMETRY_URL" in page, "who sends no telemetry is taken for silent"
     assert f"{token.prefix}_" not in said(admin.get("/fleet/join/"))
     assert (token.uses_left, token.note) == (3, "rack 7")
     assert token.expires_at - timezone.now() > timedelta(hours=23)
     admin.post(f"/fleet/join/{token.public_id}/revoke/")
     assert JoinToken.objects.get(pk=token.pk).state == "revoked"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("node", "KVSS_AGENT"), ("driver", "SWDRIVER")])
+def test_the_command_to_join_switches_telemetry_on(
+    kind: str, name: str, world: World, people: People, browser_of: Browser
+) -> None:
+    admin = browser_of(people.platform_admin)
+    with override_settings(OWN_TELEMETRY_URL="rediss://own@redis.example.org:6379/0"):
+        page = said(admin.post("/fleet/join/", {"kind": kind, "uses": 1, "hours": 24}))
+    assert f"{name}_TELEMETRY='rediss://own@redis.example.org:6379/0'" in page
+    assert "TIDEGATE_OWN_TELEMETRY_URL" not in page
 
 
 def test_a_large_fleet_is_described_by_a_file(

@@ -77,6 +77,11 @@ def api(console: LiveConsole) -> Iterator[Api]:
         yield api
 
 
+def in_plain(console: LiveConsole) -> tuple[str, ...]:
+    """So that a test can ask the agent by its token alone."""
+    return ("--console", console.address, "--name", "ax-1", "--plain-control", "yes")
+
+
 def state_of(running: AgentProcess) -> tuple[str, str]:
     standing = running.observed()["console"]
     return standing["state"], standing["reason"]
@@ -85,7 +90,7 @@ def state_of(running: AgentProcess) -> tuple[str, str]:
 def test_an_agent_joins_beats_and_is_told_apart_from_others(
     console: LiveConsole, api: Api, tmp_path: Path
 ) -> None:
-    options = ("--console", console.address, "--name", "ax-1", "--memory", "64M")
+    options = (*in_plain(console), "--memory", "64M")
     joining = {"KVSS_AGENT_JOIN_TOKEN": api.join_token()}
     with agent(tmp_path / "a", *options, environment=joining) as running:
         wait_until("it has joined", lambda: state_of(running) == ("joined", ""))
@@ -117,10 +122,29 @@ def test_an_agent_joins_beats_and_is_told_apart_from_others(
         wait_until("it is known", lambda: state_of(running) == ("joined", ""))
 
 
+def test_an_agent_that_joins_is_asked_over_tls_and_goes_on_so_after_it_was_killed(
+    console: LiveConsole, api: Api, tmp_path: Path
+) -> None:
+    options = ("--console", console.address, "--name", "ax-2", "--nics", "eth0=leaf-1")
+    token = {"KVSS_AGENT_JOIN_TOKEN": api.join_token()}
+    with agent(tmp_path / "a", *options, environment=token) as running:
+        issued = "The console has issued a certificate"
+        wait_until("it has a certificate", lambda: issued in running.log)
+        wait_until("the console hears of it", lambda: "node ax-2" not in api.one("/authority")["behind"])
+        with pytest.raises(httpx.TransportError):
+            running.http.get("/v1/observed")  # plain HTTP
+        running.kill()
+        running.environment.clear()
+        running.start()
+        wait_until("it beats again", api.beats_again("/nodes/ax-2"))
+        assert issued not in running.log, "it has the one of before"
+        assert "node ax-2" not in api.one("/authority")["behind"]
+
+
 def test_agents_and_drivers_beat_on_after_the_console_was_away(tmp_path: Path) -> None:
     """And do their work meanwhile."""
     with live_console(tmp_path, SOON) as console, api_of(console) as api:
-        options = ("--console", console.address, "--name", "ax-1")
+        options = in_plain(console)
         token = {"KVSS_AGENT_JOIN_TOKEN": api.join_token()}
         with agent(tmp_path / "a", *options, environment=token) as running:
             wait_until("it has joined", lambda: state_of(running)[0] == "joined")

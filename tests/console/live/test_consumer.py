@@ -16,6 +16,7 @@ from django.contrib.auth import SESSION_KEY
 from django.contrib.sessions.models import Session
 from django.db import connection, transaction
 
+from console.accounts import services as accounts
 from console.accounts import tokens
 from console.accounts.models import ApiToken, User
 from console.live import consumer, services
@@ -145,6 +146,17 @@ async def test_a_logged_in_browser_connects_from_our_own_pages_only(
     for origin in (b"https://evil.example", b"http://testserver:81", b"null", b"http://[", b""):
         assert await Viewer(cookie, (b"origin", origin)).connect() is False, origin
     assert await Viewer(cookie).connect() is False
+
+
+async def test_where_cookies_are_for_tls_pages_of_plain_http_are_not_ours(
+    people: People, browser_of: Callable[..., Any], settings: Any
+) -> None:
+    cookie = cookie_of(await in_database(lambda: browser_of(people.viewer)))
+    settings.SESSION_COOKIE_SECURE = True
+    assert await Viewer(cookie, OURS).connect() is False
+    ours = Viewer(cookie, (b"origin", b"https://testserver"))
+    assert await ours.connect() is None
+    await ours.disconnect()
 
 
 async def test_a_token_comes_in_a_header_or_as_a_subprotocol(
@@ -336,6 +348,27 @@ async def test_a_token_that_is_revoked_and_a_session_that_is_over_see_no_more(
     await browser.disconnect()
 
 
+async def test_credentials_that_are_revoked_end_connections_at_once(
+    people: People, connect: Connect, browser_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "CHECK_SECONDS", 3600.0)
+    viewer, other = await connect("viewer"), await connect("org_admin")
+    browser = Viewer(cookie_of(await in_database(lambda: browser_of(people.viewer))), OURS)
+    await browser.connect()
+    for one in (viewer, browser, other):
+        await one.watch("org:acme")
+
+    def revoke() -> None:
+        accounts.revoke_credentials(people.principal("platform_admin"), people.viewer)
+
+    await in_database(revoke)
+    assert await viewer.closed() == 4401
+    assert await browser.closed() == 4401
+    await in_database(lambda: rename(people, "Acme Ltd"))
+    await other.hear_change("org.update")
+    await browser.disconnect()
+
+
 async def test_another_password_ends_other_sessions(
     people: People, browser_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,6 +486,22 @@ async def test_a_process_takes_so_many_viewers(
     await late.connect()
     assert await late.closed() == 1013
     await late.disconnect()
+
+
+async def test_nobody_takes_the_places_of_others(
+    people: People, connect: Connect, token_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many credentials somebody has."""
+    monkeypatch.setattr(consumer, "VIEWERS_OF_ONE_MAX", 1)
+    first = await connect("viewer")
+    text = await in_database(lambda: token_of(people.viewer))
+    second = Viewer((b"authorization", f"Bearer {text}".encode()))
+    await second.connect()
+    assert await second.closed() == 4430
+    await second.disconnect()
+    assert (await (await connect("org_admin")).watch("org:acme"))["kind"] == "snapshot"
+    await first.disconnect()
+    assert (await (await connect("viewer")).watch("org:acme"))["kind"] == "snapshot"
 
 
 async def test_a_fault_of_ours_ends_connections_rather_than_leaving_them_silent(

@@ -42,11 +42,15 @@ RAIL, SPINE = (
 SHAPE = Shape([REFILL, HIT, ASKED, HELD, RAIL, SPINE])
 
 
-def tell(topic: str, ages: Sequence[float], hits: float = 50) -> None:
-    """A hundred tokens asked for, so many seconds ago; and a gibibyte held for ten seconds.
+@pytest.fixture(autouse=True)
+def _moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are told and looked at in one moment, and no step or minute ends in between."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
 
-    What is to be seen as of now is told of now and of ten seconds ago: a step may end meanwhile.
-    """
+
+def tell(topic: str, ages: Sequence[float], hits: float = 50) -> None:
+    """A hundred tokens asked for, so many seconds ago; and a gibibyte held for ten seconds."""
     now = time.time()
     cells = SHAPE.cells(
         {

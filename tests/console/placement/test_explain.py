@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from console.placement import explain
-from console.placement.plan import CannotPlace
+from console.placement.plan import CannotPlace, Reason, Refusal
 from console.placement.planner import plan
-from console.placement.topology import State
+from console.placement.topology import State, Tier
 from tests.console.placement.worlds import LIMITS, node, stream, two_leaves
 
 GiB = 1 << 30
@@ -101,3 +103,48 @@ def test_a_whole_plan_is_given_back_and_an_empty_one_says_so() -> None:
     found = plan(two_leaves(node("ax1", "l1")), [stream("cs1")])
     assert explain.require_whole(found) is found
     assert explain.plan(plan(two_leaves(), [])) == "Nothing is to be placed."
+
+
+NODE_NAMES = st.lists(
+    st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True).map(lambda name: f"{name}-zq"),
+    min_size=1,
+    max_size=5,
+)
+REFUSALS = st.builds(
+    Refusal,
+    st.sampled_from([reason for reason in Reason if reason is not Reason.NO_NIC]),
+    st.sampled_from(Tier),
+    NODE_NAMES.map(tuple),
+    st.integers(0, 1 << 50),
+)
+
+
+@given(
+    refusals=st.lists(REFUSALS | st.just(Refusal(Reason.NO_NIC, Tier.RAIL)), max_size=4),
+    at=st.integers(0, 900),
+)
+def test_who_does_not_see_the_fleet_reads_why_but_not_which(refusals: list[Refusal], at: int) -> None:
+    """Also of a text that was cut to fit its column."""
+    [one] = plan(two_leaves(node("ax1", "l1", memory=9 * GiB)), [stream("cs1", memory=GiB)]).placed
+    whole = explain.why(tuple(refusals), one)
+    shown = explain.unnamed(whole)
+    assert "-zq" not in shown
+    assert "-zq" not in explain.unnamed(whole[:at])
+    assert bool(shown) == bool(refusals)
+    for refusal in refusals:
+        reason = "no node has a NIC" if refusal.reason is Reason.NO_NIC else " are "
+        assert reason in shown
+    assert explain.unnamed(shown) == shown, "it is one of its own"
+
+
+def test_a_text_of_unknown_make_is_not_shown() -> None:
+    assert explain.unnamed("ax2 was cordoned") == ""
+    assert explain.unnamed("") == ""
+    known = (
+        "ax1, ax2 and 3 more with a NIC on its leaf are cordoned, "
+        "ax9 across the spine is at the CPU guard"
+    )
+    assert explain.unnamed(known) == (
+        "other nodes with a NIC on its leaf are cordoned, "
+        "other nodes across the spine are at the CPU guard"
+    )

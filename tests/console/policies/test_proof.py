@@ -20,8 +20,10 @@ from django.db import DatabaseError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
+from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control import services as control
+from console.control.models import Target
 from console.fleet.models import Driver, Node, Stamp
 from console.operations import services as operations
 from console.operations.models import Operation
@@ -29,6 +31,7 @@ from console.orgs import services as orgs
 from console.policies import callers, history, proof, purges, services
 from console.policies.drivers import keys_of
 from console.policies.models import PolicyVersion, PurgeReceipt
+from kvss_agent.identity import ProcessIdentity
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -191,6 +194,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     operation = finished(Operation.objects.get(pk=begun.json()["id"]))
     assert operation.state == "succeeded", operation.error
     assert (operation.response or {})["columns"] == 4
+    control.push([control.ALL_DRIVERS])
     assert all(daemon.load(token, TOKENS) == (0, b"") for daemon in drivers.daemons.values())
     [receipt] = olga.get("/api/v1/orgs/acme/purges").json()["items"]
     assert (receipt["columns"], receipt["reason"]) == (4, "the contract has ended")
@@ -225,8 +229,12 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
 
 
 def node_of(there: AgentProcess) -> Node:
+    """As which an agent has joined, that was told by hand."""
+    Target.objects.create(kind="node", name="ax-1", generation=1)
+    own = ProcessIdentity.load(there.directory, "node:ax-1")
     return Node.objects.create(
         name="ax-1",
+        public_key=own.public_key_pem,
         stamp=Stamp.objects.create(name="a"),
         state="ready",
         held_state="",
@@ -251,7 +259,7 @@ def test_a_purge_of_one_model_leaves_nothing_of_it_with_any_adapter_and_files_of
     left = files / other / isolation_tag("acme", secret).hex() / "00" / f"{'00' * 16}.full.0"
     left.parent.mkdir(parents=True)
     left.write_bytes(bytes(4096))
-    with agent(tmp_path / "agent") as there:
+    with agent(tmp_path / "agent", "--name", "ax-1") as there:
         there.tell(
             document(1, spec("s", 20, EACH * C, part="full.0", namespace=llama), tier2=tier2(files))
         )
@@ -288,7 +296,7 @@ def test_a_purge_waits_for_an_agent_whose_tier_2_cannot_be_opened(
     """It can't tell what lies there: that it has no tier 2 would be a lie on a receipt."""
     (tmp_path / "files").write_text("no directory")
     admin = people.principal("org_admin")
-    with agent(tmp_path / "agent") as there:
+    with agent(tmp_path / "agent", "--name", "ax-1") as there:
         there.tell(document(1, tier2=tier2(tmp_path / "files")))
         node_of(there)
         with transaction.atomic():
@@ -309,15 +317,24 @@ def test_a_purge_waits_for_an_agent_whose_tier_2_cannot_be_opened(
 def test_only_models_that_somebody_serves_are_purged(
     people: People, api_of: Callable[..., Client]
 ) -> None:
-    body = {"reason": "x", "model": "nobody's"}
-    answer = api_of(people.org_admin).post(
-        "/api/v1/orgs/acme/purge",
-        body,
-        content_type="application/json",
-        headers={"Idempotency-Key": "k"},
-    )
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"] == "/body/model"
+    """Which those are is not an org's to know: its own people are told by the receipt only."""
+
+    def begin(person: User) -> Any:
+        return api_of(person).post(
+            "/api/v1/orgs/acme/purge",
+            {"reason": "x", "model": "nobody's"},
+            content_type="application/json",
+            headers={"Idempotency-Key": "k"},
+        )
+
+    refused = begin(people.platform_admin)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/body/model"
+    begun = begin(people.org_admin)
+    assert begun.status_code == 202
+    assert finished(Operation.objects.get(pk=begun.json()["id"])).state == "succeeded"
+    receipt = PurgeReceipt.objects.get()
+    assert (receipt.columns, receipt.files, receipt.epoch) == (0, 0, None), "nothing was begun"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -345,3 +362,26 @@ def test_a_version_shows_hit_rates_before_and_after_it(people: People) -> None:
     effect = history.effect(people.acme, version.made_at, version.made_at)
     assert effect.before == pytest.approx(0.4)
     assert (effect.after, effect.points) == (None, None)
+
+
+def test_who_may_not_know_names_is_told_how_many_have_confirmed() -> None:
+    at = "2026-11-22T18:29:24+00:00"
+    done = {"done": True, "confirmed_at": at, "columns": 1, "tier2_files": 2}
+    places: dict[str, Any] = {
+        "drivers": {"job7": done, purges.NOT_OWN: {"done": True, "drivers": 2, "columns": 3}},
+        "nodes": {"ax-1": done, "ax-2": done, "ax-3": {"done": False, "problem": "It does not answer."}},
+    }
+    seen = [
+        (one.name, one.done, one.problem) for one in purges.standings(places, {"job7"}, is_staff=False)
+    ]
+    assert seen == [
+        ("a node of the fleet", False, ""),
+        ("2 drivers of other sessions", True, ""),
+        ("2 nodes of the fleet", True, ""),
+        ("driver job7", True, ""),
+    ]
+    [_, _, nodes, _] = purges.standings(places, {"job7"}, is_staff=False)
+    assert (nodes.counts["columns"], nodes.counts["tier2_files"]) == (2, 4)
+    staff = [(one.name, one.problem) for one in purges.standings(places, set(), is_staff=True)]
+    assert staff[0] == ("node ax-3", "It does not answer.")
+    assert len(staff) == 5

@@ -99,7 +99,7 @@ def make_across(org: Org) -> Session:
             tier=(Tier.SPINE if across else Tier.RAIL).value,
             port_leaf=f"l{index + 1}",
             nic_leaf="l1" if across else f"l{index + 1}",
-            why="ax2 was cordoned" if across else "",
+            why="ax2 with a NIC on its leaf is cordoned" if across else "",
         )
     return session
 

@@ -19,6 +19,7 @@ import redis
 from django.conf import settings
 
 from console.fleet.models import Driver, Node, SpineLink
+from kvss_agent.certificates import Role
 from swdriver_shim.daemon.metrics import PATH_BYTES
 from telemetry.ingest import Ingest
 from telemetry.queries import Fold, Question, ask
@@ -27,6 +28,7 @@ from tests.console.sessions import network
 from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
 from tests.console.sessions.network import WITH_US, Network
 from tests.console.sessions.planes import Plane
+from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import agent
 from tests.swdriver_shim.test_service import CONTROL, C, Daemon
 
@@ -66,12 +68,15 @@ class Laboratory(Plane):
         host = self.network.host(name, on)
         number = self.network.number(host)
         data = f"{Network.DATA}.{number}:{DATA_PORT}"
+        identity = certified(self.directory / name, Role.NODE, name)
         with host.entered():
             started = agent(
                 self.directory / name,
+                *("--name", name, "--console", NO_CONSOLE),
                 *("--tcp", data, "--plain-tcp", "yes"),
                 launch=WITH_US,
                 host=f"{Network.BESIDE}.{number}",
+                tls=as_console(identity),
             )
             self.agents[name] = made = self.stack.enter_context(started)
         return make_node(
@@ -81,20 +86,29 @@ class Laboratory(Plane):
             control_url=str(made.http.base_url),
             control_token=(made.directory / "token").read_text().strip(),
             data_address=f"tcp:{data}",
+            public_key=identity.public_key_pem,
         )
 
     def add_driver(self, name: str) -> Driver:
         host = self.network.host(name, "l1")
+        identity = certified(self.directory / name, Role.DRIVER, name)
         with host.entered():
             daemon = Daemon(
                 self.directory / name,
-                *("--name", name, "--telemetry", settings.REDIS_URL),
+                *("--name", name, "--console", NO_CONSOLE, "--telemetry", settings.REDIS_URL),
                 launch=WITH_US,
                 host=f"{Network.BESIDE}.{self.network.number(host)}",
+                tls=as_console(identity),
             )
         self.drivers[name] = daemon
         self.stack.callback(daemon.stop)
-        return make_driver(name, MODEL, control_url=str(daemon.http.base_url), control_token=CONTROL)
+        return make_driver(
+            name,
+            MODEL,
+            control_url=str(daemon.http.base_url),
+            control_token=CONTROL,
+            public_key=identity.public_key_pem,
+        )
 
     def told_over_spine(self) -> dict[str, float]:
         """The bytes of columns that telemetry says have crossed the spine, by direction."""

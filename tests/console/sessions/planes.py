@@ -11,7 +11,9 @@ from console.control import services as control
 from console.fleet.models import Driver, Node
 from console.operations import services as operations
 from console.operations.models import Operation
+from kvss_agent.certificates import Role
 from tests.console.sessions.fleets import make_box, make_driver, make_node
+from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
 from tests.swdriver_shim.test_service import CONTROL, Daemon
@@ -29,7 +31,11 @@ class Plane:
     drivers: dict[str, Daemon] = field(default_factory=dict)
 
     def add_node(self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES) -> Node:
-        started = self.stack.enter_context(agent(self.directory / name))
+        identity = certified(self.directory / name, Role.NODE, name)
+        options = ("--name", name, "--console", NO_CONSOLE)
+        started = self.stack.enter_context(
+            agent(self.directory / name, *options, tls=as_console(identity))
+        )
         self.agents[name] = started
         return make_node(
             name,
@@ -38,13 +44,22 @@ class Plane:
             control_url=str(started.http.base_url),
             control_token=(started.directory / "token").read_text().strip(),
             data_address=f"unix:{started.directory}/data.sock",
+            public_key=identity.public_key_pem,
         )
 
     def add_driver(self, name: str) -> Driver:
-        daemon = Daemon(self.directory / name)
+        identity = certified(self.directory / name, Role.DRIVER, name)
+        options = ("--name", name, "--console", NO_CONSOLE)
+        daemon = Daemon(self.directory / name, *options, tls=as_console(identity))
         self.drivers[name] = daemon
         self.stack.callback(daemon.stop)
-        return make_driver(name, MODEL, control_url=str(daemon.http.base_url), control_token=CONTROL)
+        return make_driver(
+            name,
+            MODEL,
+            control_url=str(daemon.http.base_url),
+            control_token=CONTROL,
+            public_key=identity.public_key_pem,
+        )
 
     def slots(self, node: str) -> dict[str, int]:
         """The shards that an agent says it has, and how large."""

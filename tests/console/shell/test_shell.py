@@ -95,10 +95,14 @@ def test_a_fault_of_ours_is_a_page_with_the_request_id(
         (2, "1.2.3.4, 10.0.0.1", "1.2.3.4"),
         (2, "1.2.3.4", "10.0.0.9"),
         (1, "", "10.0.0.9"),
+        (1, "1.2.3.4:5678", "1.2.3.4"),
+        (1, "[2001:db8::7]:443", "2001:db8::7"),
+        (1, "2001:db8::7", "2001:db8::7"),
+        (1, "unknown", None),
     ],
 )
 def test_only_as_many_proxies_as_there_are_are_believed(
-    proxies: int, forwarded: str, address: str, settings: Any, rf: Any
+    proxies: int, forwarded: str, address: str | None, settings: Any, rf: Any
 ) -> None:
     from dataclasses import replace
 

@@ -21,6 +21,7 @@ from kvss_agent.tier2.backend import (
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tiering import LoopTiering
+from kvss_agent.wire import VERSION, VERSION_MIN
 from tests.one_thread import Loop, Process, Turns
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
@@ -95,6 +96,7 @@ class Agent:
         self.is_heard = True  # by whoever connects
         self.ends: list[End] = []
         self.shards: dict[str, HostedShard] = {}
+        self.versions = (VERSION_MIN, turns.chance.choice((VERSION - 1, VERSION, VERSION)))
 
     @property
     def is_up(self) -> bool:
@@ -114,18 +116,27 @@ class Agent:
         if not self.is_up:
             self.start()
 
+    def go_on(self) -> None:
+        self.turns.let_go_on(self.process)
+
     def listen(self) -> None:
         self.is_heard = True
 
     def _start(self) -> None:
         self.tiering = LoopTiering(self.loop)
-        self.plane = Plane(self.shards, {DRIVER: SECRET}, self.tiering, stall_seconds=STALL_SECONDS)
+        self.plane = Plane(
+            self.shards,
+            {DRIVER: SECRET},
+            self.tiering,
+            stall_seconds=STALL_SECONDS,
+            versions=self.versions,
+        )
         for spec in self.specs.values():
             self.provide(spec)
         asyncio.run_coroutine_threadsafe(self._open(), self.loop)
 
     async def _open(self) -> None:
-        opened = Tier2(self.disk, self.caps, threads=2)
+        opened = Tier2(self.disk, self.caps, threads=2, clock=self.turns.calendar)
         while True:
             with contextlib.suppress(Failed):
                 await opened.open()

@@ -47,6 +47,7 @@ class Disk:
         self._turns = turns
         self._judge = judge
         self.contents: dict[str, File] = {}
+        self.is_full = False
         self.faults = 0  # so many of the next calls fail
         self.slow = turns.chance.choice((0.0, 0.1, 0.5))  # how often
         self._purged: Counter[str] = Counter()
@@ -78,6 +79,9 @@ class Disk:
 
     def _write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
         self._may_fail()
+        if self.is_full:
+            self._judge.seen["a disk was full"] += 1
+            raise Failed(Fault.NO_SPACE, "no space is left on this device")
         folder = _folder(name)
         purged = self._purged[folder]
         raw = bytearray()

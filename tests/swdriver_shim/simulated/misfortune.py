@@ -20,7 +20,7 @@ from swdriver_shim.moving.agents import Pulled
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, To
 from tests.swdriver_shim.simulated.disk import File
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End
-from tests.swdriver_shim.simulated.world import EACH, At, C, World, name_of
+from tests.swdriver_shim.simulated.world import BEFORE, EACH, NOW, At, C, World, name_of
 
 
 class Misfortune:
@@ -42,6 +42,11 @@ class Misfortune:
             (self.spoil, 4),
             (self.fail, 1),
             (self.set_caps, 0.5),
+            (self.put_the_calendar, 2),
+            (self.stop_a_process, 1.5),
+            (self.fill_a_disk, 1),
+            (self.slow_down, 2),
+            (self.upgrade, 1),
         ]
 
     def _some_end(self) -> End | None:
@@ -158,6 +163,61 @@ class Misfortune:
 
             asyncio.run_coroutine_threadsafe(told(agent.tiering.store, agent.caps), agent.loop)
 
+    def put_the_calendar(self) -> None:
+        """Right or wrong, in either direction. What measures time does not jump."""
+        seconds = self._chance.choice((-86_400.0, -60.0, -2.0, -0.5, 0.5, 2.0, 60.0, 86_400.0))
+        self._turns.calendar_ahead += seconds
+        self._seen["the calendar was put back" if seconds < 0 else "the calendar was put ahead"] += 1
+
+    def stop_a_process(self) -> None:
+        """An agent, or the driver, stands still, and nobody is told."""
+        processes = [agent.process for agent in self._world.agents if agent.is_up]
+        if self._chance.random() < 0.3:
+            processes = [self._world.process]
+        if processes and not (process := self._chance.choice(processes)).is_stopped:
+            self._turns.stop(process)
+            self._seen["a process stood still"] += 1
+            seconds = self._chance.choice((0.5, 5.0, 20.0, 130.0))
+            self._later(seconds, lambda: self._turns.let_go_on(process))
+
+    def fill_a_disk(self) -> None:
+        disk = self._chance.choice(self._world.disks)
+        disk.is_full = True
+
+        def empty() -> None:
+            disk.is_full = False
+
+        self._later(self._chance.choice((1.0, 10.0, 60.0)), empty)
+
+    def slow_down(self) -> None:
+        """One connection, both ways, for as long as it lasts or a while."""
+        if end := self._some_end():
+            pipes = (end.incoming, end.outgoing)
+            for pipe in pipes:
+                pipe.slow_seconds = self._chance.choice((0.005, 0.05, 0.3))
+            self._seen["a connection was slow"] += 1
+
+            def be_quick() -> None:
+                for pipe in pipes:
+                    pipe.slow_seconds = 0.0
+
+            self._later(self._chance.choice((1.0, 10.0, 60.0)), be_quick)
+
+    def upgrade(self) -> None:
+        """Or back: an agent is stopped, and starts as another version; or the driver speaks another
+        with whom it connects to from here on."""
+        versions = self._chance.choice((BEFORE, NOW))
+        if self._chance.random() < 0.3:
+            self._seen["a driver changed its version"] += versions != self._world.driver_versions
+            self._world.driver_versions = versions
+            return
+        agent = self._chance.choice(self._world.agents)
+        if agent.is_up and agent.versions != versions:
+            agent.crash()
+            agent.versions = versions
+            self._seen["an agent changed its version"] += 1
+            self._later(self._chance.choice((0.5, 3.0)), agent.start_again)
+
     # Moves, as `Shim` does them
 
     def move(self) -> None:
@@ -199,6 +259,8 @@ class Misfortune:
 
         is_moved = shard.move(self._world.connect(at, target), pull)
         leaving = old if is_moved else target
+        if self._chance.random() < 0.7:  # nobody takes it away at once
+            self._turns.wait(None, self._chance.choice((0.1, 1.0, 5.0, 40.0)))
         if is_moved:
             self._world.homes[at] = target
             self._seen["moved"] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 from unittest import mock
@@ -17,12 +17,13 @@ from kvss_agent.hosting import HostedShard, Identity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
+from kvss_agent.wire import VERSION, VERSION_MIN
 from swdriver_shim import deciding, driver
 from swdriver_shim.cache import spilling
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import carrier
+from swdriver_shim.moving import carrier, former
 from swdriver_shim.moving import shard as moving
 from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
@@ -34,11 +35,13 @@ from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS
 
 C = COLUMN_TOKENS
+BEFORE: Final = (VERSION_MIN, VERSION - 1)
+NOW: Final = (VERSION_MIN, VERSION)
 EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(deciding, driver, carrier, moving),
+    *(deciding, driver, carrier, former, moving),
     *(lines, requests, shared, stream, window),
     *(channel, connection, hosting, pulling, serving, stores),
 )
@@ -53,6 +56,8 @@ class World:
         self.judge = Judge(LAYOUT, self.seen)
         self.mover = Mover(self.turns)
         self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
+        # Of the data plane: who is upgraded later speaks the one before until then.
+        self.driver_versions = chance.choice((BEFORE, NOW, NOW, NOW))
         self.disks = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
         self.agents = [
             Agent(name, self.turns, self.disks[at % len(self.disks)], self.caps())
@@ -105,7 +110,7 @@ class World:
             "llama",
             self.shards,
             clock=lambda: self.turns.now,
-            wall_clock=lambda: self.turns.now + 1.7e9 + 0.3,
+            wall_clock=self.turns.calendar,
         )
         self.driver.judge = self.judge
         self.driver.set_policies(self.policies)
@@ -124,21 +129,8 @@ class World:
     def _shard(self, at: At) -> Shard:
         return Shard(name_of(at), self.connect(at, self.homes[at]))
 
-    def connect(self, at: At, agent: Agent) -> Callable[[], ShardClient]:
-        is_near = self.chance.random() < 0.5
-
-        def connect() -> ShardClient:
-            credentials = Credentials(DRIVER, SECRET, stall_seconds=STALL_SECONDS)
-            self.clients += 1
-            if is_near:
-                near = Near(To(path="near", agent=agent), name_of(at), credentials, self.mover)
-                near.order = self.clients
-                return near
-            far = Far(To(host="far", agent=agent), name_of(at), credentials, self.mover, write=True)
-            far.order = self.clients
-            return far
-
-        return connect
+    def connect(self, at: At, agent: Agent) -> Way:
+        return Way(at, agent, self, is_near=self.chance.random() < 0.5)
 
     @staticmethod
     def places() -> list[At]:
@@ -162,6 +154,32 @@ class World:
                     self.judge.check_file(
                         address.tag, address.key, bytes(file.raw[:256]), file.published, done
                     )
+
+
+@dataclass(frozen=True)
+class Way:
+    """To a shard at an agent."""
+
+    at: At
+    agent: Agent
+    world: World = field(compare=False)
+    is_near: bool = field(compare=False)
+
+    def __call__(self) -> ShardClient:
+        world, agent, name = self.world, self.agent, name_of(self.at)
+        credentials = Credentials(
+            DRIVER, SECRET, stall_seconds=STALL_SECONDS, versions=world.driver_versions
+        )
+        if min(agent.versions[1], world.driver_versions[1]) < VERSION:
+            world.seen["an earlier version was spoken"] += 1
+        world.clients += 1
+        if self.is_near:
+            near = Near(To(path="near", agent=agent), name, credentials, world.mover)
+            near.order = world.clients
+            return near
+        far = Far(To(host="far", agent=agent), name, credentials, world.mover, write=True)
+        far.order = world.clients
+        return far
 
 
 def name_of(at: At) -> str:

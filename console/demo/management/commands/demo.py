@@ -18,6 +18,8 @@ from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
+from kvss_agent.trust import AUTHORITIES_FILE
+from swdriver_shim.adapters.expected import Expected
 from swdriver_shim.adapters.remote import Refused, Remote
 from swdriver_shim.adapters.wafer import Wafer
 from telemetry.notify import notify
@@ -107,7 +109,10 @@ class Serving:
     def _remote(self, url: str, org: str) -> Remote:
         if org not in self._remotes:
             token = places.caller_token(settings.STATE_DIR, org).read_text()
-            self._remotes[org] = Remote(url, token, self._served.spec)
+            driver = self._served.driver
+            own = places.directory_of(settings.STATE_DIR, driver) / AUTHORITIES_FILE
+            expected = Expected(own, driver) if url.startswith("https:") else None
+            self._remotes[org] = Remote(url, token, self._served.spec, expected=expected)
         return self._remotes[org]
 
     def _forget(self) -> None:

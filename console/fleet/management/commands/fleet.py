@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -53,6 +54,15 @@ def _line(change: Change) -> str:
     sign = {"added": "+", "removed": "-", "changed": "~"}[change.what]
     detail = ""
     if change.what == "changed":
-        detail = ": " + ", ".join(f"{path} {old} → {new}" for path, old, new in change.differences)
+        detail = ": " + ", ".join(
+            f"{path} {_shown(old)} → {_shown(new)}" for path, old, new in change.differences
+        )
     refused = f" REFUSED: {change.refused}" if change.refused else ""
-    return f"{sign} {change.kind} {change.name}{detail}{refused}"
+    follows = f" ({change.follows})" if change.follows else ""
+    return f"{sign} {change.kind} {change.name}{detail}{follows}{refused}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.authority import services
+from console.control.services import in_the_open
+from console.fleet.nodes import Impossible
+
+SHOWN_MAX = 50
+
+
+@require_safe
+@signed_in
+def show(request: SignedInRequest) -> HttpResponse:
+    """Roots, who follows, and which control APIs can be read on the way."""
+    roots = services.visible_authorities(request.principal)[:SHOWN_MAX]
+    following = services.following()
+    context = {
+        "roots": roots,
+        "following": following,
+        "behind": following.behind[:SHOWN_MAX],
+        "in_the_open": in_the_open()[:SHOWN_MAX],
+        "is_replaced": any(root.state in ("next", "superseded") for root in roots),
+        "tab": "authority",
+    }
+    return render(request, "authority/authority.html", context)
+
+
+@require_POST
+@signed_in
+def rotate(request: SignedInRequest) -> HttpResponse:
+    try:
+        services.begin_rotation(request.principal)
+    except Impossible as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, "A new root is made. It signs when all processes believe it.")
+    return redirect("fleet-authority")

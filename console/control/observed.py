@@ -1,0 +1,63 @@
+"""What agents and drivers say they are, typed and bounded: what the console may store, compare and show.
+
+Both say more than this, and later versions still more; what is not named here is skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from telemetry.decoding import NO_NUL, Count
+
+SHARDS_MAX = 1 << 16
+# One above any that is told can still be stored.
+Generation = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
+
+
+class Shard(Struct, frozen=True):
+    """An agent says its `name`; a driver its `group` and `index`, and of which agent: `address`."""
+
+    name: Text = ""
+    group: Text = ""
+    index: Count = 0
+    address: Text = ""
+    shard: Text = ""
+    slots: Count | None = None  # nobody knows while it is lost
+    state: Text = ""
+    reason: Text | None = ""
+    left_to_move: Count = 0
+    count_from: Count = 0
+
+
+Shards = Annotated[list[Shard], Meta(max_length=SHARDS_MAX)]
+
+
+class Observed(Struct, frozen=True):
+    """`generation` is what it was told last, `observed_generation` what it is."""
+
+    generation: Generation
+    observed_generation: Generation
+    shards: Shards = []
+
+    @property
+    def shortfall(self) -> str:
+        """What is not as it should be yet, shard by shard."""
+        lacking = (one for one in self.shards if one.reason)
+        return "; ".join(f"{one.shard or one.name}: {one.reason}" for one in lacking)
+
+
+class Told(Struct, frozen=True):
+    """The answer to a document. A driver follows it before it answers, and says all that it is."""
+
+    generation: Generation
+    observed_generation: Generation | None = None
+    shards: Shards = []
+
+    @property
+    def observed(self) -> Observed | None:
+        if self.observed_generation is None:
+            return None
+        return Observed(self.generation, self.observed_generation, self.shards)

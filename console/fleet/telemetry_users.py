@@ -1,0 +1,87 @@
+"""A Redis user for each agent and driver that has joined, so that each can tell numbers of itself only.
+
+Level-triggered: what is there is compared with what should be, so that a Redis that was emptied or
+restarted, a process that joined anew with another token, and one that was removed all come right within
+a round. Passwords follow from the processes' own tokens; Redis keeps their hashes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import redis
+from django.conf import settings
+
+from console.fleet.models import Driver, Node
+from telemetry.credentials import rules
+from telemetry.records import OWN_STREAM
+from telemetry.topics import kind_of, of_source
+
+log = logging.getLogger(__name__)
+
+REDIS_SECONDS_MAX: Final = 5.0
+USERS_AT_ONCE: Final = 200
+_KINDS: Final = frozenset({"node", "driver"})
+
+
+def keep_users() -> int:
+    """Make, change and remove users until each joined process has its own; how many that were."""
+    if not settings.REGISTRAR_URL:
+        return 0
+    wanted = dict(_wanted())
+    client = redis.Redis.from_url(
+        settings.REGISTRAR_URL,
+        socket_timeout=REDIS_SECONDS_MAX,
+        socket_connect_timeout=REDIS_SECONDS_MAX,
+        driver_info=None,
+    )
+    try:
+        return _apply(client, wanted)
+    finally:
+        client.close()
+
+
+def _wanted() -> Iterator[tuple[str, list[str]]]:
+    for kind, model in (("agent", Node), ("driver", Driver)):
+        joined = model.objects.exclude(joined_at=None).only("name", "control_token")
+        for one in joined.iterator():
+            if one.control_token:
+                topic = of_source(kind, one.name)
+                yield topic, rules(topic, one.control_token)
+
+
+def _apply(client: redis.Redis, wanted: dict[str, list[str]]) -> int:
+    there = _there(client)
+    commands: list[tuple[str, ...]] = [
+        ("ACL", "SETUSER", topic, *its)
+        for topic, its in wanted.items()
+        if not _is_as(there.get(topic), its)
+    ]
+    for topic in sorted(there.keys() - wanted.keys()):
+        commands += [("ACL", "DELUSER", topic), ("UNLINK", f"{OWN_STREAM}{topic}")]
+    for start in range(0, len(commands), USERS_AT_ONCE):
+        pipe: Any = client.pipeline(transaction=False)
+        for command in commands[start : start + USERS_AT_ONCE]:
+            pipe.execute_command(*command)
+        pipe.execute()
+    if commands:
+        log.info("Redis users of %d processes, after %d commands", len(wanted), len(commands))
+    return len(commands)
+
+
+def _there(client: redis.Redis) -> dict[str, set[str]]:
+    """Users of processes, each with the words of its rules."""
+    answer: Any = client.acl_list()
+    found = {}
+    for line in answer:
+        words = (line.decode() if isinstance(line, bytes) else str(line)).split()
+        if len(words) > 1 and kind_of(words[1]) in _KINDS:
+            found[words[1]] = set(words[2:])
+    return found
+
+
+def _is_as(there: set[str] | None, its: list[str]) -> bool:
+    """Whether the user has this password and this stream; its commands were given with them."""
+    return there is not None and {rule for rule in its if rule[0] in "#~"} <= there

@@ -1,0 +1,164 @@
+"""Dead letters for platform admins, as a page and over REST: what could not be stored, whose, and why.
+
+They have names of every org in them, so nobody else sees any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Annotated, Final
+
+from django.core.paginator import Paginator
+from django.db.models import Max, QuerySet, Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import SignedInRequest, requester, signed_in
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.api.fields import SearchText
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from telemetry.dead_letters import (
+    COUNT_DAYS,
+    LETTERS_ALIKE_MAX,
+    LETTERS_OF_SOURCE_MAX,
+    MEANINGS,
+    Cause,
+)
+from telemetry.models import DeadLetter, DeadLetterCount
+
+router = Router(tags=["metrics"])
+
+PER_PAGE: Final = 25
+COUNTS_MAX: Final = 200
+WEEK_DAYS: Final = 7
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often something of one source could not be stored, for one reason."""
+
+    cause: str
+    source: str
+    count: int
+    last_at: datetime
+
+    @property
+    def meaning(self) -> str:
+        return MEANINGS[Cause(self.cause)] if self.cause in set(Cause) else ""
+
+
+def counts(principal: Principal, days: int) -> list[Count]:
+    """Of the last days, the newest first."""
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    since: date = (timezone.now() - timedelta(days=days - 1)).date()
+    rows = (
+        DeadLetterCount.objects.filter(day__gte=since)
+        .values("cause", "source")
+        .annotate(times=Sum("count"), newest=Max("last_at"))
+        .order_by("-newest", "cause", "source")[:COUNTS_MAX]
+    )
+    return [Count(row["cause"], row["source"], row["times"], row["newest"]) for row in rows]
+
+
+def letters(principal: Principal, cause: str = "", source: str = "") -> QuerySet[DeadLetter]:
+    principal.check_platform(Role.PLATFORM_ADMIN)
+    found = DeadLetter.objects.all()
+    if cause:
+        found = found.filter(cause=cause)
+    if source:
+        found = found.filter(source=source)
+    return found
+
+
+@require_safe
+@signed_in
+def show(request: SignedInRequest) -> HttpResponse:
+    cause, source = (request.GET.get(name, "").replace("\0", "")[:240] for name in ("cause", "source"))
+    found = letters(request.principal, cause, source)
+    context = {
+        "page": Paginator(found, PER_PAGE).get_page(request.GET.get("page")),
+        "counts": counts(request.principal, WEEK_DAYS),
+        "days": WEEK_DAYS,
+        "of_source": LETTERS_OF_SOURCE_MAX,
+        "alike": LETTERS_ALIKE_MAX,
+        "cause": cause,
+        "source": source,
+    }
+    return render(request, "metrics/dead_letters.html", context)
+
+
+class LetterOut(Schema):
+    id: int
+    at: datetime
+    cause: str
+    source: str = Field(description="The process, as its topic; `unknown` where that can't be read.")
+    reason: str
+    size: int = Field(description="Bytes.")
+    excerpt: str = Field(description="Its beginning: JSON, or hexadecimal digits after `hex`.")
+
+
+class DeadLetterCountOut(Schema):
+    cause: str
+    meaning: str
+    source: str
+    count: int
+    last_at: datetime
+
+
+class CountsOut(Schema):
+    items: list[DeadLetterCountOut]
+
+
+@router.get(
+    "/dead-letters",
+    response={200: Page[LetterOut], **documented(403)},
+    summary="Telemetry that could not be stored, the newest first",
+)
+def list_letters(
+    request: HttpRequest,
+    cause: SearchText = "",
+    source: SearchText = "",
+    cursor: Cursor = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> dict[str, object]:
+    return paginate(letters(requester(request), cause, source), "-pk", cursor, limit, _shown)
+
+
+@router.get(
+    "/dead-letters/counts",
+    response={200: CountsOut, **documented(403)},
+    summary="How much telemetry could not be stored, by cause and process",
+)
+def list_counts(
+    request: HttpRequest, days: Annotated[int, Query(ge=1, le=COUNT_DAYS)] = WEEK_DAYS
+) -> CountsOut:
+    return CountsOut(
+        items=[
+            DeadLetterCountOut(
+                cause=one.cause,
+                meaning=one.meaning,
+                source=one.source,
+                count=one.count,
+                last_at=one.last_at,
+            )
+            for one in counts(requester(request), days)
+        ]
+    )
+
+
+def _shown(letter: DeadLetter) -> LetterOut:
+    return LetterOut(
+        id=letter.pk,
+        at=letter.at,
+        cause=letter.cause,
+        source=letter.source,
+        reason=letter.reason,
+        size=letter.size,
+        excerpt=letter.excerpt,
+    )

@@ -1,0 +1,84 @@
+"""Removing drivers over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
+from console.api.fields import Input, Reason
+from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.problems import documented
+from console.fleet import services
+from console.fleet.api import Name
+from console.operations.api import OperationOut, accepted
+from console.orgs.api import ValidateOnly
+from console.sessions import removal
+from console.sessions.removal import Consequences
+from console.sessions.schemas import PlanToken
+
+router = Router(tags=["fleet"])
+
+
+class RemoveDriverIn(Input):
+    reason: Reason = ""
+    plan_token: PlanToken = None
+
+
+class RemovalOut(Schema):
+    """What would become of it. Nothing has."""
+
+    plan_token: str
+    alive: bool = Field(description="It should not be: stop its process first.")
+    last_heartbeat_at: datetime | None
+    session: str | None = Field(description="Of its job, which ends.")
+    job: str | None
+    streams: int
+    memory_bytes: int
+    nodes: list[str] = Field(description="Whose memory becomes free.")
+    waiting: list[str] = Field(description="Operations that wait for it, and go on without it.")
+
+
+def show_removal(found: Consequences) -> RemovalOut:
+    return RemovalOut(
+        plan_token=found.token,
+        alive=found.is_alive,
+        last_heartbeat_at=found.driver.last_heartbeat_at,
+        session=found.job.session.name if found.job else None,
+        job=found.job.name if found.job else None,
+        streams=found.streams,
+        memory_bytes=found.memory_bytes,
+        nodes=list(found.nodes),
+        waiting=[str(one.pk) for one in found.waiting],
+    )
+
+
+@router.post(
+    "/drivers/{name}/remove",
+    response={200: RemovalOut, 202: OperationOut, **documented(404, 409, 412)},
+    summary="Remove a driver from the fleet: its job ends, and nobody waits for it any more",
+)
+def remove_driver(
+    request: HttpRequest,
+    name: Name,
+    payload: RemoveDriverIn,
+    key: IdempotencyKey,
+    validate_only: ValidateOnly = False,
+) -> HttpResponse:
+    principal = requester(request)
+    needs = Authority(None, Role.PLATFORM_ADMIN)
+
+    def remove() -> Answer:
+        if validate_only:
+            driver = services.for_change(
+                principal, services.visible_drivers(principal), name, Role.PLATFORM_ADMIN
+            )
+            return Answer(200, [needs], show_removal(removal.consequences(driver)))
+        operation = removal.remove(principal, name, plan_token=payload.plan_token, reason=payload.reason)
+        return accepted(operation, needs)
+
+    return once(request, key, payload, remove, keep=not validate_only)

@@ -1,0 +1,117 @@
+"""Users of Redis by role: what each may do, and nothing else. The same under `make up` and in
+production, whose files in `deploy/redis/` are written from here.
+
+Two servers: one is the broker of work, the other takes telemetry. Whoever may add telemetry can neither
+reach work nor fill the memory that it lies in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from telemetry.credentials import CONSOLE, SHARED
+from telemetry.records import OWN_STREAM, SHAPE_KEY, STREAM
+
+BROKER_KEYS: Final = "tidegate:celery:*"
+_CONNECTED: Final = ("+ping",)
+
+
+@dataclass(frozen=True)
+class User:
+    """One role: what it is for, the keys and channels that it reaches, and its commands."""
+
+    name: str
+    purpose: str
+    rules: tuple[str, ...]
+
+    def line(self, password_rule: str) -> str:
+        """As redis.conf and an ACL file have it."""
+        return f"user {self.name} on {password_rule} resetchannels {' '.join(self.rules)}"
+
+
+# Of the server that REDIS_URL names
+BROKER: Final = (
+    User(
+        "broker",
+        "web, worker, beat: they ask for work and do it",
+        (
+            f"~{BROKER_KEYS}",
+            f"&{BROKER_KEYS}",
+            *("-@all", "+@read", "+@write", "+@transaction", "+@connection"),
+            *(
+                "-@dangerous",
+                "-@admin",
+                "+eval",
+                "+evalsha",
+                "+script|load",
+                "+script|exists",
+                "+info",
+                "+time",
+                "+publish",
+            ),
+        ),
+    ),
+    User("observer", "ingest and rollup: whether it is there", ("-@all", "+ping", "+info")),
+)
+# Of the server that TIDEGATE_TELEMETRY_URL and its siblings name
+TELEMETRY: Final = (
+    User(
+        CONSOLE,
+        "processes of the console: they tell their own numbers",
+        (f"~{OWN_STREAM}{CONSOLE}", "-@all", "+xadd", *_CONNECTED),
+    ),
+    User(
+        "ingest",
+        "ingest: it reads all streams and takes out what is written",
+        (
+            *(f"~{STREAM}", f"~{OWN_STREAM}*", f"~{SHAPE_KEY}*", "-@all", *_CONNECTED),
+            *("+scan", "+xreadgroup", "+xautoclaim", "+xack", "+xdel", "+xlen", "+xtrim"),
+            *("+xgroup|create", "+mget"),
+        ),
+    ),
+    User(
+        "observer",
+        "web: how many records wait",
+        (f"~{STREAM}", f"~{OWN_STREAM}*", "-@all", "+scan", "+xlen", "+info", *_CONNECTED),
+    ),
+    User(
+        "registrar",
+        "worker: it makes the users of processes that have joined, and removes them",
+        (
+            *(f"~{OWN_STREAM}*", "-@all", *_CONNECTED, "+unlink"),
+            *("+acl|setuser", "+acl|deluser", "+acl|list"),
+        ),
+    ),
+)
+# Where agents and drivers have no users of their own: of earlier versions, or in an engine's process.
+OF_EARLIER_VERSIONS: Final = User(
+    SHARED,
+    "agents and drivers of earlier versions, and drivers in an engine's process: all of them together",
+    (f"~{STREAM}", f"~{SHAPE_KEY}*", "-@all", "+xadd", "+set", "+multi", "+exec", *_CONNECTED),
+)
+
+
+def lines(users: tuple[User, ...], passwords: Mapping[str, str]) -> list[str]:
+    """For redis.conf, which has hashes of the passwords only."""
+    return [user.line(f"#{hashlib.sha256(passwords[user.name].encode()).hexdigest()}") for user in users]
+
+
+def acl_file(users: tuple[User, ...]) -> str:
+    """For an operator, who puts passwords in."""
+    text = [
+        "# Users of this Redis. Written by `make docs` from console/stack/redis_users.py.",
+        "# Put a long password in the place of each PASSWORD_… and include the file in redis.conf.",
+        "user default off",
+    ]
+    for user in users:
+        text += [f"# {user.name}: {user.purpose}", user.line(f">PASSWORD_{user.name.upper()}")]
+    return "\n".join(text) + "\n"
+
+
+FILES: Final = {
+    "broker.acl": BROKER,
+    "telemetry.acl": (*TELEMETRY, OF_EARLIER_VERSIONS),
+}

@@ -1,0 +1,177 @@
+"""The streams that records come in: one that many share, and one for each process with a Redis user of
+its own. Members of the consumer group read all of them, none at the cost of another.
+
+A process with its own user can add to its own stream and do nothing else, so its flood fills, and is cut
+off in, that stream only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, cast
+
+import redis
+
+from telemetry.records import GROUP, OWN_STREAM, OWN_STREAM_LENGTH_MAX, STREAM
+
+BATCH_MAX: Final = 2000  # records, of all streams together
+BLOCK_MS: Final = 500
+IDLE_MS_BEFORE_TAKEN_OVER: Final = 30_000
+LOOK_SECONDS: Final = 2.0  # between two looks for new streams, and for those that are too long
+LOOKS_FOR_LEFT_BEHIND: Final = 6  # in the time that a batch may be idle
+STREAMS_MAX: Final = 5_000
+_SCANNED_AT_ONCE: Final = 1_000
+
+Fields = dict[bytes, bytes]
+
+
+class Entry(NamedTuple):
+    """A record as it was added, and where."""
+
+    stream: str
+    id: bytes
+    fields: Fields
+
+    @property
+    def writer(self) -> str:
+        """The user that the stream belongs to; nobody of the one that is shared."""
+        return self.stream.removeprefix(OWN_STREAM) if self.stream != STREAM else ""
+
+    @property
+    def arrived_at(self) -> float:
+        return int(self.id.split(b"-")[0]) / 1000
+
+
+class Streams:
+    """All streams, for one member of the group."""
+
+    def __init__(self, client: redis.Redis, consumer: str) -> None:
+        """`client` gives answers as bytes."""
+        self.cut_off: Counter[str] = Counter()  # records by writer, until somebody takes them
+        self.client = client
+        self._consumer = consumer
+        self._names: list[str] = [STREAM]
+        self._lengths: dict[str, int] = {}
+        self._look_at = 0.0
+        self._claimed_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not written, as far as is known."""
+        return sum(self._lengths.values())
+
+    def join(self) -> None:
+        """Make the group where it is not there yet. It begins with the oldest record there is."""
+        self.look()
+
+    def read(self) -> list[Entry]:
+        """What another member took and never finished; else what is new, waiting for it at most
+        BLOCK_MS."""
+        if (now := time.monotonic()) >= self._look_at + LOOK_SECONDS:
+            self.look()
+        if now >= self._claimed_at + IDLE_MS_BEFORE_TAKEN_OVER / 1000 / LOOKS_FOR_LEFT_BEHIND:
+            self._claimed_at = now
+            if left := self._left_behind():
+                return left
+        return self._fresh()
+
+    def done(self, entries: Iterable[Entry]) -> None:
+        """What is written is taken out of its stream: the length is what waits."""
+        by_stream = _by_stream(entries)
+        pipe = self.client.pipeline(transaction=False)
+        for stream, ids in by_stream.items():
+            pipe.xack(stream, GROUP, *ids)
+            pipe.xdel(stream, *ids)
+            pipe.xlen(stream)
+        self._lengths.update(zip(by_stream, map(int, pipe.execute()[2::3]), strict=True))
+
+    def look(self) -> None:
+        """Which streams there are, each with the group and none too long."""
+        self._look_at = time.monotonic()
+        names = [STREAM, *own_streams(self.client)]
+        if new := [name for name in names if name not in self._lengths]:
+            self._make_groups(new)
+        self._lengths = _lengths(self.client, names)
+        self._names = names
+        for name in names[1:]:
+            if self._lengths[name] > OWN_STREAM_LENGTH_MAX:
+                cut = self.client.xtrim(name, maxlen=OWN_STREAM_LENGTH_MAX, approximate=False)
+                self.cut_off[name.removeprefix(OWN_STREAM)] += cut
+                self._lengths[name] = OWN_STREAM_LENGTH_MAX
+
+    # Inside
+
+    def _make_groups(self, names: list[str]) -> None:
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.xgroup_create(name, GROUP, id="0", mkstream=True)
+        for answer in pipe.execute(raise_on_error=False):
+            if isinstance(answer, redis.RedisError) and "BUSYGROUP" not in str(answer):
+                raise answer
+
+    def _left_behind(self) -> list[Entry]:
+        pipe = self.client.pipeline(transaction=False)
+        share = max(1, BATCH_MAX // len(self._names))
+        for name in self._names:
+            pipe.xautoclaim(
+                name, GROUP, self._consumer, min_idle_time=IDLE_MS_BEFORE_TAKEN_OVER, count=share
+            )
+        return [
+            Entry(name, entry_id, fields)
+            for name, answer in zip(self._names, pipe.execute(), strict=True)
+            for entry_id, fields in answer[1]
+            if fields
+        ]
+
+    def _fresh(self) -> list[Entry]:
+        """Each stream gets its share; what is left of a batch goes to those that have more."""
+        found, names = list[Entry](), self._names
+        block: int | None = BLOCK_MS
+        while names and len(found) < BATCH_MAX:
+            share = max(1, (BATCH_MAX - len(found)) // len(names))
+            answer = self.client.xreadgroup(
+                GROUP, self._consumer, dict.fromkeys(names, ">"), count=share, block=block
+            )
+            # redis-py's types cover every protocol and encoding at once; ours is RESP2 with bytes.
+            streams = cast("list[tuple[bytes, list[tuple[bytes, Fields]]]]", answer or [])
+            names, block = [], None
+            for key, entries in streams:
+                name = key.decode(errors="replace")
+                found += [Entry(name, entry_id, fields or {}) for entry_id, fields in entries]
+                if len(entries) >= share:
+                    names.append(name)
+        return found
+
+
+def _by_stream(entries: Iterable[Entry]) -> Mapping[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for entry in entries:
+        found[entry.stream].append(entry.id)
+    return found
+
+
+def own_streams(client: redis.Redis) -> list[str]:
+    """Of processes with users of their own, as they are now."""
+    cursor, found = 0, set[str]()
+    while True:
+        cursor, keys = cast(
+            "tuple[int, list[bytes]]",
+            client.scan(cursor, f"{OWN_STREAM}*", _SCANNED_AT_ONCE, "STREAM"),
+        )
+        found.update(key.decode(errors="replace") for key in keys)
+        if cursor == 0 or len(found) >= STREAMS_MAX:
+            return sorted(found)[:STREAMS_MAX]
+
+
+def waiting(client: redis.Redis) -> int:
+    """Records in all streams."""
+    return sum(_lengths(client, [STREAM, *own_streams(client)]).values())
+
+
+def _lengths(client: redis.Redis, names: list[str]) -> dict[str, int]:
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.xlen(name)
+    return dict(zip(names, map(int, pipe.execute()), strict=True))

@@ -1,0 +1,111 @@
+"""What drivers are told of nodes that were removed from the fleet: nobody waits for their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from django.utils import timezone
+
+from console.accounts.principal import SYSTEM
+from console.alerts.world import world as known
+from console.fleet import importing, joining, retiring
+from console.fleet.models import Node, RetiringStore
+from console.fleet.nodes import Impossible
+from console.sessions.documents import agents_removed
+from swdriver_shim.desired import Desired
+from telemetry.models import Source
+from tests.console.fleet.worlds import CONTROL_TOKEN, FACTS, World, new_token
+
+pytestmark = pytest.mark.django_db
+
+FLEET = """
+stamps:
+  east:
+    leaves:
+      leaf-1: {{spine_links: {{leaf-1-up: {{spine: spine-1, gbits: 400}}}}}}
+      leaf-2:
+    nodes:
+      {}ax-2: {{nics: {{eth0: {{leaf: leaf-2}}}}}}
+    boxes:
+      cs-1:
+        domains:
+          - {{wio: 8, leaves: [leaf-2]}}
+          - {{wio: 8, leaves: [leaf-1]}}
+          - {{wio: 8, leaves: [leaf-2]}}
+          - {{wio: 8, leaves: [leaf-1]}}
+"""
+WITH_IT = "ax-1: {nics: {eth0: {leaf: leaf-1}}}\n      "
+
+
+def describe(node: str) -> None:
+    importing.apply(SYSTEM, FLEET.format(node))
+
+
+def told() -> dict[str, Any]:
+    return dict(agents_removed())
+
+
+def test_a_node_that_is_removed_is_waited_for_no_more_until_it_joins_again(world: World) -> None:
+    before = new_token()
+    describe(WITH_IT)
+    assert told() == {}  # a field that older drivers refuse is not there without need
+    describe("")
+    assert not Node.objects.filter(name="ax-1").exists()
+    assert told() == {"agents_removed": [FACTS.data_address]}
+    assert "agents_removed" in {field.name for field in msgspec.structs.fields(Desired)}
+    describe(WITH_IT)
+    assert told() == {"agents_removed": [FACTS.data_address]}  # its place is there, and nobody in it
+    with pytest.raises(Impossible, match="ax-1 was removed from the fleet"):
+        joining.join_node(before, "ax-1", CONTROL_TOKEN, FACTS)
+    joining.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS)
+    assert told() == {}
+
+
+def test_a_place_where_nobody_ever_was_is_removed_without_a_word(world: World) -> None:
+    describe("")
+    before = told()
+    importing.apply(SYSTEM, FLEET.format("").replace("ax-2", "ax-3"))
+    assert told() == before
+
+
+def test_a_node_that_was_removed_is_not_missed(world: World) -> None:
+    now = timezone.now()
+    for number, name in enumerate(("ax-1", "ax-2")):
+        Source.objects.create(
+            name=name,
+            kind="agent",
+            topic=f"node:{name}",
+            version="0.1.0",
+            host="h",
+            process_id=number,
+            started_at=now,
+            sequence=1,
+            seen_at=now,
+        )
+    assert {"node:ax-1", "node:ax-2"} <= set(known(now).heard)
+    describe("")
+    found = known(now)
+    assert "node:ax-1" not in {*found.heard, *found.expected}
+    assert "node:ax-2" in found.heard
+
+
+def test_a_shared_store_of_its_is_remembered_until_another_node_has_it(world: World) -> None:
+    def stores() -> list[str]:
+        return [name for name, _ in retiring.forgotten(world.here.created_at)]
+
+    shared = "tier2: {kind: s3, bucket: kv, cap: 1T}"
+    describe(WITH_IT.replace("}}}", f"}}}}, {shared}}}"))
+    RetiringStore.objects.create(
+        node=world.here,
+        place="posix:/mnt/disk",
+        said={"kind": "posix", "path": "/mnt/disk", "cap": "1T", "shared": False},
+        since=world.here.created_at,
+    )
+    assert stores() == []
+    describe("")
+    assert stores() == ["ax-1"], "a disk of its own went with it"
+    described = FLEET.format("").replace("ax-2: {", f"ax-2: {{{shared}, ")
+    importing.apply(SYSTEM, described)
+    assert stores() == []

@@ -1,0 +1,207 @@
+"""Stores that a node had: in its document until its agent, a real one here, has found them empty."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.accounts.principal import SYSTEM
+from console.audit.models import AuditEntry
+from console.audit.services import undo
+from console.control import services as control
+from console.control.documents import Compiler
+from console.fleet import importing, retiring
+from console.fleet.models import Node, Removed, RetiringStore
+from console.fleet.nodes import Impossible
+from kvss_agent.identity import ProcessIdentity
+from tests.conftest import People
+from tests.console.fleet.worlds import World
+from tests.kvss_agent.process import AgentProcess, agent
+from tests.live import wait_until
+
+pytestmark = pytest.mark.django_db
+
+FLEET = """
+stamps:
+  east:
+    leaves:
+      leaf-1: {{spine_links: {{leaf-1-up: {{spine: spine-1, gbits: 400}}}}}}
+      leaf-2:
+    nodes:
+      ax-1: {{nics: {{eth0: {{leaf: leaf-1}}}}{}}}
+      ax-2: {{nics: {{eth0: {{leaf: leaf-2}}}}}}
+    boxes:
+      cs-1:
+        domains:
+          - {{wio: 8, leaves: [leaf-2]}}
+          - {{wio: 8, leaves: [leaf-1]}}
+          - {{wio: 8, leaves: [leaf-2]}}
+          - {{wio: 8, leaves: [leaf-1]}}
+"""
+
+
+def describe(path: Path | str | None, **more: object) -> None:
+    said = f", tier2: {json.dumps({'kind': 'posix', 'path': str(path), 'cap': '1G', **more})}"
+    importing.apply(SYSTEM, FLEET.format(said if path else ""))
+
+
+def told() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Compiler("node").compile("ax-1", {}).content)
+    return found
+
+
+@pytest.fixture
+def there(world: World, tmp_path: Path) -> Iterator[AgentProcess]:
+    """The agent of ax-1."""
+    with agent(tmp_path / "agent") as running:
+        Node.objects.filter(name="ax-1").update(
+            control_url=str(running.http.base_url),
+            control_token=(running.directory / "token").read_text().strip(),
+            public_key=ProcessIdentity.load(running.directory, "node:ax-1").public_key_pem,
+        )
+        yield running
+
+
+def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
+    there: AgentProcess, tmp_path: Path, people: People, api_of: Callable[..., Client]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    removed = Removed.objects.create(kind="node", name="ax-0", stores=[f"posix:{old}", "s3:eu/kv"])
+    describe(old)
+    control.push([control.ALL_NODES])
+    wait_until("it is used", old.exists)
+    left = old / ("0" * 32) / ("1" * 32) / "00" / f"{'00' * 16}.s"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(bytes(4096))
+    describe(new)
+    [said] = told()["retiring"]
+    assert (said["path"], said["cap_bytes"]) == (str(old), 1 << 30)
+    assert "org_ttl_seconds" in said, "what lies there expires as it does elsewhere"
+
+    def look() -> dict[str, Any]:
+        control.reconcile()
+        retiring.look()
+        found: dict[str, Any] = api.get("/api/v1/nodes/ax-1").json()
+        return found
+
+    api = api_of(people.platform_admin)
+    wait_until("its files are counted", lambda: look()["retiring_stores"][0]["files"] == 1)
+    page = api.get("/api/v1/nodes/ax-1").json()["retiring_stores"][0]
+    assert (page["place"], page["state"], page["bytes"]) == (f"posix:{old}", "retiring", 4096)
+    place = f"/api/v1/nodes/ax-1/retiring-stores/{page['id']}/drain"
+    viewer = api_of(people.platform_on_call)
+    assert viewer.put(place, {}, content_type="application/json").status_code == 403
+    assert api.put(place, {"reason": "x"}, content_type="application/json").status_code == 200
+    wait_until("it is gone", lambda: look()["retiring_stores"] == [])
+    assert not left.exists()
+    assert "retiring" not in told()
+    removed.refresh_from_db()
+    assert removed.stores == ["s3:eu/kv"], "of a node that had shared it, too"
+    assert AuditEntry.objects.filter(action="node.drain_store").count() == 1
+
+
+def test_a_page_says_what_is_left_and_lets_an_admin_remove_it(
+    world: World, people: People, browser_of: Callable[..., Client]
+) -> None:
+    store = RetiringStore.objects.create(
+        node=world.here,
+        place="posix:/mnt/old",
+        said={"kind": "posix", "path": "/mnt/old", "cap": "1G"},
+        since=world.here.state_since,
+        state="retiring",
+        files=3,
+        bytes=12288,
+    )
+    admin = browser_of(people.platform_admin)
+    page = admin.get("/fleet/nodes/ax-1/").content.decode()
+    assert "posix:/mnt/old" in page
+    assert all(said in page for said in ("Retiring stores", "3 files, 12 KiB", "expire and are purged"))
+    assert (
+        b"Remove its files" not in browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/").content
+    )
+    admin.post(f"/fleet/nodes/ax-1/stores/{store.pk}/drain/")
+    assert b"removing files" in admin.get("/fleet/nodes/ax-1/").content
+
+
+def test_a_difference_says_what_becomes_of_the_store_before(world: World) -> None:
+    Node.objects.filter(name="ax-1").update(public_key="a key")
+    describe("/mnt/old")
+    described = FLEET.format(", tier2: {kind: posix, path: /mnt/new, cap: 1G}")
+    found, _ = importing.preview(SYSTEM, described)
+    [change] = found.changes
+    assert "/mnt/old is retiring" in change.follows
+    importing.apply(SYSTEM, described)
+    other_size, _ = importing.preview(SYSTEM, described.replace("1G", "2G"))
+    assert [one.follows for one in other_size.changes] == [""]
+
+
+def test_without_tier_2_the_store_before_is_retiring_and_a_path_put_back_is_in_use(
+    world: World, people: People
+) -> None:
+    Node.objects.update(public_key="a key")
+    describe("/mnt/a")
+    assert not RetiringStore.objects.exists(), "nothing was before"
+    describe("/mnt/a/", cap="2G")
+    assert not RetiringStore.objects.exists(), "it is the same place"
+    describe(None)
+    assert [store.place for store in RetiringStore.objects.all()] == ["posix:/mnt/a"]
+    assert "tier2" not in told()
+    describe("/mnt/a")
+    assert not RetiringStore.objects.exists()
+    describe("/mnt/b")
+    undo(people.principal("platform_admin"), AuditEntry.objects.latest("id"), "")
+    assert [store.place for store in RetiringStore.objects.all()] == ["posix:/mnt/b"]
+
+
+def test_nodes_that_have_not_joined_have_no_files(world: World) -> None:
+    Node.objects.filter(name="ax-1").update(
+        joined_at=None, heartbeat_sha256=None, control_url="", state="lost", held_state="ready"
+    )
+    describe("/mnt/a")
+    describe("/mnt/b")
+    assert not RetiringStore.objects.exists()
+
+
+def test_a_change_whose_files_nobody_would_look_after_is_refused(world: World) -> None:
+    describe("/mnt/a")
+    with pytest.raises(Impossible, match="Update the agent, and let it join again"):
+        describe("/mnt/b")
+    Node.objects.update(public_key="a key")
+    with pytest.raises(Impossible, match="/mnt/a/deeper and its earlier store /mnt/a lie within"):
+        describe("/mnt/a/deeper")
+    for number in range(retiring.STORES_MAX):
+        describe(f"/mnt/n{number}")
+    with pytest.raises(Impossible, match="8 earlier stores of it are not empty yet"):
+        describe("/mnt/c")
+
+
+def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
+    there: AgentProcess, tmp_path: Path
+) -> None:
+    """It has found the store empty; since then it was used again, and is retiring anew."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    describe(old)
+    describe(new)
+    control.reconcile()
+
+    def is_empty() -> bool:
+        control.reconcile()
+        return bool([one for one in there.observed()["tier2"]["retiring"] if one["state"] == "empty"])
+
+    wait_until("it is empty", is_empty)
+    describe(old)
+    describe(new)
+    retiring.look()
+    assert RetiringStore.objects.count() == 1
+    wait_until("it is told", lambda: control.reconcile() == 0)
+
+    def is_gone() -> bool:
+        retiring.look()
+        return not RetiringStore.objects.exists()
+
+    wait_until("it is empty again", is_gone)

@@ -1,0 +1,106 @@
+"""Processes that have joined get Redis users of their own, and those that are removed lose them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.utils import timezone
+
+from console.fleet.models import Driver
+from console.fleet.telemetry_users import keep_users
+from console.stack import redis as redis_server
+from console.stack import redis_users
+from console.stack.embedded import running
+from telemetry.credentials import own_url
+from telemetry.emitter import Emitter
+from telemetry.ingest import Ingest
+from telemetry.models import Source
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
+    made = redis_server.prepare(
+        tmp_path_factory.mktemp("redis") / "t", users=redis_users.TELEMETRY, durable=False, strict=True
+    )
+    with running(made, made.home.parent / "log"):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _registrar(server: redis_server.RedisServer, settings: Any) -> Iterator[None]:
+    """The server is as new before each test: the tests' order is random."""
+    settings.REGISTRAR_URL = server.url_of("registrar")
+    yield
+    with redis.Redis.from_url(server.url) as admin:
+        admin.flushall()
+        for name in admin.acl_users():
+            if name.startswith("driver:"):
+                admin.acl_deluser(name)
+
+
+def driver(name: str, token: str) -> Driver:
+    return Driver.objects.create(
+        name=name,
+        control_token=token,
+        control_url="http://127.0.0.1:1",
+        heartbeat_sha256=b"x" * 32,
+        joined_at=timezone.now(),
+    )
+
+
+def tells(server: redis_server.RedisServer, name: str, token: str) -> bool:
+    url = own_url(server.url_of("own", ""), f"driver:{name}", token)
+    emitter = Emitter(url, "driver", "1", name=name)
+    try:
+        return emitter.emit(time.time())
+    finally:
+        emitter._redis.close()
+
+
+def test_users_follow_who_has_joined(server: redis_server.RedisServer) -> None:
+    one, other = driver("job1", "token of job1"), driver("job2", "token of job2")
+    assert not tells(server, "job1", "token of job1")
+    assert keep_users() == 2
+    assert keep_users() == 0
+    assert tells(server, "job1", "token of job1")
+    assert not tells(server, "job1", "token of job2")
+    one.control_token = "token after it was made anew"
+    one.save()
+    other.delete()
+    assert keep_users() == 3
+    assert not tells(server, "job1", "token of job1")
+    assert tells(server, "job1", "token after it was made anew")
+    assert not tells(server, "job2", "token of job2")
+    with redis.Redis.from_url(server.url) as admin:
+        assert admin.keys("*") == [b"tidegate:telemetry:of:driver:job1"]
+        admin.execute_command("ACL", "DELUSER", "driver:job1")
+    assert keep_users() == 1  # as after a restart of Redis
+
+
+def test_numbers_of_own_users_arrive(server: redis_server.RedisServer) -> None:
+    driver("job3", "token of job3")
+    keep_users()
+    assert tells(server, "job3", "token of job3")
+    with redis.Redis.from_url(server.url_of("ingest"), driver_info=None) as client:
+        member = Ingest(client, "a")
+        member.join()
+        member.step()
+    assert Source.objects.get(name__contains="driver").topic == "driver:job3"
+
+
+def test_roles_of_the_console_are_left_alone(server: redis_server.RedisServer) -> None:
+    keep_users()
+    with redis.Redis.from_url(server.url_of("observer"), driver_info=None) as client:
+        assert client.ping()
+
+
+def test_without_an_address_nothing_is_done(settings: Any) -> None:
+    settings.REGISTRAR_URL = None
+    driver("job4", "token")
+    assert keep_users() == 0

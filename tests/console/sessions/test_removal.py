@@ -1,0 +1,286 @@
+"""Removing a driver from the fleet: what ends with it, who waits no longer, and how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+
+from console.audit.models import AuditEntry
+from console.control.documents import Compiler
+from console.control.models import Target
+from console.control.services import secret_of
+from console.fleet import joining, tokens
+from console.fleet.models import Driver, Node, Removed
+from console.fleet.nodes import Impossible
+from console.operations import services as operations
+from console.operations.core import State
+from console.operations.models import Operation
+from console.orgs import services as orgs
+from console.policies import purges
+from console.policies.models import PurgeReceipt
+from console.sessions import jobs, removal, services
+from console.sessions.changing import StalePlan
+from console.sessions.models import Job, Session, Shard
+from kvss_agent.identity import ProcessIdentity
+from kvss_agent.joining import credential
+from tests.conftest import People
+from tests.console.control.drivers import join
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, new_token
+from tests.console.sessions.fleets import make_across
+from tests.console.sessions.planes import Plane, plane, push, run
+from tests.console.sessions.test_sizes import create
+
+pytestmark = pytest.mark.django_db
+
+Browser = Callable[..., Client]
+OURS = credential(CONTROL_TOKEN, "driver:job7")
+
+
+@pytest.fixture
+def two_nodes(db: None, tmp_path: Path) -> Iterator[Plane]:
+    with plane(tmp_path) as made:
+        yield made
+
+
+def remove(people: People, **more: Any) -> Operation:
+    return removal.remove(people.principal("platform_admin"), "job7", **more)
+
+
+def advanced(operation: Operation) -> Operation:
+    """As far as it comes without waiting."""
+    while operations.advance(operation.pk):
+        pass
+    operation.refresh_from_db()
+    return operation
+
+
+def test_a_driver_is_removed_with_its_job(people: People) -> None:
+    session = make_across(people.acme)
+    secret = secret_of("driver", "job7")
+    operation = remove(people, reason="its machine burned")
+    assert not Driver.objects.exists()
+    assert not Job.objects.exists()
+    assert not Shard.objects.exists()
+    assert Session.objects.get().version == session.version + 1
+    told = Compiler("node").compile("ax1", {}).content
+    assert b'"shards":[]' in told, "agents give its memory back,"
+    assert b'"peers":[]' in told, "and let it in no more"
+    assert secret_of("driver", "job7") != secret
+    assert (operation.target, operation.org_id) == ("session:chat", people.acme.pk)
+    entry = AuditEntry.objects.get(action="driver.remove")
+    assert (entry.object_name, entry.reason) == ("job7", "its machine burned")
+    assert entry.before is not None
+    assert (entry.before["session"], entry.before["job"]) == ("chat", "serve")
+
+
+def test_nothing_is_removed_while_something_else_changes_its_session(people: People) -> None:
+    make_across(people.acme)
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        ending = jobs.end_job(admin, services.for_change(admin, "chat"), "serve")
+    with pytest.raises(operations.Busy, match=ending.sentence):
+        remove(people)
+    assert Driver.objects.filter(name="job7").exists()
+
+
+def test_what_somebody_decides_on_is_what_they_have_seen(people: People) -> None:
+    make_across(people.acme)
+    seen = removal.consequences(Driver.objects.get())
+    Job.objects.all().delete()
+    with pytest.raises(StalePlan):
+        remove(people, plan_token=seen.token)
+    now = removal.consequences(Driver.objects.get())
+    assert advanced(remove(people, plan_token=now.token)).state == State.SUCCEEDED
+
+
+def test_one_that_was_removed_comes_back_with_a_new_join_token_only(people: People) -> None:
+    old = new_token("driver")
+    joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    remove(people)
+    assert not joining.driver_beats("job7", OURS, DRIVER_FACTS)
+    assert "job7 was removed from the fleet on" in joining.why_unknown("driver", "job7", OURS)
+    assert "removed" not in joining.why_unknown("driver", "job7", "of somebody else")
+    with pytest.raises(Impossible, match=r"removed from the fleet.*make a new one"):
+        joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    # The same token lets in others, also another machine under this name.
+    joining.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS)
+    joining.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    assert joining.driver_beats("job7", OURS, DRIVER_FACTS)
+
+
+def test_the_process_hears_why_it_is_refused(people: People, client: Client) -> None:
+    expires_at = timezone.now() + timedelta(hours=1)
+    admin = people.principal("platform_admin")
+    _, text = tokens.issue(admin, kind="driver", uses=9, expires_at=expires_at)
+    told = {"control_url": "http://127.0.0.1:9", "software_version": "0.1.0"}
+
+    def asks(verb: str, bearer: str, **more: str) -> tuple[int, str]:
+        answer = client.post(
+            f"/api/v1/drivers/job7/{verb}",
+            {**told, **more},
+            content_type="application/json",
+            headers={"Authorization": f"Bearer {bearer}"},
+        )
+        return answer.status_code, answer.json().get("detail", "")
+
+    assert asks("join", text, control_token=CONTROL_TOKEN)[0] == 200
+    remove(people)
+    status, said = asks("heartbeat", OURS)
+    assert (status, "was removed from the fleet" in said) == (401, True)
+    status, said = asks("join", text, control_token=CONTROL_TOKEN)
+    assert (status, "make a new one" in said) == (409, True)
+
+
+def test_its_key_is_refused_under_another_name_too(tmp_path: Path) -> None:
+    own = ProcessIdentity.load(tmp_path, "driver:job7")
+    asks = own.certificate_request()
+    old = new_token("driver")
+    Removed.of(joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS, None, asks)).save()
+    with pytest.raises(Impossible, match="job7 was removed"):
+        joining.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS, None, asks)
+
+
+def purge_that_waits(people: People) -> Operation:
+    join("job7", "http://127.0.0.1:1")
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        purging = purges.purge(people.principal("org_admin"), org, reason="ended")
+    return advanced(purging)
+
+
+def test_a_purge_goes_on_without_it_and_its_receipt_says_so(people: People, browser_of: Browser) -> None:
+    purging = purge_that_waits(people)
+    assert "drivers of other sessions" in purging.message
+    assert removal.consequences(Driver.objects.get()).waiting == (purging,)
+    remove(people)
+    assert advanced(purging).state == State.SUCCEEDED
+    receipt = PurgeReceipt.objects.get()
+    [told] = receipt.places["removed"]
+    assert (told["kind"], told["name"]) == ("driver", ""), "it worked for nobody of acme"
+    assert receipt.places["drivers"] == {}
+    assert receipt.data_key_destroyed_at is None, "its state directory may still have it"
+    page = browser_of(people.org_admin).get("/orgs/acme/retention/").content.decode()
+    assert "before it confirmed" in page
+    assert "job7" not in page
+
+
+def test_a_receipt_names_stores_that_nobody_looks_after(people: People, browser_of: Browser) -> None:
+    long_ago = people.acme.created_at - timedelta(days=1)
+    Removed.objects.create(kind="node", name="ax-8", stores=["s3:eu/old"], removed_at=long_ago)
+    Removed.objects.create(kind="node", name="ax-9", stores=["s3:eu/kv"])
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        purging = purges.purge(people.principal("org_admin"), org, reason="ended")
+    assert advanced(purging).state == State.SUCCEEDED
+    [told] = PurgeReceipt.objects.get().places["removed"]
+    assert (told["kind"], told["name"]) == ("store", "ax-9"), "the other went before there was an acme"
+    page = browser_of(people.platform_admin).get("/orgs/acme/retention/").content.decode()
+    assert "store of node ax-9" in page
+
+
+def test_a_receipt_names_a_driver_of_the_orgs_own_session(people: People) -> None:
+    make_across(people.acme)
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        purging = purges.purge(people.principal("org_admin"), org, reason="ended")
+    assert not advanced(purging).done
+    remove(people)
+    assert advanced(purging).state == State.SUCCEEDED
+    assert [one["name"] for one in PurgeReceipt.objects.get().places["removed"]] == ["job7"]
+
+
+def test_one_that_joins_under_the_name_is_asked_for_itself(people: People) -> None:
+    purging = purge_that_waits(people)
+    remove(people)
+    join("job7", "http://127.0.0.1:1")
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    assert not advanced(purging).done
+    assert [one["name"] for one in purging.notes["removed"]] == ["job7"]
+    assert not purging.notes["drivers"]["job7"]["done"]
+
+
+def test_a_purge_that_was_given_up_is_tried_again(people: People) -> None:
+    purging = purge_that_waits(people)
+    Operation.objects.filter(pk=purging.pk).update(
+        step_since=timezone.now() - 2 * purges.PATIENCE, wake_at=timezone.now()
+    )
+    assert advanced(purging).state == State.STUCK
+    remove(people)
+    assert advanced(purging).state == State.SUCCEEDED
+
+
+def test_the_page_says_what_becomes_of_it_and_removes_it(people: People, browser_of: Browser) -> None:
+    make_across(people.acme)
+    Driver.objects.update(lost_at=None)
+    address = "/fleet/drivers/job7/remove/"
+    assert browser_of(people.platform_on_call).get(address).status_code == 403
+    assert browser_of(people.org_admin).get(address).status_code == 404
+    admin = browser_of(people.platform_admin)
+    assert address in admin.get("/fleet/drivers/job7/").content.decode()
+    page = admin.get(address).content.decode()
+    for said in ("It is alive", "Job serve of session", "4 streams", "160 KiB", "No purge waits for it"):
+        assert said in page
+    token = removal.consequences(Driver.objects.get()).token
+    assert token in page
+    refused = admin.post(address, {"typed": "job8", "plan_token": token})
+    assert "Type “job7”" in refused.content.decode()
+    stale = admin.post(address, {"typed": "job7", "plan_token": "0"}, follow=True)
+    assert "has changed since" in stale.content.decode()
+    assert Driver.objects.exists()
+    done = admin.post(address, {"typed": "job7", "plan_token": token, "reason": "burned"}, follow=True)
+    assert "Remove driver job7" in done.content.decode()
+    assert not Driver.objects.exists()
+    assert admin.get(address).status_code == 404
+
+
+def test_the_api_says_what_would_be_and_removes(people: People, api_of: Browser) -> None:
+    purging = purge_that_waits(people)
+    admin, address = api_of(people.platform_admin), "/api/v1/drivers/job7/remove"
+
+    def post(query: str = "", key: str = "k", **body: str) -> Any:
+        headers = {"Idempotency-Key": key}
+        return admin.post(address + query, body, content_type="application/json", headers=headers)
+
+    seen = post("?validate_only=true", "v").json()
+    assert (seen["alive"], seen["job"], seen["waiting"]) == (True, None, [str(purging.pk)])
+    assert post("", "s", plan_token="0" * 32).json()["type"].endswith("StalePlan")
+    begun = post("", plan_token=seen["plan_token"], reason="burned")
+    assert begun.status_code == 202
+    assert post("", plan_token=seen["plan_token"], reason="burned").json() == begun.json()
+    assert admin.get(begun["Location"]).json()["kind"] == "driver.remove"
+    assert admin.get("/api/v1/drivers/job7").status_code == 404
+
+
+@pytest.mark.slow
+def test_agents_give_the_memory_back_and_the_session_takes_another_driver(
+    people: People, two_nodes: Plane
+) -> None:
+    run(create(people, boxes=2, bytes_per_token=512))
+    driver = two_nodes.add_driver("job7")
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        run_on = services.for_change(admin, "chat")
+        starting = jobs.start_job(admin, run_on, "serve", driver)
+    assert run(starting).state == State.SUCCEEDED
+    assert sum(map(len, (two_nodes.slots("ax1"), two_nodes.slots("ax2")))) == 4
+    removed = run(remove(people))
+    assert removed.state == State.SUCCEEDED, removed.message
+    assert removed.response == {"driver": "job7", "session": "chat", "job": "serve"}
+    assert two_nodes.slots("ax1") == two_nodes.slots("ax2") == {}
+    push()
+    assert not Target.objects.filter(kind="driver").exists()
+    assert Node.objects.filter(state="ready").count() == 2
+    with transaction.atomic():
+        starting = jobs.start_job(
+            admin, services.for_change(admin, "chat"), "serve", two_nodes.add_driver("job8")
+        )
+    assert run(starting).state == State.SUCCEEDED

@@ -1,0 +1,125 @@
+"""The broker: work goes through it as JSON, by users who reach nothing else, and nothing is pickled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection
+from kombu.exceptions import ContentDisallowed
+from kombu.serialization import loads
+
+from console.celery import app
+from console.environment import PROJECT
+from console.settings import _broker
+from console.stack import redis as redis_server
+from console.stack import redis_users
+from console.stack.embedded import running
+from tests.live import wait_until
+
+QUEUE = "tidegate:celery:celery"
+OURS = ("console", "telemetry", "kvss_agent", "swdriver_shim")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[redis_server.RedisServer]:
+    made = redis_server.prepare(tmp_path / "b", users=redis_users.BROKER, durable=False)
+    with running(made, tmp_path / "redis.log"):
+        yield made
+
+
+@contextlib.contextmanager
+def celery(log: Path, url: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process over this test's database, and this broker."""
+    name = connection.settings_dict["NAME"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "console.celery", *arguments],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(PROJECT),
+                "DATABASE_URL": os.environ["DATABASE_URL"].replace("/tidegate?", f"/{name}?"),
+                "REDIS_URL": url,
+                "TIDEGATE_TELEMETRY_URL": settings.REDIS_URL,
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_work_is_asked_for_and_done_by_the_user_that_is_for_it(
+    server: redis_server.RedisServer, tmp_path: Path
+) -> None:
+    url, log = server.url_of("broker"), tmp_path / "log"
+    admin = redis.Redis.from_url(server.url)
+    worker = ("worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--loglevel", "INFO")
+    with celery(log, url, tmp_path, *worker):
+        with app.connection_for_write(url=_broker(url)) as asking:
+            app.send_task("console.shell.tasks.forget_what_is_over", connection=asking)
+        wait_until("it is done", lambda: b"dead letters" in log.read_bytes(), 60)
+        wait_until("it is acknowledged", lambda: not admin.exists("tidegate:celery:unacked"), 30)
+    assert not admin.exists(QUEUE)
+    refused = [
+        (str(entry["object"]), str(entry["username"]))
+        for entry in admin.acl_log()  # what client it is, older versions of Redis let nobody say
+        if "client" not in str(entry["object"])
+    ]
+    assert refused == []
+    admin.close()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_the_schedule_is_kept_in_no_file(server: redis_server.RedisServer, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    admin = redis.Redis.from_url(server.url)
+    with celery(tmp_path / "log", server.url_of("broker"), folder, "beat", "--pidfile="):
+        wait_until("work is asked for", lambda: admin.exists(QUEUE), 60)
+        assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == []
+    admin.close()
+
+
+def test_work_is_json_and_nothing_else_is_opened() -> None:
+    conf = app.conf
+    assert (conf.task_serializer, conf.accept_content, conf.result_accept_content) == (
+        "json",
+        ["json"],
+        ["json"],
+    )
+    assert not conf.worker_enable_remote_control
+    for content_type in (
+        "application/x-python-serialize",
+        "application/x-yaml",
+        "application/x-msgpack",
+    ):
+        with pytest.raises(ContentDisallowed):
+            loads(b"x", content_type, "binary", accept=conf.accept_content)
+
+
+def test_nothing_of_ours_opens_what_could_be_code() -> None:
+    pattern = re.compile(r"^\s*(import|from) (pickle|shelve|marshal|dill|cloudpickle)\b", re.MULTILINE)
+    found = [
+        str(path)
+        for folder in OURS
+        for path in (PROJECT / folder).rglob("*.py")
+        if pattern.search(path.read_text())
+    ]
+    assert found == []

@@ -1,0 +1,206 @@
+"""What the HTTP server does with peers that are slow on purpose; in this process, with short bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvss_agent import daemon
+from kvss_agent.admission import Places
+from kvss_agent.http_api import guarded
+from kvss_agent.http_server import HttpBounds, HttpPolicy
+from tests.kvss_agent.test_tls import Authority
+from tests.live import wait_until
+
+BOUNDS = HttpBounds(head_seconds=1, stall_seconds=1, request_seconds=3, tls_seconds=1, linger_seconds=1)
+LARGE = b"x" * (64 << 20)
+
+
+async def large(_request: Request) -> Response:
+    return Response(LARGE)
+
+
+async def never(_request: Request) -> Response:
+    await asyncio.Event().wait()
+    return Response()
+
+
+async def waits_then_reads(request: Request) -> Response:
+    """As a driver does whose org has to wait for its turn."""
+    await asyncio.sleep(2)
+    return Response(str(len(await request.body())))
+
+
+def named(request: Request) -> str | None:
+    return request.headers.get("authorization")
+
+
+async def told(_request: Request) -> Response:
+    return Response("told")
+
+
+async def how(request: Request) -> Response:
+    client = request.client
+    return Response(f"{request.url.scheme} from {client.host if client else 'nowhere'}")
+
+
+APPLICATION = Starlette(
+    routes=[
+        Route("/large", large),
+        Route("/never", never),
+        Route("/how", how),
+        Route("/waits", waits_then_reads, methods=["PUT"]),
+        Route("/told", guarded(told, named, {})),
+    ]
+)
+
+
+class Server:
+    """In a thread, with an event loop of its own."""
+
+    def __init__(self, policy: HttpPolicy, tls: ssl.SSLContext | None = None) -> None:
+        self.policy = policy
+        self._listener = daemon.listen(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        async with daemon.serving(APPLICATION, self._listener, self.policy, self._tls):
+            await self._stop.wait()
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def refused(self, bound: str) -> bool:
+        return self.policy.refused[bound] == 1
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+
+        def made(places: Places | None = None, tls: ssl.SSLContext | None = None) -> Server:
+            server = Server(HttpPolicy(BOUNDS, places), tls)
+            stack.callback(server.close)
+            return server
+
+        yield made
+
+
+def answer(sock: socket.socket) -> bytes:
+    said = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := sock.recv(65536):
+            said += piece
+    return bytes(said)
+
+
+def test_who_does_not_read_an_answer_is_hung_up_on(start: Start) -> None:
+    server = start()
+    with server.connected() as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        wait_until("it is given up", lambda: server.refused("read_seconds"))
+        assert len(answer(sock)) < len(LARGE)
+
+
+def test_who_reads_an_answer_slowly_but_reads_gets_all_of_it(start: Start) -> None:
+    server = start()
+    with server.connected() as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\nconnection: close\r\n\r\n")
+        got = 0
+        for _ in range(25):  # longer than anybody may do nothing
+            got += len(sock.recv(65536))
+            time.sleep(0.1)
+        assert not server.policy.refused
+        assert got + len(answer(sock)) > len(LARGE)
+
+
+def test_a_request_that_takes_too_long_is_told_so(start: Start) -> None:
+    server = start()
+    with server.connected() as sock:
+        sock.sendall(b"GET /never HTTP/1.1\r\n\r\n")
+        assert answer(sock).startswith(b"HTTP/1.1 503 ")
+    assert server.refused("request_seconds")
+
+
+def test_a_body_waits_as_long_as_we_do_not_read_it(start: Start) -> None:
+    """Its sender can do nothing about that, and is not blamed."""
+    server = start()
+    body = b"x" * (8 << 20)
+    with server.connected() as sock:
+        head = b"PUT /waits HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        sock.sendall(head % len(body) + body)
+        assert answer(sock).endswith(b"%d" % len(body))
+    assert not server.policy.refused
+
+
+def test_handshakes_of_tls_that_are_never_done_hold_strangers_places_only(
+    start: Start, tmp_path: Path
+) -> None:
+    certificate, key, authorities = Authority.make(tmp_path).issue("agent")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    server = start(Places(strangers_max=4, strangers_per_origin=4), tls)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(server.connected())
+        wait_until("six have made way", lambda: server.policy.admission.displaced == 6)
+        context = ssl.create_default_context(cafile=str(authorities))
+        with context.wrap_socket(server.connected(), server_hostname="agent") as sock:
+            sock.sendall(b"GET /told HTTP/1.1\r\nconnection: close\r\nauthorization: me\r\n\r\n")
+            assert answer(sock).endswith(b"told")
+        wait_until("the others are given up", lambda: server.policy.admission.strangers == 0)
+
+
+def test_headers_do_not_say_how_a_request_came(start: Start, tmp_path: Path) -> None:
+    """Over TLS a token is not enough: who could say that it came without would need no certificate."""
+    certificate, key, authorities = Authority.make(tmp_path).issue("agent")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    server, context = start(tls=tls), ssl.create_default_context(cafile=str(authorities))
+    with context.wrap_socket(server.connected(), server_hostname="agent") as sock:
+        sock.sendall(
+            b"GET http://agent/how HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n"
+            b"x-forwarded-proto: http\r\nx-forwarded-for: 10.0.0.1\r\nforwarded: proto=http\r\n\r\n"
+        )
+        assert answer(sock).endswith(b"https from 127.0.0.1")
+
+
+def test_connections_of_one_owner_leave_places_to_others(start: Start) -> None:
+    server = start(Places(proven_max=4, reserved_per_owner=2))
+    server.policy.admission._owners = lambda: ("one", "two")
+    request = b"GET /told HTTP/1.1\r\nauthorization: %s\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        said = []
+        for owner in (b"one", b"one", b"one", b"two", b"two"):
+            sock = stack.enter_context(server.connected())
+            sock.sendall(request % owner)
+            said.append(sock.recv(65536).split()[1])
+    assert said == [b"200", b"200", b"503", b"200", b"200"]

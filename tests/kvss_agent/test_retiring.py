@@ -1,0 +1,213 @@
+"""Stores of tier 2 that are no longer used: an agent looks after them until nothing is left there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
+from tests.kvss_agent.plane import TAG, column, kv
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.kvss_agent.test_process import tier2
+from tests.live import wait_until
+
+OTHER = b"org-b".ljust(16, b"\0")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[AgentProcess]:
+    with agent(tmp_path / "a") as made:
+        yield made
+
+
+def keep(running: AgentProcess, name: str = "x", tag: bytes = TAG) -> None:
+    """A column in the store that is in use."""
+    with running.client() as shard:
+        number = shard.evict(0, column(name).key, tag, 64, kv())
+        assert shard.spill([Wanted(0, column(name, number, tag=tag))]) == [TierAnswer.DONE]
+        shard.delete([0])
+
+
+def recall(running: AgentProcess, name: str = "x", tag: bytes = TAG) -> Recalled | Miss:
+    with running.client() as shard:
+        [found] = shard.recall([Wanted(1, column(name, tag=tag))])
+        return found
+
+
+def purge(running: AgentProcess, tag: bytes = TAG) -> int:
+    """How many files went; waits while some store is not open yet."""
+    wait_until(
+        "all stores are open",
+        lambda: running.http.post("/v1/purge", json={"tag": "f" * 32}).status_code != 503,
+    )
+    answer = running.http.post("/v1/purge", json={"tag": tag.hex()})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["columns"])
+
+
+def files(path: Path) -> list[Path]:
+    return [one for one in path.rglob("*") if one.is_file()]
+
+
+def retiring(running: AgentProcess) -> dict[str, str]:
+    """State by path."""
+    told = running.observed()["tier2"]["retiring"]
+    return {one["place"].removeprefix("posix:"): one["state"] for one in told}
+
+
+def test_what_a_path_holds_that_is_no_longer_used_is_purged_and_never_served_again(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    running.tell(document(1, spec(), tier2=tier2(old)))
+    keep(running)
+    keep(running, "y", OTHER)
+    running.tell(document(2, spec(), tier2=tier2(new)))
+    assert retiring(running) == {str(old): "retiring"}
+    assert recall(running) is Miss.ABSENT, "it is not in use"
+    assert purge(running) == 1
+    assert len(files(old)) == 1, "the other org's"
+    running.tell(document(3, spec(), tier2=tier2(old)))
+    assert recall(running) is Miss.ABSENT
+    assert isinstance(recall(running, "y", OTHER), Recalled)
+    wait_until("the other one is empty", lambda: retiring(running) == {})
+
+
+@pytest.mark.parametrize("then", ["another", "none"])
+def test_a_store_is_looked_after_though_the_agent_is_killed(
+    running: AgentProcess, tmp_path: Path, then: str
+) -> None:
+    old = tmp_path / "old"
+    running.tell(document(1, spec(), tier2=tier2(old)))
+    keep(running)
+    more = {"tier2": tier2(tmp_path / "new")} if then == "another" else {}
+    running.tell(document(2, spec(), **more))
+    running.kill()
+    running.start()
+    wait_until("it is ready", lambda: running.observed()["ready"])
+    assert purge(running) == 1
+    assert not files(old)
+    wait_until("it is forgotten", lambda: retiring(running) == {})
+    kept = json.loads((running.directory / "stores.json").read_text())
+    assert [one["path"] for one in kept] == [str(tmp_path / "new")][: then == "another"]
+
+
+def test_a_driver_purges_and_deletes_in_a_store_that_is_retiring(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    running.tell(document(1, spec(), tier2=tier2(tmp_path / "old")))
+    keep(running)
+    keep(running, "y")
+    for generation, told in enumerate(({"tier2": tier2(tmp_path / "new")}, {}), start=2):
+        running.tell(document(generation, spec(), **told))
+        with running.client() as shard:
+            if told:
+                assert shard.forget([column("x")]) == [TierAnswer.DONE]
+                assert len(files(tmp_path / "old")) == 1
+            else:
+                purged = shard.purge(TAG)
+                assert purged is not None
+                assert purged.files == 1
+    assert not files(tmp_path / "old")
+
+
+def test_what_is_too_old_expires_in_a_store_that_is_retiring_until_it_is_empty(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    told = {**tier2(tmp_path / "old"), "ttl_seconds": 2}
+    running.tell(document(1, spec(), tier2=told))
+    keep(running)
+    running.tell(document(2, spec(), tier2={**told, "path": str(tmp_path / "new")}))
+    assert len(files(tmp_path / "old")) == 1
+    wait_until("it is empty", lambda: not files(tmp_path / "old"))
+    wait_until("it is forgotten", lambda: retiring(running) == {})
+
+
+def test_a_retiring_store_that_a_document_names_is_looked_after_and_emptied_if_it_may_hold_nothing(
+    tmp_path: Path,
+) -> None:
+    """Also by an agent that has never seen it: its state was lost."""
+    old = tmp_path / "old"
+    with agent(tmp_path / "a") as first:
+        first.tell(document(1, spec(), tier2=tier2(old)))
+        keep(first)
+    with agent(tmp_path / "b") as second:
+        second.tell(document(1, spec(), retiring=[tier2(old)]))
+        wait_until("it is open", lambda: retiring(second) == {str(old): "retiring"})
+        [told] = second.observed()["tier2"]["retiring"]
+        assert (told["files"], told["bytes"] > 0) == (1, True)
+        second.tell(document(2, spec(), retiring=[{**tier2(old), "cap_bytes": 0}]))
+        wait_until("it is drained", lambda: retiring(second) == {str(old): "empty"})
+        assert not files(old)
+        second.tell(document(3, spec()))
+        assert retiring(second) == {}
+
+
+def test_a_store_that_cannot_be_opened_is_no_store_without_files(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    running.tell(document(1, spec(), tier2=tier2(old)))
+    keep(running)
+    running.kill()
+    old.rename(tmp_path / "aside")
+    old.write_text("no directory")
+    running.start()
+    running.tell(document(2, spec()))
+    wait_until("it says so", lambda: retiring(running) == {str(old): "refused"})
+    answer = running.http.post("/v1/purge", json={"tag": TAG.hex()})
+    assert (answer.status_code, str(old) in answer.text) == (503, True)
+    with running.client() as shard:
+        assert shard.purge(TAG) is None
+        assert shard.forget([column("x")]) == [Miss.REFUSED]
+    old.unlink()
+    (tmp_path / "aside").rename(old)
+    assert purge(running) == 1
+    assert not files(old)
+
+
+def test_the_same_directory_by_another_name_is_the_same_store(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    running.tell(document(1, spec(), tier2=tier2(tmp_path / "old")))
+    keep(running)
+    running.tell(document(2, spec(), tier2=tier2(tmp_path / "link")))
+    assert isinstance(recall(running), Recalled)
+    wait_until("nothing is retiring", lambda: retiring(running) == {})
+    assert len(files(tmp_path / "old")) == 1
+
+
+def test_documents_name_each_store_once(running: AgentProcess, tmp_path: Path) -> None:
+    for told, said in (
+        ({"tier2": tier2(tmp_path), "retiring": [tier2(tmp_path)]}, "in use and retiring"),
+        ({"retiring": [tier2(tmp_path)] * 2}, "two entries"),
+        ({"retiring": [{**tier2(tmp_path), "pth": 1}]}, "no setting pth"),
+    ):
+        answer = running.http.put("/v1/desired", json=document(1, **told))
+        assert (answer.status_code, said in answer.text) == (422, True), answer.text
+
+
+def test_what_an_agent_used_that_took_no_notes_is_looked_after(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    """It is updated while its store can't be reached, and told of another one."""
+    old = tmp_path / "old"
+    running.tell(document(1, spec(), tier2=tier2(old)))
+    keep(running)
+    running.kill()
+    (running.directory / "stores.json").unlink()
+    old.rename(tmp_path / "aside")
+    old.write_text("no directory")
+    running.start()
+    running.tell(document(2, spec()))
+    assert running.http.post("/v1/purge", json={"tag": TAG.hex()}).status_code == 503
+
+
+def test_an_agent_that_cannot_know_its_stores_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "stores.json").write_text("[")
+    with pytest.raises(AssertionError, match="does not say which stores of tier 2 there were"):
+        AgentProcess(tmp_path).start()

@@ -1,0 +1,93 @@
+"""What a console needs before it starts, prepared once a run: every live console begins with a copy.
+
+To prepare it takes some five seconds, and a run has a dozen live consoles. `make up` and the stack's
+tests prepare theirs themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from console.environment import PROJECT
+
+DIRECTORY = "PREPARED_BY_THE_TESTS"  # of the run, whose workers share it
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`database` is the name of one that nobody connects to; `static` is only read."""
+
+    database: str
+    static: str
+    username: str
+    password: str
+
+
+def prepared() -> Prepared:
+    """Made by the first that asks, for whom others wait."""
+    home = Path(os.environ[DIRECTORY])
+    facts = home / "prepared.json"
+    with (home / "prepared.lock").open("w") as mutex:
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        if not facts.exists():
+            facts.write_text(json.dumps(asdict(_prepare(home / "static"))))
+    return Prepared(**json.loads(facts.read_text()))
+
+
+def _prepare(static: Path) -> Prepared:
+    name = _new_name()
+    _tell_server(f'CREATE DATABASE "{name}"')
+    environment = {**os.environ, "DATABASE_URL": _url(name), "TIDEGATE_STATIC_DIR": str(static)}
+    admin = next(fact["admin"] for fact in prepare(environment) if "admin" in fact)
+    return Prepared(name, str(static), admin["username"], admin["password"])
+
+
+def prepare(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Run `manage.py prepare`. The facts that it prints."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", "prepare"],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@contextlib.contextmanager
+def database(like: str = "template1") -> Iterator[str]:
+    """The URL of a database of one's own beside the tests': an empty one, or a copy. It is dropped at
+    the end."""
+    name = _new_name()
+    _tell_server(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
+    try:
+        yield _url(name)
+    finally:
+        _tell_server(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _new_name() -> str:
+    return f"live_{secrets.token_hex(6)}"
+
+
+def _url(name: str) -> str:
+    return urlunsplit(urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}"))
+
+
+def _tell_server(statement: str) -> None:
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        connection.execute(statement)

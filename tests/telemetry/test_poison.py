@@ -1,0 +1,300 @@
+"""No record, and no row that an earlier version left, stops ingest or roll-up for others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from telemetry import dead_letters
+from telemetry.cells import SUM_MAX, Cells, add_cells
+from telemetry.folding import bucket_of
+from telemetry.histogram import BUCKETS
+from telemetry.ingest import Ingest
+from telemetry.metrics import Kind
+from telemetry.models import DeadLetter, DeadLetterCount, Topic
+from telemetry.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
+from telemetry.records import FIELD, STREAM
+from telemetry.rollup import RollUp
+from telemetry.shapes import SERIES_MAX, Series, Shape
+from telemetry.storage import FRESH, LEVELS, Shapes, Stored, cells_of, copy_in, day_of, encoded
+from tests.telemetry.writers import Writer, counters
+
+pytestmark = pytest.mark.django_db
+
+HONEST = Series(Kind.COUNTER, "test_honest_total", (("tier", "dram"),))
+
+
+@pytest.fixture
+def client() -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+@pytest.fixture
+def roll_up() -> RollUp:
+    made = RollUp()
+    made.tend_days(time.time())
+    return made
+
+
+@pytest.fixture
+def member(client: redis.Redis) -> Ingest:
+    made = Ingest(client, "a")
+    made.join()
+    return made
+
+
+@pytest.fixture
+def hour() -> float:
+    """The beginning of an hour that is over, so that all levels can be made of it."""
+    return time.time() // 3600 * 3600 - 7200
+
+
+def roll(roll_up: RollUp) -> None:
+    while roll_up.advance(time.time() + 3600):
+        pass
+
+
+def total(topic: str, name: str, table: str) -> float:
+    """What was counted of a metric, over all of its series."""
+    return float(sum(cell for one, cell in rows(topic, table) if one.name == name))
+
+
+def rows(topic: str, table: str) -> list[tuple[Series, Any]]:
+    shapes = Shapes()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT shape, cells FROM telemetry_{table} JOIN telemetry_topic ON id = topic "  # noqa: S608
+            "WHERE name = %s",
+            [topic],
+        )
+        found = cursor.fetchall()
+    return [pair for shape, cells in found for pair in shapes.of([shape])[shape].pairs(cells_of(cells))]
+
+
+def test_one_record_that_fills_a_topic_stops_no_roll_up(
+    client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    Writer(client, name="honest").tell({HONEST: 3}, hour)
+    Writer(client, name="flood").tell(counters("test_flood_total", "tier", range(SERIES_MAX)), hour)
+    member.step()
+    roll(roll_up)
+    for level in LEVELS:
+        assert total("fleet", HONEST.name, level) == 3
+        assert total("fleet", "test_flood_total", level) == SERIES_MAX
+
+
+def test_an_honest_fleet_of_many_series_is_rolled_up_to_the_last_one(
+    client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    """Thirty drivers with two hundred sessions each: nobody does anything wrong."""
+    for number in range(30):
+        its = range(number * 200, number * 200 + 200)
+        Writer(client, name=f"job{number}").tell(counters("test_moved_total", "session", its, 2), hour)
+    member.step()
+    roll(roll_up)
+    for level in LEVELS:
+        assert total("fleet", "test_moved_total", level) == 12_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell"),
+    [
+        (Kind.GAUGE, (1 << 52, 1 << 52, 1 << 52)),
+        (Kind.GAUGE, (2.0**52, 1 << 30, 2.0**52)),
+        (Kind.COUNTER, 1 << 52),
+        (Kind.COUNTER, 1e308),
+        (Kind.HISTOGRAM, [0.5, 3, 1 << 52]),
+        (Kind.HISTOGRAM, [1e308, 3, 1]),
+        (Kind.HISTOGRAM, [0.5, 3, -1]),
+        (Kind.HISTOGRAM, [0.5, 0, *[(1 << 32) - 1] * BUCKETS]),
+    ],
+    ids=str,
+)
+def test_huge_numbers_cost_nobody_but_who_tells_them(
+    kind: Kind, cell: Any, client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    huge = {Series(kind, "test_huge", (("shard", f"s{one}"),)): cell for one in range(SERIES_MAX)}
+    Writer(client, name="honest").tell({HONEST: 3}, hour)
+    hostile = Writer(client, name="hostile")
+    hostile.tell(huge, hour)
+    hostile.tell(huge, hour + 1)
+    member.step()
+    roll(roll_up)
+    for level in LEVELS:
+        assert total("fleet", HONEST.name, level) == 3
+
+
+@pytest.mark.parametrize("level", ["fresh", "10s", "1m"])
+def test_a_database_that_was_poisoned_before_heals(
+    level: str, client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    """Rows whose series are more than fit into one, which stopped the roll-up of earlier versions."""
+    bucket = bucket_of(hour)
+    Writer(client, name="honest").tell({HONEST: 3}, hour)
+    member.step()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id FROM telemetry_topic WHERE name = 'fleet'")
+        (fleet,) = cursor.fetchone()
+    rows = []
+    for start in range(0, 5 * SERIES_MAX, SERIES_MAX):
+        values = counters("test_old_total", "session", range(start, start + SERIES_MAX))
+        shape = Shape(values)
+        member._names.learn_shapes([shape], day_of(time.time()))
+        number = member._names.number(shape)
+        rows.append(Stored(fleet, number, bucket, encoded(shape.cells(values))))
+    copy_in(level if level != "fresh" else FRESH, rows)
+    roll(roll_up)
+    assert total("fleet", HONEST.name, "1h") == 3
+    assert total("fleet", "test_old_total", "1h") == 5 * SERIES_MAX
+
+
+@pytest.mark.parametrize(
+    "cells", [b"\xc1", b"\x93\x90\x90\x90", b""], ids=["no text", "too few", "empty"]
+)
+def test_a_row_that_cannot_be_read_costs_only_itself(
+    cells: bytes, client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    Writer(client, name="honest").tell({HONEST: 3}, hour)
+    member.step()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT topic, shape, bucket FROM telemetry_fresh LIMIT 1")
+        topic, shape, bucket = cursor.fetchone()
+    copy_in(FRESH, [Stored(topic, shape, bucket, cells), Stored(topic, 999_999, bucket, cells)])
+    roll(roll_up)
+    for level in LEVELS:
+        assert total("driver:honest", HONEST.name, level) == 3
+        assert total("fleet", HONEST.name, level) == 3
+
+
+def test_names_that_cannot_be_stored_are_refused(
+    client: redis.Redis, member: Ingest, hour: float
+) -> None:
+    Writer(client, name="honest").tell({HONEST: 3}, hour)
+    for text in ("a\0b", "x" * 201):
+        Writer(client, name=text).tell({HONEST: 1}, hour)
+        Writer(client, name="labels").tell({HONEST._replace(labels=(("org", text),)): 1}, hour)
+        Writer(client, name="names").tell({HONEST._replace(name=text): 1}, hour)
+    member.step()
+    assert member.counts.records["written"] == 1
+    assert total("fleet", HONEST.name, "fresh") == 3
+
+
+def test_a_record_that_the_database_refuses_is_taken_aside_and_the_others_are_written(
+    client: redis.Redis, member: Ingest, hour: float
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE telemetry_source ADD CONSTRAINT refused CHECK (name NOT LIKE '%cursed%')"
+        )
+    for number in range(20):
+        Writer(client, name=f"job{number}").tell({HONEST: 3}, hour)
+        if number == 7:
+            Writer(client, name="cursed").tell({HONEST: 1}, hour)
+    member.step()
+    assert total("fleet", HONEST.name, "fresh") == 60
+    assert member.counts.records["written"] == 20
+    assert client.xlen(STREAM) == 0
+    assert DeadLetter.objects.get().cause == "refused_by_database"
+    assert DeadLetter.objects.get().source == "driver:cursed"
+
+
+def test_what_is_set_aside_is_counted_and_can_be_looked_at(
+    client: redis.Redis, member: Ingest, hour: float
+) -> None:
+    writer = Writer(client, name="job7")
+    for _ in range(10):
+        client.xadd(STREAM, {FIELD: writer.record(at=5.0)})
+    client.xadd(STREAM, {FIELD: b"\xc1\x00nonsense"})
+    client.xadd(STREAM, {FIELD: writer.record(version="a\0b")})
+    client.xadd(STREAM, {"x": "y"})
+    member.step()
+    counted = {(one.cause, one.source): one.count for one in DeadLetterCount.objects.all()}
+    assert counted == {("untimely", "driver:job7"): 10, ("malformed", "unknown"): 3}
+    untimely = DeadLetter.objects.filter(cause="untimely")
+    assert untimely.count() == dead_letters.LETTERS_ALIKE_MAX
+    assert '"job7"' in untimely[0].excerpt
+    assert "it is of 5" in untimely[0].reason
+    malformed = [one.excerpt for one in DeadLetter.objects.filter(cause="malformed").order_by("pk")]
+    assert [one[:9] for one in malformed] == ["hex c1 00", '["driver@', ""]
+    assert "a\\u0000b" in malformed[1]
+    assert member.counts.dead == {"untimely": 10, "malformed": 3}
+
+
+def test_dead_letters_are_bounded_and_go(
+    client: redis.Redis, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_MAX", 20)
+    monkeypatch.setattr(dead_letters, "LETTERS_OF_SOURCE_MAX", 4)
+    monkeypatch.setattr(dead_letters, "SOURCES_A_DAY_MAX", 6)
+    for number in range(30):
+        for _ in range(3):
+            Writer(client, name=f"job{number % 10}").tell({}, at=7.0)
+        member.step()
+    assert DeadLetter.objects.count() == 20
+    counted = dict(DeadLetterCount.objects.values_list("source", "count"))
+    assert len(counted) == 7
+    assert counted["other"] == 36
+    assert sum(counted.values()) == 90
+    for _ in range(3):
+        for _ in range(3):
+            Writer(client, name="job9").tell({}, at=7.0)
+        member.step()
+    assert DeadLetter.objects.filter(source="driver:job9").count() == 4
+    there = DeadLetter.objects.count()
+    assert there <= 20
+    assert dead_letters.forget_old_letters(timezone.now() + timedelta(days=8)) == there
+    assert dead_letters.forget_old_letters(timezone.now() + timedelta(days=32)) == 7
+
+
+def test_a_source_that_floods_a_topic_leaves_room_for_others(
+    client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
+) -> None:
+    """It names new series with each record: in the end its own numbers are refused, and no others."""
+    flood = Writer(client, name="flood")
+    for number in range(80):
+        its = range(number * SERIES_MAX, (number + 1) * SERIES_MAX)
+        flood.tell(counters("test_flood_total", "tier", its), hour)
+        if number % 20 == 0:
+            moved = counters("test_moved_total", "tier", range(number, number + 20))
+            Writer(client, name=f"job{number}").tell(moved, hour)
+        member.step()
+    roll(roll_up)
+    found = rows("fleet", "1h")
+    assert {one for one, _ in found if one.name == "test_moved_total"} == set(
+        counters("test_moved_total", "tier", range(80))
+    )
+    assert total("fleet", "test_flood_total", "1h") == 64 * SERIES_MAX
+    assert len(found) == SHARE_OF_TOPIC_MAX + 80 + 1
+    assert member.counts.dead["over_quota_shapes"] == 80 - 64
+    assert member.counts.dead["over_quota_series"] == 64 * SERIES_MAX - SHARE_OF_TOPIC_MAX
+    assert set(DeadLetterCount.objects.values_list("source", flat=True)) == {"driver:flood"}
+
+
+def test_a_source_that_names_ever_new_orgs_makes_few_topics(
+    client: redis.Redis, member: Ingest, hour: float
+) -> None:
+    Writer(client, name="flood").tell(counters("test_flood_total", "org", range(SERIES_MAX)), hour)
+    Writer(client, name="honest").tell(counters("test_moved_total", "org", range(9000, 9010)), hour)
+    member.step()
+    topics = set(Topic.objects.values_list("name", flat=True))
+    assert sum(name.startswith("org:") for name in topics) == TOPICS_OF_SOURCE_MAX - 1 + 10
+    assert {f"org:org-{number}" for number in range(9000, 9010)} < topics
+
+
+def test_sums_that_are_too_large_to_store_are_stored_as_nearly() -> None:
+    huge = Cells([1 << 70], [(1 << 70, 1 << 70, 5)], [[0.5, 3, 1 << 70, 2], []])
+    kept = cells_of(encoded(huge))
+    assert kept == Cells([2.0**70], [(2.0**70, SUM_MAX, 5)], [[0.5, 3, SUM_MAX, 2], []])
+    assert encoded(add_cells([kept] * 5))

@@ -1,0 +1,80 @@
+"""What comes from outside is decoded in one place: `telemetry.decoding`, which bounds it.
+
+Plain decoders recurse without an end, take integers of thousands of digits, and raise what nobody
+expects (`RecursionError`, `UnicodeDecodeError`). They are allowed where it is written here why they may.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from console.environment import PROJECT
+
+PACKAGES = ("console", "kvss_agent", "swdriver_shim", "telemetry")
+ALLOWED = {
+    "console/stack/lock.py": "a file of `make up`, in a directory that is its user's alone",
+    "console/stack/supervisor.py": "what a step of `make up` tells, which we have started",
+    "console/stack/remembered.py": "a file of `make up`, in a directory that is its user's alone",
+    "console/stack/snapshot.py": "a file of `make up`, in a directory that is its user's alone",
+    "swdriver_shim/replaying/traces.py": "files that somebody replays on a command line, line by line",
+    "swdriver_shim/replaying/fleet.py": "agents that the replay has started itself",
+    "telemetry/dead_letters.py": "shows what could not be decoded; nothing that it raises gets out",
+}
+BORDER = "telemetry/decoding.py"
+READING = {"loads", "load", "decode"}
+PLAIN_MODULES = {"json", "msgspec.json", "msgspec.msgpack"}
+
+
+def plain_decodings(tree: ast.Module) -> Iterator[ast.expr]:
+    """Calls of plain decoders: of modules, of decoders that are kept, and `.json()` of an answer."""
+    kept = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith(("json.Decoder", "msgpack.Decoder"))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of = ast.unparse(node.value)
+            if node.attr in READING and (of in PLAIN_MODULES | kept or ".Decoder(" in of):
+                yield node  # called, or handed on to be called
+        if isinstance(node, ast.Call) and ast.unparse(node).endswith(".json()"):
+            yield node
+
+
+def test_nothing_is_decoded_beside_the_border() -> None:
+    found = {
+        f"{path.relative_to(PROJECT)}:{call.lineno}: {ast.unparse(call)}"
+        for package in PACKAGES
+        for path in sorted((PROJECT / package).rglob("*.py"))
+        if str(path.relative_to(PROJECT)) not in {*ALLOWED, BORDER}
+        for call in plain_decodings(ast.parse(path.read_text()))
+    }
+    assert not found, "decode it with telemetry.decoding"
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_who_is_allowed_still_needs_it(name: str) -> None:
+    assert list(plain_decodings(ast.parse((PROJECT / Path(name)).read_text())))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "json.loads(x)",
+        "msgspec.json.decode(x, type=int)",
+        "answer.json()",
+        "D = msgspec.json.Decoder(int)\nD.decode(x)",
+        "D: Final = msgspec.msgpack.Decoder(int)\nask(D.decode)",
+        "msgspec.json.Decoder(int).decode(x)",
+    ],
+)
+def test_what_is_found(code: str) -> None:
+    assert len(list(plain_decodings(ast.parse(code)))) == 1
