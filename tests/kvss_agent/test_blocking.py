@@ -96,7 +96,8 @@ def test_what_is_too_long_compressed_or_nobody_is_none(peer: Peer) -> None:
         with pytest.raises(Unanswered) as caught:
             ask(peer.url, seconds=30)
         assert caught.value.fault is fault
-    peer.answer = says(b"", length=5 * BYTES_MAX)
+    announced = head(200, length=5 * BYTES_MAX)
+    peer.answer = lambda _asked, connection: connection.sendall(announced)
     with pytest.raises(Unanswered, match="has 5 MiB; at most 1 MiB is read"):
         ask(peer.url, seconds=30)  # by what it announces: of its body nothing is waited for
     peer.answer = says(bytes(BYTES_MAX))

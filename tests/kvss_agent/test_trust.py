@@ -16,6 +16,7 @@ import pytest
 
 from console.authority.issuing import Root, Signer, make_root
 from kvss_agent import trust as trusts
+from kvss_agent.blocking import BlockingExchange
 from kvss_agent.certificates import Peer, Role, key_name, peer_of_connection, process_name
 from kvss_agent.exchange import Budget, Exchange, Fault, Unanswered, run
 from kvss_agent.identity import ProcessIdentity, Unusable, fingerprint
