@@ -53,7 +53,7 @@ class Streams:
         self.client = client
         self._consumer = consumer
         self._names: list[str] = [STREAM]
-        self._lengths: dict[str, int] = {}
+        self._lengths: dict[str, int] = {}  # of the streams that have the group
         self._look_at = 0.0
         self._claimed_at = 0.0
 
@@ -63,7 +63,9 @@ class Streams:
         return sum(self._lengths.values())
 
     def join(self) -> None:
-        """Make the group where it is not there yet. It begins with the oldest record there is."""
+        """Make the group where it is not there, whatever was there before: a Redis that was emptied, or
+        took the place of another, knows of none. It begins with the oldest record there is."""
+        self._lengths.clear()
         self.look()
 
     def read(self) -> list[Entry]:
