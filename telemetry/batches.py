@@ -10,16 +10,18 @@ from telemetry import topics, transfers
 from telemetry.credentials import may_tell
 from telemetry.dead_letters import Aside, Cause
 from telemetry.known_shapes import KnownShapes
-from telemetry.records import FIELD, SHAPE_FIELD, Record, decode
+from telemetry.records import FIELD, LATE_SECONDS_MAX, SHAPE_FIELD, TOLD_SECONDS, Record, decode
 from telemetry.shapes import Shape
-from telemetry.streams import Entry
+from telemetry.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
 from telemetry.transfers import Transfer
 
 EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
-LATE_SECONDS_MAX: Final = 86_400  # as long as there are partitions; sources are remembered as long
 # In a stream of one's own the shape comes with the first of its records, which another member may be
-# writing just now: the others are read again after they have been idle, up to so long after they came.
-SHAPE_SECONDS_MAX: Final = 90.0
+# writing just now, or which was lost with all that was in Redis: the others are read again after they
+# have been idle, up to so long after they came.
+SHAPE_SECONDS_MAX: Final = TOLD_SECONDS + 60
+# Those that say that they are of the future, as often as others in that time.
+DELIVERIES_MAX: Final = int(SHAPE_SECONDS_MAX / (IDLE_MS_BEFORE_TAKEN_OVER / 1000))
 UNKNOWN: Final = "unknown"  # who told something that can't be read, in the stream that many share
 
 
@@ -58,9 +60,11 @@ class Batch:
         for entry, record in decoded:
             shape = shapes.get(record.shape) if record.shape else None
             if shape is None and record.shape:
-                if entry.writer and self.now < entry.arrived_at + SHAPE_SECONDS_MAX:
+                if self._may_wait(entry):
                     continue
                 reason = "nobody has told which series it has"
+                if entry.is_ahead(self.now):
+                    reason += f"; it was read {entry.deliveries} times, and claims to be of the future"
                 self.refuse(Cause.UNKNOWN_SHAPE, _source(record), reason, entry.fields[FIELD])
             elif shape and not shape.fits(record.cells):
                 reason = "it has more or fewer numbers than series"
@@ -86,6 +90,14 @@ class Batch:
                 return record
         self.done.append(entry)
         return None
+
+    def _may_wait(self, entry: Entry) -> bool:
+        """Whether its shape may still come."""
+        if not entry.writer:
+            return False
+        if entry.is_ahead(self.now):
+            return entry.deliveries < DELIVERIES_MAX
+        return self.now < entry.arrived_at(self.now) + SHAPE_SECONDS_MAX
 
     def _slowest(self, entry: Entry, record: Record) -> Sequence[Transfer]:
         """What else came with a record, which counts without it."""

@@ -95,7 +95,7 @@ class Ingest:
         self.counts.waiting = self.streams.waiting
         now = time.time()
         for entry in entries:
-            self.counts.lag.record(max(0.0, now - entry.arrived_at))
+            self.counts.lag.record(now - entry.arrived_at(now))
 
     def write(self, entries: Sequence[Entry], now: float) -> list[Entry]:
         """Write what makes sense and set aside what does not; the entries that are done with then."""

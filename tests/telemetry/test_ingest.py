@@ -361,7 +361,7 @@ def empty(client: redis.Redis) -> None:
 def test_numbers_flow_again_after_redis_has_lost_its_groups(
     lose: Callable[[redis.Redis], None], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after FLUSHALL, a failover or a restart without data. The round in which it is noticed fails."""
+    """As after FLUSHALL, a failover or a restart without data. The round that notices it fails."""
     monkeypatch.setattr(streams, "BLOCK_MS", 1)
     member = Ingest(client, "a")
     reading = Reading(member)
