@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from telemetry import topics, transfers
@@ -34,6 +34,9 @@ class Readable(NamedTuple):
     raw: bytes
 
 
+Told = tuple[Entry, Record]
+
+
 class Batch:
     """What is read of it, what is set aside, and which entries have to be read again later."""
 
@@ -47,31 +50,34 @@ class Batch:
         self.outcomes[cause.value] += 1
         self.aside.add(cause, source, reason, raw)
 
-    def read(self, entries: Sequence[Entry], shapes: KnownShapes) -> Iterator[Readable]:
-        """Those that make sense. What can't be stored is set aside and done with."""
-        decoded = [(entry, record) for entry in entries if (record := self._decoded(entry))]
-        for entry, record in decoded:
-            if told := entry.fields.get(SHAPE_FIELD):
-                shapes.learn(record.shape, told)
-        told_as = {record.shape for _, record in decoded if record.shape}
-        if unknown := {digest for digest in told_as if shapes.get(digest) is None}:
-            shared = {record.shape for entry, record in decoded if not entry.writer}
-            shapes.ask_for(unknown, shared & unknown)
-        for entry, record in decoded:
-            shape = shapes.get(record.shape) if record.shape else None
-            if shape is None and record.shape:
+    def records(self, entries: Sequence[Entry]) -> list[Told]:
+        """What is a record, and can be of now and of its stream. All else is set aside and done with."""
+        return [(entry, record) for entry in entries if (record := self._decoded(entry))]
+
+    def read(self, told: Sequence[Told], shapes: KnownShapes) -> tuple[list[Readable], list[Told]]:
+        """Those that make sense, and those to read after them, since all of their series are too many to
+        have in memory at once. What can't be stored is set aside and done with."""
+        _find_shapes(told, shapes)
+        found, later = list[Readable](), list[Told]()
+        for entry, record in told:
+            source, shape = _source(record), shapes.use(record.shape)
+            is_unknown = bool(record.shape) and shape is None
+            if is_unknown and shapes.may_teach(source, record.shape):
+                if shapes.is_full:
+                    later.append((entry, record))
+                    continue
                 if self._may_wait(entry):
                     continue
-                reason = "nobody has told which series it has"
-                if entry.is_ahead(self.now):
-                    reason += f"; it was read {entry.deliveries} times, and claims to be of the future"
-                self.refuse(Cause.UNKNOWN_SHAPE, _source(record), reason, entry.fields[FIELD])
+                self._refuse_without_shape(entry, source)
             elif shape and not shape.fits(record.cells):
                 reason = "it has more or fewer numbers than series"
-                self.refuse(Cause.MALFORMED, _source(record), reason, entry.fields[FIELD])
+                self.refuse(Cause.MALFORMED, source, reason, entry.fields[FIELD])
             else:
-                yield Readable(record, shape, self._slowest(entry, record), entry.fields[FIELD])
+                if is_unknown:  # its numbers are refused, but it is there
+                    self.aside.count(Cause.SHAPES, source, 1)
+                found.append(Readable(record, shape, self._slowest(entry, record), entry.fields[FIELD]))
             self.done.append(entry)
+        return found, later
 
     def _decoded(self, entry: Entry) -> Record | None:
         """None, with the entry done, for what is no record or can't be of now or of its stream."""
@@ -91,6 +97,12 @@ class Batch:
         self.done.append(entry)
         return None
 
+    def _refuse_without_shape(self, entry: Entry, source: str) -> None:
+        reason = "nobody has told which series it has"
+        if entry.is_ahead(self.now):
+            reason += f"; it was read {entry.deliveries} times, and claims to be of the future"
+        self.refuse(Cause.UNKNOWN_SHAPE, source, reason, entry.fields[FIELD])
+
     def _may_wait(self, entry: Entry) -> bool:
         """Whether its shape may still come."""
         if not entry.writer:
@@ -109,6 +121,23 @@ class Batch:
             raw = entry.fields[transfers.FIELD]
             self.refuse(Cause.MALFORMED_SLOWEST, _source(record), str(error), raw)
             return ()
+
+
+def _find_shapes(told: Sequence[Told], shapes: KnownShapes) -> None:
+    """Shapes of these are in use then, as far as somebody knows them and there is room."""
+    shapes.release()
+    unknown = [one for one in told if one[1].shape and shapes.use(one[1].shape) is None]
+    for entry, record in unknown:
+        if encoded := entry.fields.get(SHAPE_FIELD):
+            shapes.learn(_source(record), record.shape, encoded)
+    unknown = [
+        one
+        for one in unknown
+        if shapes.use(one[1].shape) is None and shapes.may_teach(_source(one[1]), one[1].shape)
+    ]
+    if unknown:
+        shared = {record.shape for entry, record in unknown if not entry.writer}
+        shapes.ask_for({record.shape: _source(record) for _, record in unknown}, shared)
 
 
 def _source(record: Record) -> str:

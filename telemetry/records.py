@@ -13,6 +13,7 @@ import msgspec
 
 from telemetry.cells import Cells, ToldCells
 from telemetry.decoding import Limits, unpack
+from telemetry.shapes import DIGEST_BYTES
 
 STREAM: Final = "tidegate:telemetry"
 # What waits for ingest; older records are cut off beyond it: three minutes of a thousand nodes, half an
@@ -51,7 +52,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     process_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     started_at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]  # seconds since 1970
     at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]
-    shape: bytes
+    shape: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
     cells: Cells
 
     def encode(self) -> bytes:

@@ -30,8 +30,9 @@ from telemetry.records import FIELD, GROUP, OWN_STREAM, STREAM, Record, decode
 from telemetry.rollup import RollUp, days_kept
 from telemetry.shapes import Series
 from telemetry.slowest import forget_old_transfers
-from telemetry.storage import LEVELS, Shapes, cells_of
+from telemetry.storage import LEVELS
 from tests.swdriver_shim.test_slowest import transfer
+from tests.telemetry.sums import sums
 
 pytestmark = pytest.mark.django_db
 
@@ -91,24 +92,6 @@ def emitter() -> Iterator[Emitter]:
     emitter = emitter_of()
     yield emitter
     emitter._redis.close()
-
-
-def sums(*tables: str) -> dict[str, dict[str, float]]:
-    """By topic and series, all that was counted, wherever it lies."""
-    shapes, found = Shapes(), dict[str, dict[str, float]]()
-    with connection.cursor() as cursor:
-        for table in tables:
-            cursor.execute(
-                f"SELECT name, shape, cells FROM telemetry_{table} JOIN telemetry_topic ON id = topic"  # noqa: S608
-            )
-            for topic, shape, cells in cursor.fetchall():
-                for one, cell in shapes.of([shape])[shape].pairs(cells_of(cells)):
-                    number = cell if isinstance(cell, int | float) else sum(cell[2:]) if cell else 0
-                    name = one.name + "".join(f",{key}={value}" for key, value in one.labels)
-                    if one.name.startswith("test_") and one.name != "test_slots":
-                        of = found.setdefault(topic, {})
-                        of[name] = of.get(name, 0) + number
-    return found
 
 
 def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emitter) -> None:
