@@ -126,18 +126,21 @@ class Batch:
 def _find_shapes(told: Sequence[Told], shapes: KnownShapes) -> None:
     """Shapes of these are in use then, as far as somebody knows them and there is room."""
     shapes.release()
-    unknown = [one for one in told if one[1].shape and shapes.use(one[1].shape) is None]
+    unknown = [
+        (entry, record) for entry, record in told if record.shape and shapes.use(record.shape) is None
+    ]
     for entry, record in unknown:
         if encoded := entry.fields.get(SHAPE_FIELD):
             shapes.learn(_source(record), record.shape, encoded)
-    unknown = [
-        one
-        for one in unknown
-        if shapes.use(one[1].shape) is None and shapes.may_teach(_source(one[1]), one[1].shape)
-    ]
-    if unknown:
-        shared = {record.shape for entry, record in unknown if not entry.writer}
-        shapes.ask_for({record.shape: _source(record) for _, record in unknown}, shared)
+    wanted, shared = dict[bytes, str](), set[bytes]()
+    for entry, record in unknown:
+        source, digest = _source(record), record.shape
+        if shapes.use(digest) is None and shapes.may_teach(source, digest):
+            wanted[digest] = source
+            if not entry.writer:
+                shared.add(digest)
+    if wanted:
+        shapes.ask_for(wanted, shared)
 
 
 def _source(record: Record) -> str:
