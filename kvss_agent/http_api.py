@@ -5,8 +5,10 @@ Answers are JSON; refusals are problem details (RFC 9457) with a sentence.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from mmap import mmap
 from typing import Final, TypeVar
@@ -20,6 +22,7 @@ from kvss_agent.http_server import EXTENSION, HttpConnection
 from telemetry import decoding
 
 BODY_BYTES_MAX: Final = 8 << 20
+SMALL_BYTES: Final = 64 << 10  # put together from pieces sooner than memory of their own is taken
 RETRY_SECONDS: Final = 5
 BODY: Final = decoding.Limits(64 << 20, 1 << 23)  # a prompt of four million tokens, at most
 CONTROLLER: Final = "controller"  # whose connections those with the control token are
@@ -83,8 +86,14 @@ def guarded(
 
 
 def _has_place(request: Request, owner: str) -> bool:
-    connection = request.scope.get("extensions", {}).get(EXTENSION)
-    return connection.prove(owner) if isinstance(connection, HttpConnection) else True
+    connection = _connection_of(request)
+    return connection.prove(owner) if connection else True
+
+
+def _connection_of(request: Request) -> HttpConnection | None:
+    """None where another server than ours asks, as in tests."""
+    found = request.scope.get("extensions", {}).get(EXTENSION)
+    return found if isinstance(found, HttpConnection) else None
 
 
 def bearer(request: Request) -> str:
@@ -112,18 +121,28 @@ async def body_of(request: Request, most: int = BODY_BYTES_MAX) -> bytes:
     return bytes(body)
 
 
-async def large_body_of(request: Request, most: int) -> memoryview:
-    """The same for what may be large: not copied, and memory is taken as it comes."""
+@contextlib.asynccontextmanager
+async def large_body_of(request: Request, most: int) -> AsyncIterator[memoryview]:
+    """The same for what may be large: it is not put together from pieces, and its memory is taken as it
+    comes. To give that back takes milliseconds, which others need not wait for."""
     announced = announced_bytes(request)
-    if announced is None:
-        return memoryview(await body_of(request, most))
+    if announced is None or announced <= SMALL_BYTES:
+        yield memoryview(await body_of(request, most))
+        return
     if announced > most:
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
-    place, at = memoryview(mmap(-1, max(announced, 1)))[:announced], 0
-    async for piece in request.stream():
-        place[at : at + len(piece)] = piece
-        at += len(piece)
-    return place
+    place, at = memoryview(mmap(-1, announced)), 0
+    try:
+        if connection := _connection_of(request):
+            connection.receive_into(request.scope, place)
+        async for piece in request.stream():
+            place[at : at + len(piece)] = piece
+            at += len(piece)
+        yield place
+    finally:
+        loop, held = asyncio.get_running_loop(), [place]
+        del place
+        loop.call_soon(loop.run_in_executor, None, held.clear)  # when nobody else holds it any more
 
 
 def announced_bytes(request: Request) -> int | None:

@@ -8,7 +8,8 @@ asks for it. What hits a bound is refused with a sentence where one can still be
 cause in `HttpPolicy.refused`.
 
 The application finds its connection as `scope["extensions"]["tidegate.connection"]`, and says with
-`prove` whose it is once it has checked a credential.
+`prove` whose it is once it has checked a credential. A long body can go straight to where it is wanted,
+see `receive_into`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import ssl
 import sys
 import termios
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import partial
@@ -99,11 +100,18 @@ class HttpConnection:
         self.policy = policy
         self.origin = origin
         self.transport: asyncio.Transport | None = None
+        self.protocol: BoundedProtocol | None = None
         self.connecting: asyncio.Task[None] | None = None
 
     def prove(self, owner: str) -> bool:
         """Its peer has shown a credential of this owner. False if the owner has no place left."""
         return self.policy.admission.prove(self, owner)
+
+    def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
+        """The body of this request goes there from its beginning, as far as it has not come already.
+        Whoever waits for it is woken once, at its end, and gets no piece of it."""
+        if self.protocol is not None:
+            self.protocol.receive_into(scope, place)
 
     def leave(self) -> None:
         self.policy.admission.leave(self)
@@ -152,6 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = self._head_count = 0
         self._body_bytes = 0
         self._body_mark = (self._since, 0)  # when there were so many
+        self._place: memoryview | None = None  # for what is still to come of the body
         self._write_mark = (self._since, 0)  # when so many were left to send
         self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
         self._upgraded = False
@@ -159,11 +168,12 @@ class BoundedProtocol(HttpToolsProtocol):
     # Bounds while it is parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._connection.transport = transport
+        self._connection.transport, self._connection.protocol = transport, self
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.leave()
+        self._place = None
         super().connection_lost(exc)
 
     @property
@@ -226,13 +236,27 @@ class BoundedProtocol(HttpToolsProtocol):
         if any(name in _WITH_BODY and value != b"0" for name, value in self.headers):
             self.flow.pause_reading()  # until the application asks for it
 
+    def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
+        request = self._request
+        if self._phase is not _Phase.BODY or request is None or request.scope is not scope:
+            return  # all of it has come
+        came = len(request.body)
+        place[:came] = request.body
+        request.body = bytearray()
+        self._place = place[came:]
+
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self._place is None or (self._request and self._request.response_complete):
+            super().on_body(body)  # which drops what nobody wants any more
+        else:
+            self._place[: len(body)] = body
+            self._place = self._place[len(body) :]
 
     def on_message_complete(self) -> None:
         self._unparsed = 0
+        self._place = None
         is_answered = self._request is not None and self._request.response_complete
         self._phase = _Phase.IDLE if is_answered else _Phase.ANSWER
         super().on_message_complete()

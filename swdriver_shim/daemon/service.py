@@ -74,6 +74,7 @@ COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
 THREADS_MAX: Final = 2 * VERBS_AT_ONCE  # with those that are reserved for orgs
 BODY_BYTES_LEAST: Final = 64 << 10  # as which any request counts
+PIECE_BYTES: Final = 256 << 10  # of an answer that are sent before others have their turn
 TURN_SECONDS: Final = 30.0  # to wait until an org has room for one more
 CONTROLS_AT_ONCE: Final = 4
 _REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
@@ -484,7 +485,7 @@ class Service:
             with _refusing(self._too_much):
                 held = share.held_async(org.name, max(amount, BODY_BYTES_LEAST), seconds=TURN_SECONDS)
                 await stack.enter_async_context(held)
-            yield await large_body_of(request, most)
+            yield await stack.enter_async_context(large_body_of(request, most))
 
     @property
     def _too_much(self) -> str:
@@ -652,9 +653,17 @@ class _Counted(Response):
         super().__init__(content, media_type=octets.OCTETS)
         self._held = held
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Piece by piece: all of it in one would be encrypted while everybody else waits."""
+        body = memoryview(self.body)
         with self._held:
-            await super().__call__(scope, receive, send)
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            for at in range(0, max(len(body), 1), PIECE_BYTES):
+                rest = at + PIECE_BYTES < len(body)
+                piece = body[at : at + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": rest})
+                await asyncio.sleep(0)
 
 
 @contextlib.contextmanager

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import random
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kvss_agent import daemon
 from kvss_agent.admission import Places
-from kvss_agent.http_api import guarded
-from kvss_agent.http_server import HttpBounds, HttpPolicy
+from kvss_agent.http_api import guarded, large_body_of
+from kvss_agent.http_server import EXTENSION, HttpBounds, HttpPolicy
 from tests.kvss_agent.test_tls import Authority
 from tests.live import wait_until
 
@@ -56,10 +59,28 @@ async def how(request: Request) -> Response:
     return Response(f"{request.url.scheme} from {client.host if client else 'nowhere'}")
 
 
+async def large_body(request: Request) -> Response:
+    """What came of it, and how often there was a piece to copy."""
+    place = memoryview(bytearray(int(request.headers["content-length"])))
+    request.scope["extensions"][EXTENSION].receive_into(request.scope, place)
+    at = pieces = 0
+    async for piece in request.stream():
+        place[at : at + len(piece)] = piece
+        at, pieces = at + len(piece), pieces + bool(piece)
+    return JSONResponse({"digest": sha256(place).hexdigest(), "pieces": pieces})
+
+
+async def kept_of_body(request: Request) -> Response:
+    async with large_body_of(request, 1 << 30) as body:
+        return Response(sha256(body).hexdigest())
+
+
 APPLICATION = Starlette(
     routes=[
         Route("/large", large),
         Route("/never", never),
+        Route("/large-body", large_body, methods=["PUT"]),
+        Route("/kept-of-body", kept_of_body, methods=["PUT"]),
         Route("/how", how),
         Route("/waits", waits_then_reads, methods=["PUT"]),
         Route("/told", guarded(told, named, {})),
@@ -159,6 +180,56 @@ def test_a_body_waits_as_long_as_we_do_not_read_it(start: Start) -> None:
         sock.sendall(head % len(body) + body)
         assert answer(sock).endswith(b"%d" % len(body))
     assert not server.policy.refused
+
+
+def put(path: str, length: int) -> bytes:
+    return f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def answers(connection: socket.socket, count: int) -> list[str]:
+    """The bodies of so many answers."""
+    stream, found = connection.makefile("rb"), []
+    for _ in range(count):
+        assert b" 200 " in stream.readline()
+        heads = dict(line.split(b": ") for line in iter(stream.readline, b"\r\n"))
+        found.append(stream.read(int(heads[b"content-length"])).decode())
+    return found
+
+
+@pytest.mark.parametrize("with_head", [0, 1, 70_000])
+def test_a_large_body_goes_straight_to_its_place(start: Start, with_head: int) -> None:
+    """Wherever the network has cut it."""
+    body = random.Random(with_head).randbytes(3 << 20)
+    with start().connected() as connection:
+        connection.sendall(put("/large-body", len(body)) + body[:with_head])
+        time.sleep(0.1)  # this much comes by itself
+        connection.sendall(body[with_head:])
+        [answer] = answers(connection, 1)
+    assert json.loads(answer) == {"digest": sha256(body).hexdigest(), "pieces": 0}
+
+
+def test_bodies_of_requests_behind_each_other_are_not_mixed_up(start: Start) -> None:
+    """The first has come whole when its place is named; what comes then is another's."""
+    first, second = random.Random(1).randbytes(100), random.Random(2).randbytes(1 << 20)
+    with start().connected() as connection:
+        told = put("/large-body", len(first)) + first + put("/large-body", len(second)) + second[:50]
+        connection.sendall(told)
+        time.sleep(0.1)
+        connection.sendall(second[50:])
+        found = [json.loads(answer)["digest"] for answer in answers(connection, 2)]
+    assert found == [sha256(first).hexdigest(), sha256(second).hexdigest()]
+
+
+def test_a_large_body_that_breaks_off_is_none_and_the_next_is_whole(start: Start) -> None:
+    server = start()
+    body = random.Random(3).randbytes(4 << 20)
+    for sent in (0, 10, 1 << 20):
+        with server.connected() as connection:
+            connection.sendall(put("/kept-of-body", len(body)) + body[:sent])
+    with server.connected() as connection:
+        for _ in range(3):
+            connection.sendall(put("/kept-of-body", len(body)) + body)
+            assert answers(connection, 1) == [sha256(body).hexdigest()]
 
 
 def test_handshakes_of_tls_that_are_never_done_hold_strangers_places_only(
