@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 AT_ONCE_MAX: Final = 128
 SENTENCE_CHARACTERS_MAX: Final = 500
+PORT_MAX: Final = (1 << 16) - 1
 PLAIN: Final = ("", "identity")
 MIB: Final = 1 << 20
 # By OpenSSL's X509_V_ERR_…: expired; self-signed, or by who is not believed; another name.
@@ -167,8 +168,8 @@ class Exchange:
             raise Unanswered(Fault.UNREACHED, f"Its address is none: {error}.") from None
         except httpx.RemoteProtocolError as error:
             raise Unanswered(Fault.BROKEN, f"It broke off, or does not speak HTTP: {error}.") from None
-        except (httpx.HTTPError, OSError, UnicodeError) as error:
-            # A host name that can't be encoded is a UnicodeError.
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            # A host name that can't be encoded, or that no certificate has, is a ValueError.
             raise unreached(error) from None
 
     async def _asked(self, request: httpx.Request, bytes_max: int) -> Reply:
@@ -218,7 +219,11 @@ def _request(
     if content is not None:
         headers["Content-Type"] = "application/json"
     extensions = {"sni_hostname": server_name} if server_name else {}
-    return httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
+    request = httpx.Request(method, url, headers=headers, content=content, extensions=extensions)
+    port = request.url.port
+    if port is not None and not 0 < port <= PORT_MAX:  # httpx says so as an ExceptionGroup
+        raise httpx.InvalidURL(f"there is no port {port}")
+    return request
 
 
 async def _body(answer: httpx.Response, bytes_max: int) -> bytes:

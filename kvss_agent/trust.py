@@ -11,11 +11,12 @@ connects is believed to be anybody.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,8 @@ from kvss_agent.certificates import (
     read_certificate,
     self_signed,
 )
-from kvss_agent.identity import ProcessIdentity, Unusable, public_pem, write_secretly
+from kvss_agent.identity import ProcessIdentity, Unusable, public_pem
+from kvss_agent.keeping import keep
 from telemetry.decoding import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 KEPT_FILE: Final = "certificate.json"
 AUTHORITIES_FILE: Final = "authorities.pem"  # for whoever connects to us, such as engines
 RENEW_AT: Final = 2 / 3  # of its life
+DESCRIPTORS: Final = Path("/proc/self/fd")  # the open files of this process, by number
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -118,8 +121,8 @@ class Trust:
         kept = Kept(certificate, authorities, digest)
         made = self._made(kept)
         directory = self.identity.state_dir
-        write_secretly(directory / KEPT_FILE, msgspec.json.encode(kept))
-        write_secretly(directory / AUTHORITIES_FILE, authorities.encode())
+        keep(directory / KEPT_FILE, msgspec.json.encode(kept))
+        keep(directory / AUTHORITIES_FILE, authorities.encode())
         self._now = made
 
     def _listening(self, mode: ssl.VerifyMode) -> ssl.SSLContext:
@@ -171,11 +174,34 @@ def _context(protocol: int, certificate: str, key_pem: bytes, authorities: str =
 
 
 def load_chain(context: ssl.SSLContext, certificate: str, key_pem: bytes) -> None:
-    """`load_cert_chain` from memory. It reads a file, which only this user can, and only for as long."""
-    descriptor, path = tempfile.mkstemp(suffix=".pem")
+    """`load_cert_chain` from memory."""
+    with _named(certificate.encode() + key_pem) as path:
+        context.load_cert_chain(path)
+
+
+@contextlib.contextmanager
+def _named(content: bytes) -> Iterator[Path]:
+    """It as a file: where there are such, one in memory, which goes with this process; else one that
+    only this user can read, and only for as long."""
+    descriptor, on_disk = _in_memory(), None
+    if descriptor is None:
+        descriptor, name = tempfile.mkstemp(suffix=".pem")
+        on_disk = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(certificate.encode() + key_pem)
-        context.load_cert_chain(path)
+            file.write(content)
+            file.flush()
+            yield on_disk or DESCRIPTORS / str(descriptor)
     finally:
-        Path(path).unlink()
+        if on_disk:
+            on_disk.unlink()
+
+
+def _in_memory() -> int | None:
+    """A new file; None where there are none, or none that can be named."""
+    if not hasattr(os, "memfd_create") or not os.access(DESCRIPTORS, os.R_OK | os.X_OK):
+        return None
+    try:
+        return os.memfd_create("chain")
+    except OSError:  # it may be forbidden
+        return None

@@ -37,7 +37,8 @@ _lock: Final = threading.Lock()
 
 
 def context() -> ssl.SSLContext:
-    """For connections from now on. The key is this process's own, and only in its memory."""
+    """For connections from now on. The key is this process's own, and only in its memory, if the system
+    has files there."""
     global _held  # noqa: PLW0603 - one for each process, as its key
     current = services.bundle()
     with _lock:

@@ -133,8 +133,9 @@ def ask_all(calls: Iterable[Call], budget: Budget = QUESTION) -> list[Reply | st
                 left = min(budget.seconds, ends - time.monotonic())
                 if left <= 0:
                     return "There was no time left to ask it: too many others did not answer."
+                asking = _ask(exchanges, call, Budget(left, budget.bytes_max))
                 try:
-                    return await _ask(exchanges, call, Budget(left, budget.bytes_max))
+                    return await _contained(call.endpoint, asking)
                 except Unanswered as error:
                     return str(error)
 
@@ -202,13 +203,22 @@ async def _accounted(
     order: Order, asking: Awaitable[Answer], answered: Callable[[Answer], None]
 ) -> None:
     """Its answer is handed on in any case. What nobody has foreseen is that target's problem, too."""
-    [answer] = await asyncio.gather(asking, return_exceptions=True)
-    if isinstance(answer, BaseException):
-        log.error("Asking %s failed inside", order.endpoint.url, exc_info=answer)
-        answer = Answer(
-            order.key, problem="Asking it failed inside; the log tells more.", fault=Fault.FAILED
-        )
+    try:
+        answer = await _contained(order.endpoint, asking)
+    except Unanswered as error:
+        answer = Answer(order.key, problem=str(error), fault=error.fault)
     answered(answer)
+
+
+async def _contained(endpoint: Endpoint, asking: Awaitable[T]) -> T:
+    """What it comes to. Raises Unanswered, and nothing else."""
+    [answer] = await asyncio.gather(asking, return_exceptions=True)
+    if isinstance(answer, Unanswered):
+        raise answer
+    if isinstance(answer, BaseException):
+        log.error("Asking %s failed inside", endpoint.url, exc_info=answer)
+        raise Unanswered(Fault.FAILED, "Asking it failed inside; the log tells more.")
+    return answer
 
 
 async def _deliver(exchanges: _Exchanges, order: Order, ends: float) -> Answer:

@@ -157,11 +157,33 @@ def test_a_cookie_is_not_kept(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a..b:80", f"http://{'x' * 70}.example:80", "http://[::1", "http://", "ftp://a"]
+    "url",
+    [
+        "http://a..b:80",
+        f"http://{'x' * 70}.example:80",
+        "http://[::1",
+        "http://",
+        "ftp://a",
+        "http://127.0.0.1:65536",
+        "https://[::1]:99999",
+        "http://127.0.0.1:-1",
+        "http://127.0.0.1:0",
+    ],
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(Unanswered) as caught:
         ask(url)
+    assert caught.value.fault is Fault.UNREACHED
+
+
+def test_a_name_that_no_certificate_has(peer: Peer) -> None:
+    async def asking() -> Reply:
+        async with Exchange(ssl.create_default_context()) as exchange:
+            url = peer.url.replace("http:", "https:")
+            return await exchange.ask("GET", url, "t", Budget(SECONDS), server_name=".of.nobody")
+
+    with pytest.raises(Unanswered) as caught:
+        run(asking())
     assert caught.value.fault is Fault.UNREACHED
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -289,3 +291,25 @@ def test_names_that_make_no_host_name_still_make_certificates(
     assert made.has_certificate
     by_name = process_name(Role.NODE, name)
     assert by_name is None or by_name.endswith(".node.tidegate.internal")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
+def test_a_key_is_in_no_file_that_a_crash_would_leave(
+    tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert process(tmp_path, Role.NODE, "ax-1", root).has_certificate
+
+
+@pytest.mark.parametrize("what", ["memfd_create", "names"])
+def test_where_there_are_no_files_in_memory_it_is_in_one_for_a_moment(
+    tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "memfd_create":
+        monkeypatch.delattr(os, what, raising=False)
+    else:  # without /proc they can't be named
+        monkeypatch.setattr(trusts, "DESCRIPTORS", tmp_path / "nowhere")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert process(tmp_path, Role.NODE, "ax-1", root).has_certificate
+    assert list((tmp_path / "temporary").iterdir()) == []

@@ -304,6 +304,18 @@ def test_whoever_asks_many_gets_the_answers_of_those_who_answer(
         assert answer.read(Observed).shards == []
 
 
+@pytest.mark.django_db  # where the certificates are
+def test_what_nobody_has_foreseen_is_the_problem_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Here a name of a certificate that Python refuses, in a way of its own, to look for."""
+    with Peer(says(b"{}")) as peer:
+        unforeseen = Endpoint(peer.url.replace("http:", "https:"), "t", "a\0b")
+        calls = [Call(one, "GET", "/") for one in (unforeseen, Endpoint(peer.url, "t"))]
+        inside, answer = ask_all(calls, Budget(2.0))
+    assert inside == "Asking it failed inside; the log tells more."
+    assert isinstance(answer, Reply)
+    assert f"Asking {unforeseen.url} failed inside" in caplog.text
+
+
 @pytest.mark.django_db
 def test_what_a_shard_says_is_cut_and_not_believed(people: People, neighbours: None) -> None:
     long = {"shard": "x" * 2000, "reason": "because \u202e\n" * 100}
