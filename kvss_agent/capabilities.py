@@ -23,7 +23,7 @@ from kvss_agent.certificates import signed_by_authority
 from kvss_agent.core import SLOTS_MAX
 from telemetry.decoding import MESSAGE, Malformed, decode
 
-PREFIX: Final = "tgc_"
+PREFIX: Final = "tgp_"
 # Before what is signed: it is no certificate, and no signature of a process (`identity.CONTEXT`).
 CONTEXT: Final = b"tidegate capability 1\0"
 TEXT_MAX: Final = 4000

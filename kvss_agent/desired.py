@@ -83,7 +83,7 @@ class Desired(Document, frozen=True):
     peers: Annotated[tuple[PeerSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
     tier2: Tier2Settings | None = None
     # Stores that are not used any more: what lies there expires, is deleted and purged, until nothing is
-    # left. A cap of 0 drains one.
+    # left. A cap of 0 drains one; other caps do not hold there.
     retiring: Annotated[tuple[Tier2Settings, ...], Meta(max_length=RETIRING_MAX)] = ()
     orgs: OrgsSpec = OrgsSpec()
 

@@ -10,10 +10,7 @@ decides what names a certificate has; a certificate request carries the key and 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 from cryptography.x509.oid import NameOID
+
+from kvss_agent.keeping import keep
 
 KEY_FILE: Final = "identity.key"
 PEM_BYTES_MAX: Final = 4096  # of a key or of a certificate request
@@ -130,7 +129,7 @@ def _load_or_make(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         made = ec.generate_private_key(ec.SECP256R1())
         pem = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_secretly(path, pem, replace=False)
+        keep(path, pem, replace=False)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (TypeError, UnsupportedAlgorithm, ValueError) as error:
@@ -138,26 +137,3 @@ def _load_or_make(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise Unusable(f"The key in {path} is not on the curve P-256. Remove it and join again.")
     return key
-
-
-def write_secretly(path: Path, content: bytes, *, replace: bool = True) -> None:
-    """The whole file or none of it, for this user only. Without `replace` one that is there stays."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            beside.replace(path)
-        else:
-            with contextlib.suppress(FileExistsError):
-                os.link(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

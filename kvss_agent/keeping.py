@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import time
 from pathlib import Path
+from typing import Final
+
+ABANDONED_SECONDS: Final = 60.0  # a file that was begun so long ago: its writer was killed
 
 
-def keep(document: Path, raw: bytes) -> None:
-    """Write it whole or not at all; it has secrets in it, so it is for this user only."""
-    fresh = document.with_name(f"{document.name}.new")  # others may be kept beside it at the same time
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(descriptor)
-    fresh.replace(document)
-    directory = os.open(document.parent, os.O_RDONLY)
+def keep(document: Path, raw: bytes, *, replace: bool = True) -> None:
+    """Write it whole or not at all; it has secrets in it, so it is for this user only.
+
+    Any number may write it at once: the last one stays, without `replace` the first. Raises OSError.
+    """
+    fresh = document.with_name(f".{document.name}.{secrets.token_hex(8)}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            fresh.replace(document)
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, document)
+    finally:
+        fresh.unlink(missing_ok=True)
+    _remove_abandoned(document)
+    directory = os.open(document.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _remove_abandoned(document: Path) -> None:
+    """They may have secrets in them that the document has no more."""
+    long_ago = time.time() - ABANDONED_SECONDS
+    for one in document.parent.iterdir():
+        if one.name.startswith(f".{document.name}.") and one.suffix == ".new":
+            with contextlib.suppress(FileNotFoundError):  # its writer lives, and is done
+                if one.stat().st_mtime < long_ago:
+                    one.unlink()

@@ -57,47 +57,53 @@ class Purging:
     async def confirm(self, question: Question) -> AgentStatement:
         """Remove all of the scopes, and say so. Raises NotDone; it goes on then, and may be asked again.
 
-        A store that was opened or a shard that was made since is looked at before anything is said.
+        A store that was opened or a shard that was made since is looked at before anything is said: what
+        was asked for may have been done long before somebody asks again.
         """
         purge = self._purge_of(question)
-        if purge.task is None:
-            purge.task = asyncio.create_task(self._run(purge), name=f"purge {question.operation}")
-        task = purge.task
-        await asyncio.wait([task], timeout=question.seconds)
-        if not task.done():
-            raise NotDone("It is not done yet.")
-        if purge.task is task:
-            purge.task = None  # who asks later has it all looked at again
-        if purge.problem:
-            raise NotDone(purge.problem)
-        return self._statement(question, purge)
+        now = asyncio.get_running_loop().time
+        until = now() + question.seconds
+        while True:
+            if purge.task is None:
+                purge.task = asyncio.create_task(self._run(purge), name=f"purge {question.operation}")
+            task = purge.task
+            await asyncio.wait([task], timeout=max(0.0, until - now()))
+            if not task.done():
+                raise NotDone("It is not done yet.")
+            if purge.task is task:
+                purge.task = None  # who asks later has it all looked at again
+            if purge.problem:
+                raise NotDone(purge.problem)
+            try:
+                if self._covers_all(purge):
+                    return self._statement(question, purge)
+            except NotOpen as why:
+                raise NotDone(str(why)) from why
 
     def _purge_of(self, question: Question) -> _Purge:
         purge = self._purges.get(question.operation)
         if purge is None or purge.scopes != question.scopes:
             if len(self._purges) >= OPERATIONS_MAX:
-                idle = [name for name, one in self._purges.items() if one.task is None]
-                if not idle:
-                    raise NotDone(f"{OPERATIONS_MAX} purges are running. It waits for its turn.")
-                del self._purges[idle[0]]
+                self._forget_one()
             purge = self._purges[question.operation] = _Purge(question.scopes)
         return purge
+
+    def _forget_one(self) -> None:
+        """One that is confirmed, or else one that is done: whoever asked may never ask again."""
+        confirmed = [name for name, one in self._purges.items() if one.task is None]
+        done = [name for name, one in self._purges.items() if one.task is not None and one.task.done()]
+        if not confirmed and not done:
+            raise NotDone(f"{OPERATIONS_MAX} purges are running. It waits for its turn.")
+        del self._purges[(confirmed or done)[0]]
 
     async def _run(self, purge: _Purge) -> None:
         """All that there is, until nothing is there that was not looked at."""
         purge.problem, purge.stores, purge.shards = "", {}, {}
         try:
-            while True:
-                stores = self._stores.everything()
-                new_stores = {at: one for at, one in stores.items() if purge.stores.get(at) is not one}
-                new_shards = [
-                    one for one in list(self._shards.values()) if not self._is_done(purge, one)
-                ]
-                if not new_stores and not new_shards:
-                    return
-                for place, store in new_stores.items():
+            while not self._covers_all(purge):
+                for place, store in self._new_stores(purge).items():
                     await self._empty_store(purge, place, store)
-                for shard in new_shards:
+                for shard in self._new_shards(purge):
                     await self._empty_shard(purge, shard)
         except (Failed, NotOpen) as error:
             purge.problem = str(error)
@@ -105,10 +111,18 @@ class Purging:
             log.exception("A purge has failed; it is tried again when it is asked for")
             purge.problem = "It has failed inside; its log tells more."
 
-    @staticmethod
-    def _is_done(purge: _Purge, shard: HostedShard) -> bool:
-        done = purge.shards.get(shard.identity.name)
-        return done is not None and done[0] is shard
+    def _covers_all(self, purge: _Purge) -> bool:
+        """Raises NotOpen."""
+        return not self._new_stores(purge) and not self._new_shards(purge)
+
+    def _new_stores(self, purge: _Purge) -> dict[str, Tier2]:
+        """Those that it has not looked at; one that was opened anew is another one. Raises NotOpen."""
+        stores = self._stores.everything()
+        return {place: one for place, one in stores.items() if purge.stores.get(place) is not one}
+
+    def _new_shards(self, purge: _Purge) -> list[HostedShard]:
+        done = {shard for shard, _ in purge.shards.values()}
+        return [one for one in list(self._shards.values()) if one not in done]
 
     @staticmethod
     async def _empty_store(purge: _Purge, place: str, store: Tier2) -> None:
@@ -129,9 +143,11 @@ class Purging:
         purge.shards[name] = shard, slots
 
     def _statement(self, question: Question, purge: _Purge) -> AgentStatement:
+        """Of what was looked at, and of stores that are known to be empty."""
         stores = [
             StoreCover(place, state, *purge.files.get(place, (0, 0)))
             for place, state in self._stores.states().items()
+            if place in purge.stores or state == "empty"
         ]
         nothing = [MemoryCover(name, 0, 0) for name in self._told() if name not in purge.shards]
         memory = [

@@ -32,7 +32,8 @@ from kvss_agent.certificates import (
     read_certificate,
     self_signed,
 )
-from kvss_agent.identity import ProcessIdentity, Unusable, public_pem, write_secretly
+from kvss_agent.identity import ProcessIdentity, Unusable, public_pem
+from kvss_agent.keeping import keep
 from telemetry.decoding import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,8 @@ class Trust:
         kept = Kept(certificate, authorities, digest)
         made = self._made(kept)
         directory = self.identity.state_dir
-        write_secretly(directory / KEPT_FILE, msgspec.json.encode(kept))
-        write_secretly(directory / AUTHORITIES_FILE, authorities.encode())
+        keep(directory / KEPT_FILE, msgspec.json.encode(kept))
+        keep(directory / AUTHORITIES_FILE, authorities.encode())
         self._now = made
 
     def _listening(self, mode: ssl.VerifyMode) -> ssl.SSLContext:

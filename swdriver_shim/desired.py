@@ -71,7 +71,7 @@ class ControlSpec(Document, frozen=True):
 
     url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
     token: Annotated[str, Meta(min_length=20, max_length=500)] | None = None
-    capability: Annotated[str, Meta(pattern=r"^tgc_", max_length=4000)] | None = None
+    capability: Annotated[str, Meta(pattern=r"^tgp_", max_length=4000)] | None = None
     key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 

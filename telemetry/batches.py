@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from telemetry import topics, transfers
 from telemetry.credentials import may_tell
 from telemetry.dead_letters import Aside, Cause
 from telemetry.known_shapes import KnownShapes
-from telemetry.records import FIELD, SHAPE_FIELD, Record, decode
+from telemetry.records import FIELD, LATE_SECONDS_MAX, SHAPE_FIELD, TOLD_SECONDS, Record, decode
 from telemetry.shapes import Shape
-from telemetry.streams import Entry
+from telemetry.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
 from telemetry.transfers import Transfer
 
 EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
-LATE_SECONDS_MAX: Final = 86_400  # as long as there are partitions; sources are remembered as long
 # In a stream of one's own the shape comes with the first of its records, which another member may be
-# writing just now: the others are read again after they have been idle, up to so long after they came.
-SHAPE_SECONDS_MAX: Final = 90.0
+# writing just now, or which was lost with all that was in Redis: the others are read again after they
+# have been idle, up to so long after they came.
+SHAPE_SECONDS_MAX: Final = TOLD_SECONDS + 60
+# Those that say that they are of the future, as often as others in that time.
+DELIVERIES_MAX: Final = int(SHAPE_SECONDS_MAX / (IDLE_MS_BEFORE_TAKEN_OVER / 1000))
 UNKNOWN: Final = "unknown"  # who told something that can't be read, in the stream that many share
 
 
@@ -30,6 +32,9 @@ class Readable(NamedTuple):
     shape: Shape | None  # none where it only says that it is there
     slowest: Sequence[Transfer]
     raw: bytes
+
+
+Told = tuple[Entry, Record]
 
 
 class Batch:
@@ -45,29 +50,34 @@ class Batch:
         self.outcomes[cause.value] += 1
         self.aside.add(cause, source, reason, raw)
 
-    def read(self, entries: Sequence[Entry], shapes: KnownShapes) -> Iterator[Readable]:
-        """Those that make sense. What can't be stored is set aside and done with."""
-        decoded = [(entry, record) for entry in entries if (record := self._decoded(entry))]
-        for entry, record in decoded:
-            if told := entry.fields.get(SHAPE_FIELD):
-                shapes.learn(record.shape, told)
-        told_as = {record.shape for _, record in decoded if record.shape}
-        if unknown := {digest for digest in told_as if shapes.get(digest) is None}:
-            shared = {record.shape for entry, record in decoded if not entry.writer}
-            shapes.ask_for(unknown, shared & unknown)
-        for entry, record in decoded:
-            shape = shapes.get(record.shape) if record.shape else None
-            if shape is None and record.shape:
-                if entry.writer and self.now < entry.arrived_at + SHAPE_SECONDS_MAX:
+    def records(self, entries: Sequence[Entry]) -> list[Told]:
+        """What is a record, and can be of now and of its stream. All else is set aside and done with."""
+        return [(entry, record) for entry in entries if (record := self._decoded(entry))]
+
+    def read(self, told: Sequence[Told], shapes: KnownShapes) -> tuple[list[Readable], list[Told]]:
+        """Those that make sense, and those to read after them, since all of their series are too many to
+        have in memory at once. What can't be stored is set aside and done with."""
+        _find_shapes(told, shapes)
+        found, later = list[Readable](), list[Told]()
+        for entry, record in told:
+            source, shape = _source(record), shapes.use(record.shape)
+            is_unknown = bool(record.shape) and shape is None
+            if is_unknown and shapes.may_teach(source, record.shape):
+                if shapes.is_full:
+                    later.append((entry, record))
                     continue
-                reason = "nobody has told which series it has"
-                self.refuse(Cause.UNKNOWN_SHAPE, _source(record), reason, entry.fields[FIELD])
+                if self._may_wait(entry):
+                    continue
+                self._refuse_without_shape(entry, source)
             elif shape and not shape.fits(record.cells):
                 reason = "it has more or fewer numbers than series"
-                self.refuse(Cause.MALFORMED, _source(record), reason, entry.fields[FIELD])
+                self.refuse(Cause.MALFORMED, source, reason, entry.fields[FIELD])
             else:
-                yield Readable(record, shape, self._slowest(entry, record), entry.fields[FIELD])
+                if is_unknown:  # its numbers are refused, but it is there
+                    self.aside.count(Cause.SHAPES, source, 1)
+                found.append(Readable(record, shape, self._slowest(entry, record), entry.fields[FIELD]))
             self.done.append(entry)
+        return found, later
 
     def _decoded(self, entry: Entry) -> Record | None:
         """None, with the entry done, for what is no record or can't be of now or of its stream."""
@@ -87,6 +97,20 @@ class Batch:
         self.done.append(entry)
         return None
 
+    def _refuse_without_shape(self, entry: Entry, source: str) -> None:
+        reason = "nobody has told which series it has"
+        if entry.is_ahead(self.now):
+            reason += f"; it was read {entry.deliveries} times, and claims to be of the future"
+        self.refuse(Cause.UNKNOWN_SHAPE, source, reason, entry.fields[FIELD])
+
+    def _may_wait(self, entry: Entry) -> bool:
+        """Whether its shape may still come."""
+        if not entry.writer:
+            return False
+        if entry.is_ahead(self.now):
+            return entry.deliveries < DELIVERIES_MAX
+        return self.now < entry.arrived_at(self.now) + SHAPE_SECONDS_MAX
+
     def _slowest(self, entry: Entry, record: Record) -> Sequence[Transfer]:
         """What else came with a record, which counts without it."""
         if transfers.FIELD not in entry.fields:
@@ -97,6 +121,26 @@ class Batch:
             raw = entry.fields[transfers.FIELD]
             self.refuse(Cause.MALFORMED_SLOWEST, _source(record), str(error), raw)
             return ()
+
+
+def _find_shapes(told: Sequence[Told], shapes: KnownShapes) -> None:
+    """Shapes of these are in use then, as far as somebody knows them and there is room."""
+    shapes.release()
+    unknown = [
+        (entry, record) for entry, record in told if record.shape and shapes.use(record.shape) is None
+    ]
+    for entry, record in unknown:
+        if encoded := entry.fields.get(SHAPE_FIELD):
+            shapes.learn(_source(record), record.shape, encoded)
+    wanted, shared = dict[bytes, str](), set[bytes]()
+    for entry, record in unknown:
+        source, digest = _source(record), record.shape
+        if shapes.use(digest) is None and shapes.may_teach(source, digest):
+            wanted[digest] = source
+            if not entry.writer:
+                shared.add(digest)
+    if wanted:
+        shapes.ask_for(wanted, shared)
 
 
 def _source(record: Record) -> str:

@@ -32,6 +32,7 @@ from telemetry.records import (
     SHAPE_SECONDS,
     STREAM,
     STREAM_LENGTH_MAX,
+    TOLD_SECONDS,
     Field,
     Record,
 )
@@ -46,8 +47,6 @@ BACKLOG_MAX: Final = 600  # records: ten minutes
 SENT_AT_ONCE: Final = 100
 REDIS_SECONDS_MAX: Final = 1.0  # for an answer
 RETRY_SECONDS: Final = 3.0
-TOLD_SECONDS: Final = SHAPE_SECONDS / 8  # after which a shape is told again
-OWN_TOLD_SECONDS: Final = 300.0  # in a stream of our own: some of its records always bring it
 COVERED_SECONDS_MAX: Final = 60  # by one record: a machine that slept for longer was away
 
 METRICS: Final = Catalog()
@@ -202,7 +201,7 @@ class Emitter:
             fields: dict[Field, Field] = {FIELD: waiting.encoded}
             shape = waiting.shape
             if shape and shape.digest not in told and self._told.get(shape.digest, now) <= now:
-                told[shape.digest] = now + (OWN_TOLD_SECONDS if own else TOLD_SECONDS)
+                told[shape.digest] = now + TOLD_SECONDS
                 if own:
                     fields[SHAPE_FIELD] = shape.encoded
                 else:

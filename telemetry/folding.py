@@ -10,12 +10,12 @@ from telemetry import topics
 from telemetry.cells import ADD, Cell, Cells, add_cells
 from telemetry.merging import other_of
 from telemetry.metrics import Kind
-from telemetry.quotas import HOUR_SECONDS, Quotas
+from telemetry.quotas import Quotas
 from telemetry.records import Record
 from telemetry.shapes import SERIES_MAX, Series, Shape
 
 BUCKET_SECONDS: Final = 10
-PLANS_MAX: Final = 8192  # shapes that are remembered, with where their series go,
+PLANS_MAX: Final = 8192  # shapes that are remembered, with where their series go, or of rows;
 SERIES_KEPT: Final = 2_000_000  # and how many series those may have together
 
 Key = tuple[str, int]  # topic and bucket
@@ -45,34 +45,40 @@ class _Target(NamedTuple):
 class Folder:
     """Keeps nothing but what it knows of shapes, and what sources have used of their quotas."""
 
-    def __init__(self) -> None:
+    def __init__(self, quotas: Quotas | None = None) -> None:
         self.over_quota: Counter[tuple[str, str]] = Counter()  # by what was too much, and by source
+        self._quotas = quotas or Quotas()
         self._hour = -1
         self._forget()
 
     def _forget(self) -> None:
-        self._begin_quotas()
+        """All that can be worked out again. Quotas can't."""
+        # Where numbers of a source and shape go, as its quotas allow. None: nowhere.
+        self._allowed: dict[tuple[str, bytes], list[int] | None] = {}
         self._plans: dict[bytes, list[int]] = {}
         self._planned = 0  # series of those
         self._targets: dict[_Target, int] = {}  # a number is found faster than what it stands for
         self._target: list[_Target] = []
-        self._shapes: dict[frozenset[int], Shape] = {}
         self._numbers: dict[Series, int] = {}
         self._series: list[Series] = []
+        self._hashes: list[int] = []  # of those: what quotas know them by
+        self._forget_rows()
 
-    def _begin_quotas(self) -> None:
-        self._quotas = Quotas()
-        # Where numbers of a source and shape go, as its quotas allow. None: nowhere.
-        self._allowed: dict[tuple[str, bytes], list[int] | None] = {}
+    def _forget_rows(self) -> None:
+        self._shapes: dict[frozenset[int], Shape] = {}  # of rows
+        self._shaped = 0  # series of those
 
     def fold(self, records: Iterable[tuple[Record, Shape]], now: float) -> list[Row]:
         """What sources tell beyond their quotas is counted in `over_quota`: records of a shape too many,
         topics and series once for each shape."""
-        if max(len(self._plans), len(self._shapes)) > PLANS_MAX or self._planned > SERIES_KEPT:
+        if len(self._plans) > PLANS_MAX or self._planned > SERIES_KEPT:
             self._forget()
-        if (hour := int(now) // HOUR_SECONDS) != self._hour:
-            self._hour = hour
-            self._begin_quotas()
+        if len(self._shapes) > PLANS_MAX or self._shaped > SERIES_KEPT:
+            self._forget_rows()
+        self._quotas.begin(now)
+        if self._quotas.hour != self._hour:
+            self._hour = self._quotas.hour
+            self._allowed.clear()
         own: dict[tuple[str, int, bytes], tuple[Shape, list[Cells]]] = {}
         alike: dict[tuple[int, int], list[Cells]] = {}
         allowed = self._allowed
@@ -111,10 +117,11 @@ class Folder:
             if not self._quotas.admits_topic(source, target.topic):
                 self.over_quota["topics", source] += 1
                 continue
-            series = [one for numbers in target.numbers for one in numbers]
-            if refused := self._quotas.refused(source, target.topic, series):
+            series = {self._hashes[one]: one for numbers in target.numbers for one in numbers}
+            if refused := self._quotas.refused(source, target.topic, series.keys()):
                 self.over_quota["series", source] += len(refused)
-                number = self._number_of(self._without(target, refused))
+                without = self._without(target, {series[one] for one in refused})
+                number = self._number_of(without)
             allowed.append(number)
         return allowed
 
@@ -160,6 +167,7 @@ class Folder:
         number = self._numbers.setdefault(series, len(self._series))
         if number == len(self._series):
             self._series.append(series)
+            self._hashes.append(hash(series))
         return number
 
     def _rows(self, key: Key, found: Mapping[int, list[Cell]]) -> Iterator[Row]:
@@ -175,7 +183,7 @@ class Folder:
         shape = self._shapes.get(numbers)
         if shape is None:
             shape = self._shapes[numbers] = Shape(self._series[one] for one in numbers)
-            self._planned += len(numbers)
+            self._shaped += len(numbers)
         return shape
 
 

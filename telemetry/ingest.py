@@ -23,6 +23,7 @@ from telemetry.folding import Folder
 from telemetry.histogram import Histogram
 from telemetry.known_shapes import KnownShapes
 from telemetry.metrics import Catalog, Sink
+from telemetry.quotas import Quotas
 from telemetry.slowest import keep
 from telemetry.sources import admitted
 from telemetry.storage import FRESH, Names, copy_in, day_of
@@ -72,9 +73,10 @@ class Ingest:
         """`client` gives answers as bytes."""
         self.streams = Streams(client, consumer)
         self.counts = counts or Counts()
-        self._folder = Folder()
+        self._quotas = Quotas()
+        self._folder = Folder(self._quotas)
         self._names = Names()
-        self._shapes = KnownShapes(client)
+        self._shapes = KnownShapes(client, self._quotas)
 
     def join(self) -> None:
         """Make the groups that are not there yet."""
@@ -95,13 +97,17 @@ class Ingest:
         self.counts.waiting = self.streams.waiting
         now = time.time()
         for entry in entries:
-            self.counts.lag.record(max(0.0, now - entry.arrived_at))
+            self.counts.lag.record(now - entry.arrived_at(now))
 
     def write(self, entries: Sequence[Entry], now: float) -> list[Entry]:
         """Write what makes sense and set aside what does not; the entries that are done with then."""
         began = time.perf_counter()
+        self._quotas.begin(now)
         batch = Batch(now)
-        self._store(list(batch.read(entries, self._shapes)), batch)
+        records = batch.records(entries)
+        while records:
+            read, records = batch.read(records, self._shapes)
+            self._store(read, batch)
         self._set_aside(batch)
         self.counts.records += batch.outcomes
         self.counts.batches.record(time.perf_counter() - began)

@@ -13,6 +13,7 @@ import msgspec
 
 from telemetry.cells import Cells, ToldCells
 from telemetry.decoding import Limits, unpack
+from telemetry.shapes import DIGEST_BYTES
 
 STREAM: Final = "tidegate:telemetry"
 # What waits for ingest; older records are cut off beyond it: three minutes of a thousand nodes, half an
@@ -25,9 +26,12 @@ OWN_STREAM_LENGTH_MAX: Final = 1_200
 GROUP: Final = "ingest"
 SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex; of the shared stream
 SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody tells again
+TOLD_SECONDS: Final = 300.0  # after which a process tells a shape again: Redis may have been emptied
 FIELD: Final = b"record"
 SHAPE_FIELD: Final = b"shape"  # in a stream of one's own: the shape comes with the first of its records
 FIELD_LIMITS: Final = Limits(1 << 20)
+# For how long a record is taken: as long as there are partitions, and sources are remembered.
+LATE_SECONDS_MAX: Final = 86_400
 
 NO_NUL: Final = "^[^\\x00]*$"  # which PostgreSQL can't store
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=NO_NUL)]
@@ -48,7 +52,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     process_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     started_at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]  # seconds since 1970
     at: Annotated[float, msgspec.Meta(ge=0, lt=1 << 33)]
-    shape: bytes
+    shape: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
     cells: Cells
 
     def encode(self) -> bytes:

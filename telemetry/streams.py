@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import redis
 
-from telemetry.records import GROUP, OWN_STREAM, OWN_STREAM_LENGTH_MAX, STREAM
+from telemetry.records import GROUP, LATE_SECONDS_MAX, OWN_STREAM, OWN_STREAM_LENGTH_MAX, STREAM
 
 BATCH_MAX: Final = 2000  # records, of all streams together
 BLOCK_MS: Final = 500
@@ -33,14 +33,23 @@ class Entry(NamedTuple):
     stream: str
     id: bytes
     fields: Fields
+    deliveries: int = 1  # counted only where the id says nothing about how long it has waited
 
     @property
     def writer(self) -> str:
         """The user that the stream belongs to; nobody of the one that is shared."""
         return self.stream.removeprefix(OWN_STREAM) if self.stream != STREAM else ""
 
+    def arrived_at(self, now: float) -> float:
+        """By its id, which is the writer's choice: so it is within the last day, whatever it says."""
+        return min(max(self._says, now - LATE_SECONDS_MAX), now)
+
+    def is_ahead(self, now: float) -> bool:
+        """Whether it says that it is of the future."""
+        return self._says > now
+
     @property
-    def arrived_at(self) -> float:
+    def _says(self) -> float:
         return int(self.id.split(b"-")[0]) / 1000
 
 
@@ -53,7 +62,7 @@ class Streams:
         self.client = client
         self._consumer = consumer
         self._names: list[str] = [STREAM]
-        self._lengths: dict[str, int] = {}
+        self._lengths: dict[str, int] = {}  # of the streams that have the group
         self._look_at = 0.0
         self._claimed_at = 0.0
 
@@ -63,7 +72,9 @@ class Streams:
         return sum(self._lengths.values())
 
     def join(self) -> None:
-        """Make the group where it is not there yet. It begins with the oldest record there is."""
+        """Make the group where it is not there, whatever was there before: a Redis that was emptied, or
+        took the place of another, knows of none. It begins with the oldest record there is."""
+        self._lengths.clear()
         self.look()
 
     def read(self) -> list[Entry]:
@@ -118,11 +129,24 @@ class Streams:
             pipe.xautoclaim(
                 name, GROUP, self._consumer, min_idle_time=IDLE_MS_BEFORE_TAKEN_OVER, count=share
             )
-        return [
+        found = [
             Entry(name, entry_id, fields)
             for name, answer in zip(self._names, pipe.execute(), strict=True)
             for entry_id, fields in answer[1]
             if fields
+        ]
+        now = time.time()
+        ahead = self._counted([entry for entry in found if entry.is_ahead(now)])
+        return [entry for entry in found if not entry.is_ahead(now)] + ahead
+
+    def _counted(self, entries: list[Entry]) -> list[Entry]:
+        """The same, each with how often it was delivered. What is gone meanwhile was delivered once."""
+        pipe = self.client.pipeline(transaction=False)
+        for entry in entries:
+            pipe.xpending_range(entry.stream, GROUP, entry.id, entry.id, 1)
+        return [
+            entry._replace(deliveries=answer[0]["times_delivered"] if answer else 1)
+            for entry, answer in zip(entries, pipe.execute(), strict=True)
         ]
 
     def _fresh(self) -> list[Entry]:

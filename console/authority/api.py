@@ -30,6 +30,9 @@ class AuthorityOut(Schema):
     roots: list[RootOut] = Field(description="The newest first; those that were removed, too.")
     alive: int = Field(description="Processes that are alive and have a key.")
     behind: list[str] = Field(description="Those of them that do not believe this yet.")
+    away: list[str] = Field(
+        description="Those that do not either, and that nobody waits for: lost, or off in maintenance."
+    )
 
 
 class RotationIn(Input):
@@ -45,6 +48,7 @@ def _shown(request: HttpRequest) -> AuthorityOut:
         roots=[_root(one) for one in roots],
         alive=following.alive,
         behind=following.behind,
+        away=following.away,
     )
 
 

@@ -13,11 +13,11 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM, Principal
@@ -28,12 +28,16 @@ from console.authority.models import Authority, State
 from console.fleet import services as fleet
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
+from console.fleet.watching import silent_since
+from console.placement.topology import State as Health
 from kvss_agent.certificates import Peer
 from kvss_agent.certificates import Role as PeerRole
 from kvss_agent.identity import fingerprint
 from telemetry.topics import FLEET
 
 log = logging.getLogger(__name__)
+
+P = TypeVar("P", Node, Driver)
 
 BELIEVED: Final = (State.NEXT, State.SIGNING, State.SUPERSEDED)
 CONSOLE_LIFE: Final = timedelta(days=1)  # of the certificates of our own processes
@@ -59,10 +63,11 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Of the processes that are alive and have a key: how many believe what they should, and who not."""
+    """Of the processes that have a key: how many are alive, and who does not believe what it should."""
 
     alive: int
-    behind: list[str]
+    behind: list[str]  # of those that are alive
+    away: list[str]  # of the others, for whom nobody waits
 
 
 def bundle() -> Bundle:
@@ -100,16 +105,28 @@ def visible_authorities(principal: Principal) -> QuerySet[Authority]:
 
 
 def following() -> Following:
-    """Who of those that are alive believes what it should."""
+    """Who believes what it should. A node in maintenance is never lost, but while it is off nobody waits
+    for it, either."""
     digest = bundle().digest
-    nodes = Node.objects.exclude(state="lost").filter(joined_at__isnull=False)
-    drivers = Driver.objects.filter(joined_at__isnull=False, lost_at=None)
-    found = [
-        (f"{kind} {name}", trusts)
-        for kind, rows in (("node", nodes), ("driver", drivers))
-        for name, trusts in rows.exclude(public_key="").values_list("name", "trusts")
-    ]
-    return Following(len(found), [name for name, trusts in found if trusts != digest])
+    nodes, drivers = _with_key(Node), _with_key(Driver)
+    off, since = Q(state=Health.LOST.value), silent_since(timezone.now())
+    if since is not None:
+        off |= Q(state=Health.MAINTENANCE.value, last_heartbeat_at__lt=since)
+    alive = _trusts("node", nodes.exclude(off)) + _trusts("driver", drivers.filter(lost_at=None))
+    away = _trusts("node", nodes.filter(off)) + _trusts("driver", drivers.exclude(lost_at=None))
+    return Following(
+        len(alive),
+        [name for name, trusts in alive if trusts != digest],
+        [name for name, trusts in away if trusts != digest],
+    )
+
+
+def _with_key(kind: type[P]) -> QuerySet[P]:
+    return kind.objects.filter(joined_at__isnull=False).exclude(public_key="").order_by("name")
+
+
+def _trusts(kind: str, rows: QuerySet[Any]) -> list[tuple[str, str]]:
+    return [(f"{kind} {name}", trusts) for name, trusts in rows.values_list("name", "trusts")]
 
 
 def replaced_since() -> datetime | None:

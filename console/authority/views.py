@@ -23,6 +23,7 @@ def show(request: SignedInRequest) -> HttpResponse:
         "roots": roots,
         "following": following,
         "behind": following.behind[:SHOWN_MAX],
+        "away": following.away[:SHOWN_MAX],
         "in_the_open": in_the_open()[:SHOWN_MAX],
         "is_replaced": any(root.state in ("next", "superseded") for root in roots),
         "tab": "authority",

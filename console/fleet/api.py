@@ -80,6 +80,11 @@ class StateIn(Input):
 
 
 class DrainStoreIn(Input):
+    also_others: bool = Field(
+        default=False,
+        description="Where other nodes store in the same place, remove their files as well. "
+        "Without it that is refused, and the answer names the nodes.",
+    )
     reason: Reason = ""
 
 
@@ -248,7 +253,7 @@ def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload:
 
 @router.put(
     "/nodes/{name}/retiring-stores/{store}/drain",
-    response={200: NodeOut, **documented(404)},
+    response={200: NodeOut, **documented(404, 409)},
     summary="Remove the files of a store that is not used any more",
 )
 def drain_store(
@@ -258,7 +263,8 @@ def drain_store(
     with transaction.atomic():
         visible = services.visible_nodes(principal)
         node = services.for_change(principal, visible, name, Role.PLATFORM_ADMIN)
-        retiring.drain(principal, node, store, reason=payload.reason)
+        retiring.drain(principal, node, store, also_others=payload.also_others, reason=payload.reason)
+        node = services.get(visible, name)  # with its stores as they are now
     response["ETag"] = etag(node.version)
     return show_node(node)
 

@@ -177,15 +177,12 @@ def _follows(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Th
 def _tiers2(
     before: Things, after: Things, differs: Iterable[Thing]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the nodes that stay what is said of their tier 2, before and after; None where nothing is."""
-    staying = [
-        name
-        for kind, name in differs
-        if kind == NODE and (NODE, name) in before and (NODE, name) in after
-    ]
+    """Of the nodes that stay or come what is said of their tier 2, before and after; None where nothing
+    is."""
+    names = [name for kind, name in differs if kind == NODE and (NODE, name) in after]
     return (
-        {name: before[NODE, name].get("tier2") for name in staying},
-        {name: after[NODE, name].get("tier2") for name in staying},
+        {name: before.get((NODE, name), {}).get("tier2") for name in names},
+        {name: after[NODE, name].get("tier2") for name in names},
     )
 
 

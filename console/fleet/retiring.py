@@ -7,7 +7,7 @@ joined. When the same place is described again it is in use again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -23,7 +23,7 @@ from console.control.sending import Call, Endpoint, ask_all
 from console.control.services import changed
 from console.fleet import tier2
 from console.fleet.models import Node, Removed, RetiringStore
-from console.fleet.nodes import topic
+from console.fleet.nodes import Impossible, topic
 from console.fleet.services import reachable_nodes
 from kvss_agent.tier2.settings import Tier2Settings
 from telemetry import decoding
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 STORES_MAX: Final = 8  # of one node
 FORGOTTEN_MAX: Final = 100  # on a receipt
+NAMED_MAX: Final = 5  # nodes in a sentence
 EMPTY: Final = "empty"  # as agents say it
 NO_IDENTITY: Final = (
     "Its agent does not look after a store that is not used any more, so files would stay at the old "
@@ -82,7 +83,53 @@ def refusals(before: Mapping[str, _Said | None], after: Mapping[str, _Said | Non
                 f"{new['path']} and its earlier store {other} lie within each other, so nobody could "
                 "tell whose files are whose. Take another path."
             )
+    return {**_being_emptied(before, after), **found}
+
+
+def _being_emptied(
+    before: Mapping[str, _Said | None], after: Mapping[str, _Said | None]
+) -> dict[str, str]:
+    """By node that would store where the files of another one are being removed: its own would go."""
+    arriving = {
+        name: said
+        for name, said in after.items()
+        if said and (not (old := before.get(name)) or _moves(old, said))
+    }
+    found: dict[str, str] = {}
+    if not arriving:
+        return found
+    drained = RetiringStore.objects.filter(is_drained=True).select_related("node").order_by("pk")
+    for store in drained:
+        back = arriving.get(store.node.name)
+        if back and place_of(back) == store.place:
+            continue  # it is in use again
+        for name, said in arriving.items():
+            if name != store.node.name and tier2.may_share_files(store.said, said):
+                found[name] = (
+                    f"{store.place} is being emptied for {store.node.name}, and what others store "
+                    "there is removed as well. Wait until it is empty, or take another place."
+                )
     return found
+
+
+def others_at(node: Node, stores: Collection[RetiringStore]) -> dict[int, list[str]]:
+    """By key of a store of this node, the other nodes whose tier 2 is described to be in the same place:
+    what they have there would be removed like the node's own. Joined or not: they may be about to."""
+    found: dict[int, list[str]] = {store.pk: [] for store in stores}
+    if not found:
+        return found
+    nodes = Node.objects.exclude(pk=node.pk).filter(declared__has_key="tier2").order_by("name")
+    for name, declared in nodes.values_list("name", "declared"):
+        for store in stores:
+            if tier2.may_share_files(store.said, declared["tier2"]):
+                found[store.pk].append(name)
+    return found
+
+
+def named(names: Sequence[str]) -> str:
+    """Some of them, in a sentence."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def follows(before: Mapping[str, _Said | None], after: Mapping[str, _Said | None]) -> dict[str, str]:
@@ -124,7 +171,11 @@ def forgotten(since: datetime) -> list[tuple[str, datetime]]:
     return found[:FORGOTTEN_MAX]
 
 
-def _found_empty(place: str) -> None:
+def _found_empty(store: RetiringStore) -> None:
+    """Nothing is left of removed nodes there either, unless it is a disk that only has the same path."""
+    if not store.said.get("shared", True):
+        return
+    place = store.place
     for one in Removed.objects.select_for_update().filter(stores__contains=[place]):
         one.stores.remove(place)
         one.save(update_fields=["stores"])
@@ -140,13 +191,23 @@ def told(name: str) -> list[dict[str, Any]]:
 
 
 @transaction.atomic
-def drain(principal: Principal, node: Node, key: int, *, reason: str = "") -> RetiringStore:
-    """Have the files of a retiring store removed. `node` came from `for_change`. Raises Http404."""
+def drain(
+    principal: Principal, node: Node, key: int, *, also_others: bool = False, reason: str = ""
+) -> RetiringStore:
+    """Have the files of a retiring store removed. `node` came from `for_change`. Raises Http404, and
+    Impossible where other nodes store in the same place, unless their files are to go as well."""
     store = RetiringStore.objects.select_for_update().filter(node=node, pk=key).first()
     if store is None:
         raise Http404(f"{node.name} has no such store.")
     if store.is_drained:
         return store
+    others = others_at(node, [store])[store.pk]
+    if others and not also_others:
+        raise Impossible(
+            f"{store.place} is also tier 2 of {named(others)}, or one lies within the other: files of "
+            "those nodes would be removed, too. Give them another place first, or say that their files "
+            "go as well."
+        )
     store.is_drained = True
     store.save(update_fields=["is_drained"])
     record(
@@ -155,7 +216,7 @@ def drain(principal: Principal, node: Node, key: int, *, reason: str = "") -> Re
         object_type="node",
         object_id=node.name,
         object_name=node.name,
-        after={"place": store.place},
+        after={"place": store.place, **({"also_of": others} if others else {})},
         reason=reason,
         topics=[topic(node)],
     )
@@ -223,7 +284,7 @@ def _note(node: Node, observed: _Observed, asked_at: datetime) -> None:
             continue
         if one.state == EMPTY and is_current:
             store.delete()
-            _found_empty(store.place)
+            _found_empty(store)
             gone = True
             continue
         store.state = decoding.excerpt(one.state, 16)

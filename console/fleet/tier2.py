@@ -9,6 +9,7 @@ environment says.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -19,6 +20,7 @@ from kvss_agent.tier2.settings import Tier2Settings
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,500}")
 _OF_KIND: Final = {"posix": ("path", "durable"), "s3": ("bucket", "prefix", "endpoint", "region")}
 THREADS_MAX: Final = 64
+_Said = Mapping[str, Any]
 
 
 def _kind(text: str) -> str:
@@ -70,7 +72,7 @@ FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
 REQUIRED: Final = ("kind", "cap")
 
 
-def told(said: Mapping[str, Any]) -> dict[str, Any]:
+def told(said: _Said) -> dict[str, Any]:
     """As it stands in a desired document. Raises ValueError for what makes no sense together."""
     for kind, fields in _OF_KIND.items():
         if kind != said["kind"] and (wrong := sorted(set(fields) & said.keys())):
@@ -79,3 +81,27 @@ def told(said: Mapping[str, Any]) -> dict[str, Any]:
     found["cap_bytes"] = in_bytes(said["cap"])
     Tier2Settings(**found)
     return found
+
+
+def may_share_files(one: _Said, other: _Said) -> bool:
+    """Whether what one node stores may be where another one does: their places are the same, or one lies
+    within the other. Paths of disks that both nodes have for themselves are two places, whatever they
+    are called; a bucket is the same from everywhere."""
+    if one.get("kind") != "s3" and not one.get("shared", True) and not other.get("shared", True):
+        return False
+    (root, parts), (other_root, other_parts) = _where(one), _where(other)
+    length = min(len(parts), len(other_parts))
+    return root == other_root and parts[:length] == other_parts[:length]
+
+
+def _where(said: _Said) -> tuple[tuple[str, ...], list[str]]:
+    """What has to be the same, and the names on the way from there."""
+    if said.get("kind") == "s3":
+        return ("s3", said.get("endpoint", "").rstrip("/"), said["bucket"]), _names(
+            said.get("prefix", "")
+        )
+    return ("posix",), _names(os.path.normpath(said.get("path", "")))
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]

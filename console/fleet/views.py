@@ -19,7 +19,7 @@ from console.fleet import nodes, retiring, running, services
 from console.fleet.filters import NodeFilters
 from console.fleet.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.fleet.joining import lost_after
-from console.fleet.models import Driver, Node
+from console.fleet.models import Driver, Node, RetiringStore
 from console.fleet.nodes import Impossible
 from console.fleet.overview import look_of, overview
 from console.fleet.versions import skew
@@ -71,6 +71,7 @@ def _node_page(
     request: SignedInRequest, node: Node, labels_form: LabelsForm | None = None
 ) -> HttpResponse:
     principal = request.principal
+    may_change = principal.on_platform(Role.PLATFORM_ADMIN)
     look, said = look_of(node.state, has_joined=node.has_joined)
     wanted, wanted_reason = nodes.wanted(node)
     lines = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
@@ -82,6 +83,7 @@ def _node_page(
         "wanted": wanted.value,
         "wanted_reason": wanted_reason,
         "skew": skew(settings.VERSION, node.software_version),
+        "retiring": _retiring(node, asks_others=may_change),
         "running": running.on_node(node, nodes.topic(node)),
         "events": events_of(nodes.topic(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
@@ -90,13 +92,21 @@ def _node_page(
         or LabelsForm(initial={"labels": lines, "version": node.version}, auto_id="labels_%s"),
         "labels_open": labels_form is not None,
         "may_cordon": principal.on_platform(Role.ON_CALL),
-        "may_change": principal.on_platform(Role.PLATFORM_ADMIN),
+        "may_change": may_change,
         "etag": etag(node.version),
         "lost_after": lost_after(),
         "tab": "nodes",
     }
     fragment = request.headers.get("HX-Request") == "true"
     return render(request, "fleet/node_live.html" if fragment else "fleet/node.html", context)
+
+
+def _retiring(node: Node, *, asks_others: bool) -> list[tuple[RetiringStore, str]]:
+    """Its retiring stores, each with the nodes whose files would go with those of the store."""
+    stores = list(node.retiring_stores.all())
+    left = [store for store in stores if asks_others and not store.is_drained]
+    others = retiring.others_at(node, left)
+    return [(store, retiring.named(others.get(store.pk, ()))) for store in stores]
 
 
 @require_POST
@@ -121,10 +131,15 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
 @require_POST
 @signed_in
 def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse:
+    also_others = "also_others" in request.POST
     with transaction.atomic():
         node = _for_change(request, name, Role.PLATFORM_ADMIN)
-        drained = retiring.drain(request.principal, node, store)
-    messages.success(request, f"The files of {drained.place} are being removed.")
+        try:
+            drained = retiring.drain(request.principal, node, store, also_others=also_others)
+        except Impossible as error:
+            messages.error(request, str(error))
+        else:
+            messages.success(request, f"The files of {drained.place} are being removed.")
     return redirect("fleet-node", name)
 
 

@@ -27,11 +27,17 @@ WATCHED: Final = [State.READY.value, State.CORDONED.value, State.DRAINING.value]
 AT_ONCE_MAX: Final = 500
 
 
+def silent_since(now: datetime) -> datetime | None:
+    """Who was heard last before this has been silent for too long; None where the console itself has not
+    listened for so long."""
+    since = now - timedelta(seconds=settings.LOST_AFTER_SECONDS)
+    return since if Watch.objects.filter(listening_since__lte=since).exists() else None
+
+
 def has_gone_silent(heard_at: datetime | None, now: datetime) -> bool:
     """Whether nothing was heard of somebody for too long, although the console listened all the time."""
-    silent_since = now - timedelta(seconds=settings.LOST_AFTER_SECONDS)
-    listened = Watch.objects.filter(listening_since__lte=silent_since).exists()
-    return listened and heard_at is not None and heard_at < silent_since
+    since = silent_since(now)
+    return since is not None and heard_at is not None and heard_at < since
 
 
 @transaction.atomic
@@ -40,12 +46,11 @@ def find_lost(now: datetime) -> int:
     patience = timedelta(seconds=settings.LOST_AFTER_SECONDS)
     if _listening_since(now) > now - patience:
         return 0
-    silent_since = now - patience
     nodes = Node.objects.select_for_update(skip_locked=True).filter(
-        state__in=WATCHED, last_heartbeat_at__lt=silent_since
+        state__in=WATCHED, last_heartbeat_at__lt=now - patience
     )[:AT_ONCE_MAX]
     drivers = Driver.objects.select_for_update(skip_locked=True).filter(
-        lost_at=None, last_heartbeat_at__lt=silent_since
+        lost_at=None, last_heartbeat_at__lt=now - patience
     )[:AT_ONCE_MAX]
     lost = [_lose_node(node, now) for node in nodes] + [_lose_driver(driver, now) for driver in drivers]
     for name, kind, sentence in lost:

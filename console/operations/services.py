@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -100,6 +100,14 @@ def waiting_for(topic: str) -> list[Operation]:
     return [
         one for one in running if is_known(one.kind) and topic in machine_of(one.kind).waits_for(one)
     ]
+
+
+def pause(running: Collection[UUID]) -> None:
+    """Wait for the steps of these that are being done; until the end of the transaction no other begins.
+
+    Before `fleet.hold`: steps take that after their operation.
+    """
+    list(Operation.objects.select_for_update().filter(pk__in=running).order_by("pk"))
 
 
 def visible_operations(principal: Principal) -> QuerySet[Operation]:

@@ -149,7 +149,9 @@ def _place_job(operation: Operation) -> Outcome:
         return Done()
     hold()
     session = _session(operation)
-    driver = Driver.objects.get(name=operation.plan["driver"])
+    driver = Driver.objects.filter(name=operation.plan["driver"]).first()
+    if driver is None:
+        return Failed("NoSuchDriver", f"Driver {operation.plan['driver']} was removed from the fleet.")
     name, boxes = operation.plan["job"], operation.plan["boxes"]
     try:
         proposal = propose_job(World.now(), session, name, driver, boxes, timezone.now())
@@ -280,9 +282,17 @@ class Delete(Machine):
 # Moving
 
 
+def _move(operation: Operation) -> Outcome:
+    outcome = _settle(operation)
+    shards = Shard.objects.filter(pk__in=map(int, operation.before["shards"]))
+    if isinstance(outcome, Done) and not shards.exists():
+        return Failed("NoSuchJob", "Their job has ended: nothing is left to move.")
+    return outcome
+
+
 @machine("session.move")
 class Move(Machine):
-    steps = (Step("move", "Move shards while jobs go on", _settle, _take_back, patience=COPYING),)
+    steps = (Step("move", "Move shards while jobs go on", _move, _take_back, patience=COPYING),)
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:

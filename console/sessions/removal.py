@@ -4,19 +4,21 @@ only with a new join token.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import record
 from console.control import services as control
 from console.fleet.models import Driver, Removed
-from console.fleet.services import for_change, visible_drivers
+from console.fleet.services import check_fleet, for_change, visible_drivers
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.machines import Machine, Step, machine
@@ -38,17 +40,26 @@ class Consequences:
     streams: int
     memory_bytes: int
     nodes: tuple[str, ...]  # whose memory becomes free
-    waiting: tuple[Operation, ...]  # which wait for it, and go on without it
-    in_the_way: Operation | None  # which has to end first
+    waiting: tuple[Operation, ...]  # which wait for what it confirms, and go on without it
+    moving: tuple[Operation, ...]  # which change its streams, and go on without those
+    running: Operation | None  # on the session of its job
 
     @property
     def is_alive(self) -> bool:
         return self.driver.joined_at is not None and self.driver.lost_at is None
 
     @property
+    def in_the_way(self) -> Operation | None:
+        """Which has to end first: it has nothing to do with this driver's streams."""
+        return None if self.running in self.moving else self.running
+
+    @property
     def target(self) -> str:
-        """What the operation works on: nothing else may change the job's session meanwhile."""
-        return of_session(self.job.session.name) if self.job else topic(self.driver)
+        """What the operation works on: nothing else may change the job's session meanwhile. What does
+        already goes on."""
+        if self.job is None or self.running in self.moving:
+            return topic(self.driver)
+        return of_session(self.job.session.name)
 
     @property
     def token(self) -> str:
@@ -57,7 +68,7 @@ class Consequences:
             self.driver.pk,
             self.driver.joined_at,
             self.job and self.job.pk,
-            [str(one.pk) for one in self.waiting],
+            [str(one.pk) for one in (*self.waiting, *self.moving)],
         ]
         return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:32]
 
@@ -77,8 +88,14 @@ def consequences(driver: Driver) -> Consequences:
         memory_bytes=sum(shard.memory_bytes for shard in shards),
         nodes=tuple(sorted(machines.nodes_of([job]))) if job else (),
         waiting=tuple(operations.waiting_for(topic(driver))),
-        in_the_way=operations.running_on(of_session(job.session.name)) if job else None,
+        moving=tuple(_moving(driver.name)),
+        running=operations.running_on(of_session(job.session.name)) if job else None,
     )
+
+
+def _moving(name: str) -> QuerySet[Operation]:
+    """What changes streams of this driver: resizes, moves and drains."""
+    return Operation.objects.filter(shards__job__driver__name=name).distinct().order_by("pk")
 
 
 @transaction.atomic
@@ -87,13 +104,20 @@ def remove(
 ) -> Operation:
     """Remove a driver at once, with its job. The operation waits until the memory of the job is free.
 
-    Who removes it vouches that its process has ended for good. Raises operations' Busy, and StalePlan
-    where `plan_token` is of other consequences.
+    What changes its streams goes on without them: it may wait for just this driver, and be stuck. Who
+    removes it vouches that its process has ended for good. Raises operations' Busy, and StalePlan where
+    `plan_token` is of other consequences.
     """
+    check_fleet(principal, Role.PLATFORM_ADMIN)
+    paused = [one.pk for one in _moving(name)]
+    operations.pause(paused)
     driver = for_change(principal, visible_drivers(principal), name, Role.PLATFORM_ADMIN)
     found = consequences(driver)
     if plan_token is not None and plan_token != found.token:
         raise StalePlan
+    for one in found.moving:
+        if one.pk not in paused:  # it has just begun
+            raise operations.Busy(one)
     operation = _begin(principal, found)
     _record(principal, found, reason)
     org = found.job.session.org if found.job else None
@@ -104,9 +128,10 @@ def remove(
         Removed.of(driver, org.slug if org else "").save()
     driver.delete()
     control.forget("driver", name)
-    for one in found.waiting:
+    for one in (*found.waiting, *found.moving):
         if one.state == State.STUCK:
-            operations.retry(principal, one.pk, f"{name} was removed from the fleet.")
+            with contextlib.suppress(operations.NotStuck):  # somebody else has it tried again
+                operations.retry(principal, one.pk, f"{name} was removed from the fleet.")
     return operation
 
 
@@ -150,7 +175,8 @@ def _record(principal: Principal, found: Consequences, reason: str) -> None:
             "joined_at": driver.joined_at,
             "last_heartbeat_at": driver.last_heartbeat_at,
             **(_of_job(job) if job else {}),
-            "waited_for_by": len(found.waiting),  # whose is not for all who see this
+            # Whose they are is not for all who see this.
+            "waited_for_by": len(found.waiting) + len(found.moving),
         },
         reason=reason,
         topics=[

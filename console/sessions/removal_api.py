@@ -40,7 +40,9 @@ class RemovalOut(Schema):
     streams: int
     memory_bytes: int
     nodes: list[str] = Field(description="Whose memory becomes free.")
-    waiting: list[str] = Field(description="Operations that wait for it, and go on without it.")
+    waiting: list[str] = Field(
+        description="Operations that wait for it or change its streams, and go on without it."
+    )
 
 
 def show_removal(found: Consequences) -> RemovalOut:
@@ -53,7 +55,7 @@ def show_removal(found: Consequences) -> RemovalOut:
         streams=found.streams,
         memory_bytes=found.memory_bytes,
         nodes=list(found.nodes),
-        waiting=[str(one.pk) for one in found.waiting],
+        waiting=[str(one.pk) for one in (*found.waiting, *found.moving)],
     )
 
 

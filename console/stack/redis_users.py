@@ -68,8 +68,8 @@ TELEMETRY: Final = (
         "ingest: it reads all streams and takes out what is written",
         (
             *(f"~{STREAM}", f"~{OWN_STREAM}*", f"~{SHAPE_KEY}*", "-@all", *_CONNECTED),
-            *("+scan", "+xreadgroup", "+xautoclaim", "+xack", "+xdel", "+xlen", "+xtrim"),
-            *("+xgroup|create", "+mget"),
+            *("+scan", "+xreadgroup", "+xautoclaim", "+xpending", "+xack", "+xdel", "+xlen"),
+            *("+xtrim", "+xgroup|create", "+mget"),
         ),
     ),
     User(

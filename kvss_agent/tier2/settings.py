@@ -71,12 +71,13 @@ class Tier2Settings:
         return Limits(self.ttl_seconds, seconds)
 
 
-def make(settings: Tier2Settings) -> Tier2:
-    """The store, not opened yet. Raises NotInstalled, and ValueError for what cannot be."""
+def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
+    """The store, not opened yet; with other caps than the settings say, if there are. Raises
+    NotInstalled, and ValueError for what cannot be."""
     mover = native.best()
     store = Tier2(
         _backend(settings, mover),
-        settings.caps(),
+        caps or settings.caps(),
         shared=settings.shared,
         threads=settings.threads,
         mover=mover,

@@ -7,7 +7,9 @@ written down in the state directory before it is opened for the first time, and 
 listing has found it empty.
 
 A document may name retiring stores, too. That is how a console has an agent look after a store of which
-its state directory knows nothing, and how one is drained: by a cap of 0.
+its state directory knows nothing, and how one is *drained*: it is named with a cap of 0, and its files
+are removed, whoever wrote them. In a retiring store that is not drained no cap holds: caps are about
+what one agent stores, and others may be storing there now.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +28,7 @@ import msgspec
 from kvss_agent.keeping import keep
 from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
 from kvss_agent.tier2.store import Tier2
 from telemetry.decoding import Malformed, decode
@@ -34,6 +38,7 @@ log = logging.getLogger(__name__)
 NAME: Final = "stores.json"  # in the state directory
 ALIAS: Final = "It is the store in use, by another name."
 REMEMBERED_MAX: Final = 256  # stores that are not empty; another one is not opened beside them
+NO_CAP: Final = sys.maxsize
 CANNOT: Final = (Failed, NotInstalled, ValueError, OSError)  # why a store is not to be had now
 _DECODER: Final = msgspec.json.Decoder(list[Tier2Settings])
 
@@ -50,6 +55,15 @@ class Retiring:
     store: Tier2 | None = None
     progress: Progress = field(default_factory=Progress)
     task: asyncio.Task[None] | None = None
+    is_drained: bool = False  # its files are removed, instead of waited for
+
+    def caps(self) -> Caps:
+        """What is beyond them is removed: all if it is drained, and else only what is of orgs that may
+        have nothing. That is a policy, while other caps are about what this agent stores."""
+        if self.is_drained:
+            return Caps(0, 0)
+        orgs = self.settings.caps().orgs
+        return Caps(NO_CAP, NO_CAP, {tag: 0 for tag, cap in orgs.items() if cap == 0})
 
     def shown(self) -> dict[str, Any]:
         stats = self.store.stats() if self.store else None
@@ -156,7 +170,7 @@ class Stores:
             return
         try:
             if told and before and self.current and _only_limits_differ(told, before):
-                await _limit(self.current, told)
+                await _limit(self.current, told.limits(), told.caps())
                 self.progress = Progress("ready")
                 return
             await self._put_aside(before, told)
@@ -186,6 +200,7 @@ class Stores:
         else:
             one = self._retiring[before.place] = Retiring(before, store)
             one.progress.state = "retiring"
+            await _limit_retiring(one, store)
 
     async def _taken_back(self, told: Tier2Settings) -> Tier2 | None:
         """The store, where it is retiring and open; it is in use from here on."""
@@ -194,7 +209,7 @@ class Stores:
             return None
         await _ended(one.task)
         if one.store and _only_limits_differ(told, one.settings):
-            await _limit(one.store, told)
+            await _limit(one.store, told.limits(), told.caps())
             return one.store
         if one.store:
             await one.store.close()
@@ -206,7 +221,7 @@ class Stores:
         is_new = told.place not in self._remembered
         self._note_down(told)
         try:
-            return await self._opened(told, self.progress)
+            return await self._opened(told, told.caps(), self.progress)
         except CANNOT:
             if is_new:
                 self._cross_out(told.place)
@@ -231,15 +246,15 @@ class Stores:
         self._retiring |= aliases
         for place, settings in wanted.items():
             limited = settings if place in names or not used else _with_limits_of(settings, used)
-            await self._look_after(limited)
+            await self._look_after(limited, is_drained=place in names and settings.cap_bytes == 0)
 
-    async def _look_after(self, settings: Tier2Settings) -> None:
+    async def _look_after(self, settings: Tier2Settings, *, is_drained: bool) -> None:
         one = self._retiring.setdefault(settings.place, Retiring(settings))
-        before, one.settings = one.settings, settings
+        before = one.settings, one.is_drained
+        one.settings, one.is_drained = settings, is_drained
         if one.store:
-            if settings != before:
-                with _told(one.progress):
-                    await _limit(one.store, settings)
+            if before != (settings, is_drained) or one.progress.state == "refused":
+                await _limit_retiring(one, one.store)
         elif one.progress.state != "empty" and (one.task is None or one.task.done()):
             one.progress = Progress("indexing", one.progress.reason)
             one.task = asyncio.create_task(self._open(one), name=f"open {settings.place}")
@@ -248,7 +263,7 @@ class Stores:
         """Beside everything else: to list a store may take minutes."""
         with _told(one.progress):
             asked = one.settings
-            store = await self._opened(asked, one.progress)
+            store = await self._opened(asked, one.caps(), one.progress)
             try:
                 self._note_down(asked)
             except CANNOT:
@@ -258,12 +273,10 @@ class Stores:
                 await store.close()
                 return
             one.store = store
-            one.progress.state, one.progress.reason = "retiring", ""
-            if one.settings != asked:  # another document came meanwhile
-                await _limit(store, one.settings)
+            await _limit_retiring(one, store)  # another document may have come meanwhile
 
-    async def _opened(self, settings: Tier2Settings, progress: Progress) -> Tier2:
-        store = make(settings)
+    async def _opened(self, settings: Tier2Settings, caps: Caps, progress: Progress) -> Tier2:
+        store = make(settings, caps)
         store.live = self._live
         await store.open(progress.report)
         return store
@@ -296,14 +309,16 @@ class Stores:
 
     async def _let_go_if_empty(self, one: Retiring, store: Tier2) -> None:
         """A listing says so, and not only what we remember: others may have written there."""
-        await store.rebuild()
-        if store.stats().columns or one.store is not store or store.stats().in_flight:
-            return
         place = one.settings.place
+        await store.rebuild()
+        if store.stats().columns or store.stats().in_flight:
+            return
+        if one.store is not store or self._retiring.get(place) is not one:
+            return  # it is in use again, or gone
         one.store = None
         one.progress = Progress("empty")
+        self._cross_out(place)  # before anybody can open it again
         await store.close()
-        self._cross_out(place)
         log.info("The retiring store %s is empty", place)
         if place not in self._named and self._retiring.get(place) is one:
             del self._retiring[place]  # else whoever named it is told so
@@ -341,9 +356,15 @@ class Stores:
             self._remembered = dict(noted)
 
 
-async def _limit(store: Tier2, told: Tier2Settings) -> None:
-    store.limits = told.limits()
-    await store.set_caps(told.caps())
+async def _limit(store: Tier2, limits: Limits, caps: Caps) -> None:
+    store.limits = limits
+    await store.set_caps(caps)
+
+
+async def _limit_retiring(one: Retiring, store: Tier2) -> None:
+    with _told(one.progress):
+        await _limit(store, one.settings.limits(), one.caps())
+        one.progress.state, one.progress.reason = "retiring", ""
 
 
 async def _ended(task: asyncio.Task[None] | None) -> None:

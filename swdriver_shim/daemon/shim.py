@@ -120,15 +120,19 @@ class Shim:
         self.transfers, self.verbs = shares_of(transfer_bytes)
 
     def start(self) -> None:
-        """Be again what we were told last."""
+        """Be again what we were told last. Raises OSError."""
         if self._document is None:
             return
         self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                self._follow(self._buried.left_out_of(documents.parse(self._document.read_bytes())))
-            except Invalid as problem:
-                log.warning("The kept document is not valid, and is ignored: %s", problem)
+        try:
+            told = documents.parse(self._document.read_bytes())
+        except FileNotFoundError:
+            return
+        except Invalid as problem:
+            log.warning("The kept document is not valid, and is ignored: %s", problem)
+            return
+        with self._lock:
+            self._follow(self._buried.left_out_of(told))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -143,7 +147,7 @@ class Shim:
         """Take a document and follow it. The same one again changes nothing.
 
         Raises Invalid; Conflict for a generation that is older, or the same with other contents, or for
-        another model.
+        another model; OSError where it can't be written down.
         """
         parsed = documents.parse(raw)
         with self._lock:
@@ -216,7 +220,8 @@ class Shim:
         self._remember(told)
 
     def _followed_earlier(self, told: Desired) -> Desired | None:
-        """As far as the same driver may have followed it, with the agents that there are now."""
+        """As far as the same driver may have followed it, with the agents that there are now. Raises
+        OSError where it can't be written down which homes have changed since."""
         if self._followed is None or not self._followed.exists():
             return None
         try:
@@ -302,12 +307,17 @@ class Shim:
         return [Home(*place, self._credentials, slot_bytes) for place in places]
 
     def _strike_off_places(self) -> None:
-        """Those at which nothing is left."""
-        for at, shard in self._shards.items():
-            moving = self._moving.get(at)
-            is_settled = not (moving and moving.is_alive()) and shard.slots is not None
-            if is_settled and not shard.has_former_homes:
-                self._places.strike_off(at)
+        """Those at which nothing is left. What a move that begins meanwhile lists is not among them."""
+        if not self._lock.acquire(blocking=False):
+            return  # a document is being followed: which shards are about to move is known after that
+        try:
+            marks = {at: self._places.marks(at) for at in self._shards}
+            settled = [at for at in self._shards if self._state(at) == "here"]
+        finally:
+            self._lock.release()
+        for at in settled:
+            if marks[at] and not self._shards[at].has_former_homes:
+                self._places.strike_off(at, marks[at])
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
@@ -346,8 +356,7 @@ class Shim:
             pull = Pulling(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
-                self._places.add(at, _place(old))
-                if self._shards[at].move(self._home(new), pull, new.path):
+                if self._note_down(at, old) and self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
                     if _place(told := self._homes[at]) == _place(new):
                         self._shards[at].take(told.path)  # it may be another one by now
@@ -357,6 +366,15 @@ class Shim:
 
         self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
         self._moving[at].start()
+
+    def _note_down(self, at: tuple[str, int], old: HomeSpec) -> bool:
+        """That a shard is about to leave this home; whether that is on disk."""
+        try:
+            self._places.add(at, _place(old))
+        except OSError as error:
+            log.warning("Shard %s.%d can't move: where it was can't be written down: %s", *at, error)
+            return False
+        return True
 
     def _control(self, at: tuple[str, int], given: ControlSpec) -> Control:
         def capability() -> str:

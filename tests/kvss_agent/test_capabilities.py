@@ -80,7 +80,7 @@ def test_each_byte_counts() -> None:
             read(changed, BELIEVED, NOW)
 
 
-@pytest.mark.parametrize("text", ["tgc_", "tgc_.", "tgc_x", "tgc_é.é", f"tgc_{'x' * 5000}", "tgc_.AAAA"])
+@pytest.mark.parametrize("text", ["tgp_", "tgp_.", "tgp_x", "tgp_é.é", f"tgp_{'x' * 5000}", "tgp_.AAAA"])
 def test_nonsense_is_none(text: str) -> None:
     with pytest.raises(NotAllowed):
         read(text, BELIEVED, NOW)

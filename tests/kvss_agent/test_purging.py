@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import secrets
 import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,6 +16,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from kvss_agent import purging
+from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.client import Header, Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.confirmations import (
     AgentStatement,
@@ -21,10 +27,16 @@ from kvss_agent.confirmations import (
     Scope,
     opened,
 )
+from kvss_agent.hosting import HostedShard, Identity
 from kvss_agent.identity import ProcessIdentity
-from tests.kvss_agent.plane import TAG, column, kv, place
+from kvss_agent.purging import NotDone, Purging
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.settings import Tier2Settings
+from kvss_agent.tier2.stores import Stores
+from tests.kvss_agent.plane import DRIVER, PAYLOAD, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.tier2.columns import put
 from tests.live import wait_until
 
 OTHER = b"org-b".ljust(16, b"\0")
@@ -176,3 +188,88 @@ def test_a_tag_that_is_nobodys_is_not_served_and_goes_wherever_it_comes_back(tmp
         assert isinstance(kept, Recalled)
         assert gone is Miss.ABSENT
         wait_until("it is removed", lambda: len(files(store)) == 1)
+
+
+# What has changed between two questions
+
+
+@dataclass
+class Here:
+    """Stores and shards of an agent in this process, and its purges."""
+
+    stores: Stores
+    shards: dict[str, HostedShard] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    purging: Purging = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.purging = Purging(NAME, self.stores, self.shards, lambda: self.told)
+
+    def add_shard(self, name: str, slots: int) -> None:
+        identity = Identity(name, slot_bytes_for(PAYLOAD), DRIVER, frozenset())
+        self.shards[name] = HostedShard(identity, Arena.allocate(identity.slot_bytes, slots))
+        self.told.append(name)
+
+    async def use(self, path: Path, number: int) -> None:
+        """A store with one column, from now on the one in use."""
+        await self.stores.use(Tier2Settings("posix", 1 << 30, path=str(path)))
+        assert self.stores.current
+        await put(self.stores.current, Address(b"n" * 16, TAG, number.to_bytes(16), "s"))
+
+    async def begin(self, asked: Question) -> None:
+        """It takes longer than whoever asks will wait, and is done before they ask again."""
+        with pytest.raises(NotDone, match="not done yet"):
+            await self.purging.confirm(msgspec.structs.replace(asked, seconds=0.0))
+        name = f"purge {asked.operation}"
+        await asyncio.wait([one for one in asyncio.all_tasks() if one.get_name() == name])
+
+
+@contextlib.asynccontextmanager
+async def here(directory: Path) -> AsyncIterator[Here]:
+    made = Here(Stores(directory, lambda _: None))
+    made.stores.remember()
+    try:
+        yield made
+    finally:
+        await made.stores.close()
+
+
+async def test_what_was_opened_or_made_after_a_purge_is_looked_at_before_it_is_confirmed(
+    tmp_path: Path,
+) -> None:
+    async with here(tmp_path) as made:
+        made.add_shard("s", 8)
+        await made.use(tmp_path / "old", 1)
+        asked = question(TAG)
+        await made.begin(asked)
+        made.add_shard("t", 4)
+        await made.use(tmp_path / "new", 2)
+        said = await made.purging.confirm(asked)
+        assert {one.place: (one.state, one.files) for one in said.stores} == {
+            f"posix:{tmp_path / 'new'}": ("in use", 1),
+            f"posix:{tmp_path / 'old'}": ("retiring", 1),
+        }
+        assert {one.shard: one.slots for one in said.memory} == {"s": 8, "t": 4}
+        assert not files(tmp_path / "new")
+
+
+async def test_a_store_that_cannot_be_asked_since_is_not_confirmed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    async with here(tmp_path) as made:
+        await made.use(tmp_path / "old", 1)
+        asked = question(TAG)
+        await made.begin(asked)
+        await made.stores.use(Tier2Settings("posix", 1 << 30, path=str(tmp_path / "file")))
+        with pytest.raises(NotDone, match="Tier 2 is not open"):
+            await made.purging.confirm(asked)
+
+
+async def test_purges_whose_confirmation_nobody_fetches_keep_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "OPERATIONS_MAX", 2)
+    async with here(tmp_path) as made:
+        await made.use(tmp_path / "old", 1)
+        for _ in range(2):
+            await made.begin(question(TAG))
+        assert (await made.purging.confirm(question(TAG))).stores

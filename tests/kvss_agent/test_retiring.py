@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
+from kvss_agent.tier2.settings import Tier2Settings
+from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.plane import TAG, column, kv
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, opened, put, put_many
 from tests.live import wait_until
 
 OTHER = b"org-b".ljust(16, b"\0")
@@ -211,3 +217,109 @@ def test_an_agent_that_cannot_know_its_stores_does_not_start(tmp_path: Path) -> 
     (tmp_path / "stores.json").write_text("[")
     with pytest.raises(AssertionError, match="does not say which stores of tier 2 there were"):
         AgentProcess(tmp_path).start()
+
+
+# Where others store, too
+
+SMALL = 8192  # a cap that two columns exceed
+TEN = [address_of(number) for number in range(10)]
+
+
+@contextlib.asynccontextmanager
+async def stores_of(state: Path) -> AsyncIterator[Stores]:
+    """The stores of an agent in this process, with what an earlier life has written down."""
+    made = Stores(state, lambda _: None)
+    made.remember()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def retire(made: Stores, *named: Tier2Settings) -> dict[str, str]:
+    """State by place, when all that is to be opened has been."""
+    await made.retire(named)
+    if opening := [one for one in asyncio.all_tasks() if one.get_name().startswith("open ")]:
+        await asyncio.wait(opening)
+    return made.states()
+
+
+async def test_a_retiring_store_leaves_alone_what_others_store_there(tmp_path: Path) -> None:
+    """Whatever its cap says, which is about what one agent stores. Also when it is opened again."""
+    shared = tmp_path / "shared"
+    async with opened(shared) as others:
+        async with stores_of(tmp_path) as made:
+            await made.use(Tier2Settings("posix", SMALL, path=str(shared)))
+            await made.use(None)
+            await made.retire(())
+            assert await put_many(others, TEN) == ["stored"] * 10
+            for _ in range(2):
+                await made.expire()
+            assert len(files(shared)) == 10
+        async with stores_of(tmp_path) as made:
+            assert await retire(made) == {f"posix:{shared}": "retiring"}
+            await made.expire()
+            assert len(files(shared)) == 10
+            named = Tier2Settings("posix", SMALL, path=str(shared))
+            await retire(made, named)
+            await retire(made, replace(named, cap_bytes=2 * SMALL))
+            assert len(files(shared)) == 10
+
+
+async def test_only_who_is_told_so_drains_a_retiring_store(tmp_path: Path) -> None:
+    """And not who was told to store nothing there while it was in use."""
+    shared = tmp_path / "shared"
+    nothing = Tier2Settings("posix", 0, path=str(shared))
+    async with opened(shared) as others, stores_of(tmp_path) as made:
+        await made.use(nothing)
+        await made.use(None)
+        await put_many(others, TEN)
+        await retire(made)
+        await made.expire()
+        assert len(files(shared)) == 10
+        await retire(made, nothing)
+        await made.expire()
+        assert not files(shared)
+        assert made.states() == {f"posix:{shared}": "empty"}
+
+
+async def test_a_retiring_store_keeps_nothing_of_an_org_that_may_have_nothing(tmp_path: Path) -> None:
+    """That is a policy, and holds for all agents."""
+    shared = tmp_path / "shared"
+    caps = {ACME.hex(): 0, BOLT.hex(): SMALL}
+    async with opened(shared) as others, stores_of(tmp_path) as made:
+        await put_many(others, TEN)
+        await put_many(others, [address_of(number, BOLT) for number in range(10)])
+        told = Tier2Settings("posix", SMALL, path=str(shared))
+        await retire(made, told)
+        assert len(files(shared)) == 20
+        await retire(made, replace(told, org_caps=caps))
+        assert len(files(shared)) == 10
+
+
+async def test_a_store_that_could_not_be_drained_is_drained_later(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    told = Tier2Settings("posix", SMALL, path=str(shared))
+    async with opened(shared) as others:
+        await put_many(others, TEN)
+    async with stores_of(tmp_path) as made:
+        await retire(made, told)
+        shared.rename(tmp_path / "aside")
+        shared.write_text("no directory")
+        drained = replace(told, cap_bytes=0)
+        assert await retire(made, drained) == {told.place: "refused"}
+        shared.unlink()
+        (tmp_path / "aside").rename(shared)
+        assert await retire(made, drained) == {told.place: "retiring"}
+        assert not files(shared)
+
+
+async def test_a_store_that_is_used_again_while_it_is_listed_stays_open(tmp_path: Path) -> None:
+    told = Tier2Settings("posix", 1 << 20, path=str(tmp_path / "old"))
+    async with stores_of(tmp_path) as made:
+        await made.use(told)
+        await made.use(None)
+        await asyncio.gather(made.expire(), made.use(told))
+        assert made.current
+        assert await put(made.current, TEN[0]) == "stored"
+        assert json.loads((tmp_path / "stores.json").read_text())

@@ -171,7 +171,7 @@ class Documents:
             if chance.random() < 0.7
         )
         moves = chance.random() < 0.2
-        control = ControlSpec("http://127.0.0.1:9", None, "tgc_" + "a" * 20, "0" * 64) if moves else None
+        control = ControlSpec("http://127.0.0.1:9", None, "tgp_" + "a" * 20, "0" * 64) if moves else None
         told = Desired(
             generation=generation,
             driver="job",

@@ -493,6 +493,18 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path)
     assert "--control is 'x': it should be HOST:PORT." in run.stderr
 
 
+def test_a_driver_does_not_start_without_what_it_has_written_down(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "places").touch()
+    command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(tmp_path)]
+    run = subprocess.run(
+        [*command, "--control", "127.0.0.1:0"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert "The driver cannot start: Where shards of this driver have been can't be read" in run.stderr
+    assert "Restore the file" in run.stderr
+
+
 def test_the_controller_sees_what_expired(daemon: Daemon) -> None:
     tokens = list(range(2 * C))
     daemon.store(GLOBEX, tokens, kv(len(tokens)))

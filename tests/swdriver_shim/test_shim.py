@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.places import Place, Places
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
@@ -108,14 +109,16 @@ def test_a_home_that_an_earlier_life_has_left_is_emptied_by_the_next(
         second.stop()
 
 
-def test_a_driver_that_has_moved_no_shard_has_nothing_to_complain_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert Places(tmp_path / "places").left_by(("full", 1)) == []
-    assert not caplog.records
-    (tmp_path / "places").write_text("nonsense")
-    assert Places(tmp_path / "places").left_by(("full", 1)) == []
-    assert "can't be read" in caplog.text
+def written_before_moves(monkeypatch: pytest.MonkeyPatch, notes: Path) -> list[list[Place]]:
+    """What is on disk of the shard `full.1` at the beginning of each of its moves."""
+    seen, move = list[list[Place]](), Shard.move
+
+    def look(self: Shard, *rest: Any) -> bool:
+        seen.append(Places(notes / "places").left_by(("full", 1)))
+        return move(self, *rest)
+
+    monkeypatch.setattr(Shard, "move", look)
+    return seen
 
 
 def test_where_a_shard_is_about_to_leave_is_written_down_before_it_moves(
@@ -123,20 +126,54 @@ def test_where_a_shard_is_about_to_leave_is_written_down_before_it_moves(
 ) -> None:
     """Whoever is killed in the middle of a move has left bytes at both homes."""
     notes, told = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
-    shim, seen = Shim("job", None, notes=notes), list[list[Place]]()
+    shim, seen = Shim("job", None, notes=notes), written_before_moves(monkeypatch, notes)
     shim.set_desired(told)
     fleet.make_one("elsewhere", 32 * C, 20, 1 << 40)
-    move = Shard.move
-
-    def look(self: Shard, *rest: Any) -> bool:
-        seen.append(Places(notes / "places").left_by(("full", 1)))
-        return move(self, *rest)
-
-    monkeypatch.setattr(Shard, "move", look)
     try:
         wait_until("it is ready", lambda: shim.is_ready)
         shim.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
         wait_until("it has moved", lambda: shim.observed()["shards"][1]["shard"] == "elsewhere")
         assert seen == [[Place(f"unix:{fleet.plane.unix}", "0.1")]]
+    finally:
+        shim.stop()
+
+
+def test_a_shard_whose_home_cannot_be_written_down_moves_when_it_can_be(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shims, "RETRY_SECONDS", 0.01)
+    notes, told = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
+    shim, seen = Shim("job", None, notes=notes), written_before_moves(monkeypatch, notes)
+    shim.set_desired(told)
+    fleet.make_one("elsewhere", 32 * C, 20, 1 << 40)
+    (notes / "places").mkdir()
+    try:
+        wait_until("it is ready", lambda: shim.is_ready)
+        shim.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
+        wait_until("it has tried again", lambda: caplog.text.count("can't be written down") > 1)
+        told_of = shim.observed()["shards"][1]
+        assert (told_of["state"], told_of["shard"]) == ("moving", "0.1")
+        (notes / "places").rmdir()
+        wait_until("it has moved", lambda: shim.observed()["shards"][1]["shard"] == "elsewhere")
+        assert seen == [[Place(f"unix:{fleet.plane.unix}", "0.1")]]
+    finally:
+        shim.stop()
+
+
+def test_places_are_not_struck_off_while_a_document_is_being_followed(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """Which shards are about to move is not known before that."""
+    notes = tmp_path / "notes"
+    shim = Shim("job", None, notes=notes)
+    shim.set_desired(document(fleet.plane.unix, {"acme": Policy()}))
+    try:
+        wait_until("it is ready", lambda: shim.is_ready)
+        shim._places.add(("full", 1), Place("unix:/nowhere", "0.1"))
+        with shim._lock:
+            shim.observed()
+            assert Places(notes / "places").left_by(("full", 1))
+        shim.observed()
+        assert not Places(notes / "places").left_by(("full", 1))
     finally:
         shim.stop()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry import topics
+from telemetry import folding, quotas, topics
 from telemetry.cells import ADD, Cell, Cells
 from telemetry.folding import Folder, bucket_of
 from telemetry.metrics import Kind
@@ -78,6 +79,48 @@ def test_folded_is_added_one_by_one(batches: list[list[tuple[Record, Shape]]]) -
     folder = Folder()  # which goes on with what it knows of shapes
     for told in batches:
         assert as_told(folder.fold(told, 0.0)) == one_by_one(told)
+
+
+def told_by(source: str, shape: Shape, at: float) -> tuple[Record, Shape]:
+    cells = Cells([1] * len(shape.series), [], [])
+    return Record(source, 1, "driver", source, "1", "host", 1, 1.0, at, shape.digest, cells), shape
+
+
+def fleet_of(folder: Folder, *told: tuple[Record, Shape], now: float = 0.0) -> set[Series]:
+    return {one for row in folder.fold(told, now) if row.topic == "fleet" for one in row.shape.series}
+
+
+def test_a_source_gets_no_new_quota_by_telling_many_combinations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each combination of series in ten seconds is a row of another shape, which a folder remembers:
+    of few shapes a source can make so many of those that some have to be forgotten."""
+    monkeypatch.setattr(folding, "PLANS_MAX", 60)
+    monkeypatch.setattr(quotas, "SHAPES_MAX", 40)
+    folder, found = Folder(), set[Series]()
+    shapes = [Shape([Series(Kind.COUNTER, f"test_{number}_total")]) for number in range(50)]
+    for shape in shapes:
+        found |= fleet_of(folder, told_by("evil", shape, 1000.0))
+        found |= fleet_of(folder, *(told_by("evil", one, 1000.0) for one in (shapes[0], shape)))
+    assert found == {one for shape in shapes[:40] for one in shape.series}
+    assert folder.over_quota["shapes", "driver:evil"] == 20
+    assert fleet_of(folder, told_by("good", shapes[49], 1000.0)) == set(shapes[49].series)
+    assert fleet_of(folder, told_by("evil", shapes[48], 1000.0), now=3600.0) == set(shapes[48].series)
+
+
+def test_what_is_forgotten_of_shapes_is_worked_out_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "SERIES_KEPT", 10)
+    monkeypatch.setattr(quotas, "SHARE_OF_TOPIC_MAX", 3)
+    folder, other = Folder(), Series(Kind.COUNTER, "test_total", (("tier", "other"),))
+    shapes = [
+        Shape([Series(Kind.COUNTER, "test_total", (("tier", f"{number}-{one}"),)) for one in range(2)])
+        for number in range(12)
+    ]
+    for _ in range(3):
+        told = [fleet_of(folder, told_by("one", shape, 1000.0)) for shape in shapes]
+        assert told[0] == set(shapes[0].series)
+        assert told[1] == {shapes[1].series[0], other}
+        assert told[2:] == [{other}] * 10
 
 
 def test_nothing_is_folded_to_nothing() -> None:

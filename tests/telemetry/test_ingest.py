@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, cast
 
 import msgspec
@@ -21,14 +23,16 @@ from telemetry.emitter import Emitter
 from telemetry.folding import bucket_of
 from telemetry.histogram import Histogram
 from telemetry.ingest import Ingest
+from telemetry.management.commands.ingest import Reading
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import Event, SlowTransfer, Source
-from telemetry.records import FIELD, GROUP, STREAM, Record, decode
+from telemetry.records import FIELD, GROUP, OWN_STREAM, STREAM, Record, decode
 from telemetry.rollup import RollUp, days_kept
 from telemetry.shapes import Series
 from telemetry.slowest import forget_old_transfers
-from telemetry.storage import LEVELS, Shapes, cells_of
+from telemetry.storage import LEVELS
 from tests.swdriver_shim.test_slowest import transfer
+from tests.telemetry.sums import sums
 
 pytestmark = pytest.mark.django_db
 
@@ -36,6 +40,7 @@ CATALOG = Catalog()
 COLUMNS = CATALOG.counter("test_columns_total", "Columns.", "org")
 SLOTS = CATALOG.gauge("test_slots", "Slots.")
 EVICT = CATALOG.histogram("test_evict_seconds", "Evicts.", "shard")
+OWN = f"{OWN_STREAM}node:ax-1"
 
 
 class Numbers:
@@ -87,24 +92,6 @@ def emitter() -> Iterator[Emitter]:
     emitter = emitter_of()
     yield emitter
     emitter._redis.close()
-
-
-def sums(*tables: str) -> dict[str, dict[str, float]]:
-    """By topic and series, all that was counted, wherever it lies."""
-    shapes, found = Shapes(), dict[str, dict[str, float]]()
-    with connection.cursor() as cursor:
-        for table in tables:
-            cursor.execute(
-                f"SELECT name, shape, cells FROM telemetry_{table} JOIN telemetry_topic ON id = topic"  # noqa: S608
-            )
-            for topic, shape, cells in cursor.fetchall():
-                for one, cell in shapes.of([shape])[shape].pairs(cells_of(cells)):
-                    number = cell if isinstance(cell, int | float) else sum(cell[2:]) if cell else 0
-                    name = one.name + "".join(f",{key}={value}" for key, value in one.labels)
-                    if one.name.startswith("test_") and one.name != "test_slots":
-                        of = found.setdefault(topic, {})
-                        of[name] = of.get(name, 0) + number
-    return found
 
 
 def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emitter) -> None:
@@ -342,6 +329,40 @@ def test_a_node_that_was_started_is_an_event_once_in_each_of_its_lives(client: r
 def test_the_group_may_be_joined_again(client: redis.Redis) -> None:
     joined(client)
     joined(client)
+
+
+def lose_the_groups(client: redis.Redis) -> None:
+    for name in (STREAM, OWN):
+        client.xgroup_destroy(name, GROUP)
+
+
+def empty(client: redis.Redis) -> None:
+    client.flushdb()
+
+
+@pytest.mark.parametrize("lose", [lose_the_groups, empty])
+def test_numbers_flow_again_after_redis_has_lost_its_groups(
+    lose: Callable[[redis.Redis], None], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after FLUSHALL, a failover or a restart without data. The round that notices it fails."""
+    monkeypatch.setattr(streams, "BLOCK_MS", 1)
+    member = Ingest(client, "a")
+    reading = Reading(member)
+
+    def tell_and_read() -> None:
+        client.xadd(STREAM, {FIELD: record(source="agent@host/shared", sequence=next(numbers))})
+        client.xadd(OWN, {FIELD: record(source="agent@host/own", sequence=next(numbers))})
+        for _ in range(2):
+            with contextlib.suppress(redis.ResponseError):
+                reading.round()
+
+    numbers = count(1)
+    tell_and_read()
+    lose(client)
+    tell_and_read()
+    tell_and_read()
+    assert member.counts.records == {"written": 6}
+    assert client.xlen(STREAM) == client.xlen(OWN) == 0
 
 
 def test_records_survive_writing_and_reading() -> None:

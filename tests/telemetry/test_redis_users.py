@@ -13,13 +13,22 @@ from console.environment import PROJECT
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
+from telemetry.batches import DELIVERIES_MAX, SHAPE_SECONDS_MAX
 from telemetry.credentials import own_url, rules
 from telemetry.deltas import Collect
 from telemetry.emitter import Emitter
 from telemetry.ingest import Ingest
 from telemetry.metrics import Catalog, Sink
-from telemetry.models import DeadLetterCount, Source
-from telemetry.records import FIELD, OWN_STREAM, OWN_STREAM_LENGTH_MAX, SHAPE_KEY, STREAM
+from telemetry.models import DeadLetter, DeadLetterCount, Source
+from telemetry.records import (
+    FIELD,
+    LATE_SECONDS_MAX,
+    OWN_STREAM,
+    OWN_STREAM_LENGTH_MAX,
+    SHAPE_KEY,
+    STREAM,
+    TOLD_SECONDS,
+)
 from telemetry.streams import Streams
 from tests.telemetry.writers import Writer
 
@@ -27,6 +36,7 @@ TOKEN: Final = "token-of-the-control-api"
 OURS: Final = f"{OWN_STREAM}node:ax-1"
 FOREIGN: Final = f"{OWN_STREAM}node:ax-2"
 WORK: Final = "tidegate:celery:celery"
+FUTURE_MS: Final = 1 << 62  # as an entry's id says it
 KEYS: Final = (OURS, FOREIGN, f"{OWN_STREAM}console", STREAM, f"{SHAPE_KEY}00", WORK)
 IN_PARTS: Final = {"acl", "xgroup"}  # tried part by part
 # Redis lets everybody do these, so that they can log in; none of them reads or writes anything.
@@ -129,6 +139,7 @@ def test_a_telemetry_writer_may_add_to_its_own_stream_and_nothing_else(
                 "xack",
                 "xdel",
                 "xlen",
+                "xpending",
                 "xtrim",
                 "mget",
             },
@@ -333,6 +344,58 @@ def test_a_record_whose_shape_is_on_its_way_with_another_member_is_read_again(
     assert other.counts.records == {"written": 1}
     late = Streams(member.streams.client, "c")
     assert late.waiting == 0
+
+
+@pytest.mark.django_db
+def test_the_id_of_an_entry_makes_no_lag_of_decades(
+    server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who adds a record chooses its id, which is its time of arrival as a rule."""
+    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    writer = Writer(redis.Redis(), "agent", "ax-1")
+    with redis.Redis.from_url(own(server), driver_info=None) as client:
+        client.xadd(OURS, {FIELD: writer.record()}, id="1-1")
+        client.xadd(OURS, {FIELD: writer.record()}, id=f"{FUTURE_MS}-1")
+    read(member)
+    assert member.counts.records == {"written": 2}
+    assert sum(member.counts.lag.counts) == 2
+    assert LATE_SECONDS_MAX <= member.counts.lag.sum < LATE_SECONDS_MAX + 60
+
+
+@pytest.mark.django_db
+def test_an_entry_of_the_future_whose_shape_never_comes_is_refused_in_the_end(
+    server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.streams.IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    writer = Writer(redis.Redis(), "agent", "ax-1")
+    with redis.Redis.from_url(own(server), driver_info=None) as client:
+        client.xadd(OURS, {FIELD: writer.record(shape=b"x" * 16)}, id=f"{FUTURE_MS}-1")
+    member.streams.look()
+    for _ in range(DELIVERIES_MAX - 1):
+        assert member.step() == 1
+        assert member.counts.records == {}
+    assert member.step() == 1
+    assert member.counts.records == {"unknown_shape": 1}
+    assert member.step() == 0
+    letter = DeadLetter.objects.get()
+    assert (letter.cause, letter.source) == ("unknown_shape", "node:ax-1")
+    assert f"{DELIVERIES_MAX} times" in letter.reason
+    assert "claims to be of the future" in letter.reason
+
+
+@pytest.mark.django_db
+def test_a_record_waits_for_its_shape_for_as_long_as_its_writer_may_take_to_tell_it(
+    server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(redis.Redis(), "agent", "ax-1")
+    with redis.Redis.from_url(own(server), driver_info=None) as client:
+        client.xadd(OURS, {FIELD: writer.record(shape=b"x" * 16)})
+    member.streams.look()
+    [entry] = member.streams.read()
+    assert member.write([entry], time.time() + TOLD_SECONDS + 30) == []
+    assert member.write([entry], time.time() + SHAPE_SECONDS_MAX + 1) == [entry]
+    assert member.counts.records == {"unknown_shape": 1}
 
 
 def test_nothing_large_is_taken(server: redis_server.RedisServer, admin: redis.Redis) -> None:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from django.db import connection
+from django.db import connection, transaction
 from django.db.utils import IntegrityError
 from django.http import Http404
+from django.test import Client
 from django.utils import timezone
 
 from console.accounts.principal import Refused
 from console.audit.models import AuditEntry
-from console.authority import client, services
+from console.authority import capabilities, client, services
 from console.authority.models import Authority, State
+from console.authority.services import Following
+from console.environment import PROJECT
 from console.fleet import joining
-from console.fleet.models import Driver, Node
+from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
+from console.orgs import services as orgs
+from console.policies import callers
 from kvss_agent.certificates import Role, is_issued_by, peer_of, read_authorities, read_certificate
 from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import credential
+from telemetry.credentials import password
 from tests.conftest import People
 from tests.console.fleet.worlds import (
     CONTROL_TOKEN,
@@ -220,6 +228,37 @@ def test_a_root_is_replaced_in_steps_that_wait_for_all_that_are_alive(
     assert Authority.objects.filter(state=State.SIGNING).get() == made
 
 
+def test_nobody_waits_for_a_node_in_maintenance_that_is_off_and_the_page_says_so(
+    world: World, own: ProcessIdentity, people: People, browser_of: Callable[..., Client]
+) -> None:
+    node, now = joined(own), timezone.now()
+    Node.objects.filter(pk=node.pk).update(state="maintenance")
+    gone = ProcessIdentity.load(own.state_dir / "gone", "driver:gone").certificate_request()
+    joining.join_driver(new_token("driver"), "gone", CONTROL_TOKEN, DRIVER_FACTS, None, gone)
+    Driver.objects.filter(name="gone").update(lost_at=now)
+    services.begin_rotation(people.principal("platform_admin"))
+    at_once()
+    Watch.objects.create(pk=1, listening_since=now - timedelta(hours=1), swept_at=now)
+    assert services.following().behind == ["node ax-2"], "it is in maintenance, and is heard of"
+
+    long_ago = now - timedelta(seconds=joining.lost_after() + 1)
+    Node.objects.filter(pk=node.pk).update(last_heartbeat_at=long_ago)
+    Watch.objects.update(listening_since=now)
+    assert services.following().behind == ["node ax-2"], "the console was away itself"
+    Watch.objects.update(listening_since=now - timedelta(hours=1))
+    assert services.following() == Following(0, [], ["node ax-2", "driver gone"])
+    admin = people.platform_admin
+    page = browser_of(admin).get("/fleet/authority/").content.decode()
+    assert "Nobody waits for 2 that are lost, or off in maintenance: node ax-2, driver gone." in page
+    services.advance()
+    at_once()
+    services.advance()
+    assert Authority.objects.filter(state=State.REMOVED).exists()
+
+    Node.objects.filter(pk=node.pk).update(last_heartbeat_at=timezone.now())
+    assert services.following().behind == ["node ax-2"], "it is back, and asks for a certificate"
+
+
 def test_a_root_that_ends_soon_is_replaced_by_itself(db: None) -> None:
     services.bundle()
     Authority.objects.update(expires_at=timezone.now() + timedelta(days=364))
@@ -241,3 +280,26 @@ def test_only_platform_admins_see_and_replace_it(people: People) -> None:
         with pytest.raises((Refused, Http404)):
             services.visible_authorities(people.principal(name))
     assert services.visible_authorities(people.principal("platform_admin")).count() == 1
+
+
+def test_credentials_of_each_kind_begin_in_a_way_of_their_own_that_the_docs_list(
+    world: World, own: ProcessIdentity, people: People, token_of: Callable[..., str]
+) -> None:
+    node = joined(own)
+    driver = Driver(name="job7", public_key=own.public_key_pem)
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        _, caller = callers.add_caller(people.principal("org_admin"), org, name="engine")
+    made = [
+        token_of(people.viewer, read_only=True),
+        token_of(people.viewer),
+        new_token(),
+        OF_AX_2,
+        password(CONTROL_TOKEN, "node:ax-2"),
+        caller,
+        capabilities.for_move(driver, node, shard="job7.full.0", source="unix:/old", slots=1),
+    ]
+    prefixes = [str(one).partition("_")[0] for one in made]
+    assert len(set(prefixes)) == len(made)
+    listed = re.findall(r"^\| `(tg[a-z])_…` ", (PROJECT / "docs/tokens.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(prefixes)

@@ -15,7 +15,7 @@ from console.audit.models import AuditEntry
 from console.audit.services import undo
 from console.control import services as control
 from console.control.documents import Compiler
-from console.fleet import importing, retiring
+from console.fleet import importing, retiring, tier2
 from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
 from kvss_agent.identity import ProcessIdentity
@@ -205,3 +205,178 @@ def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
         return not RetiringStore.objects.exists()
 
     wait_until("it is empty again", is_gone)
+
+
+def test_a_disk_of_its_own_that_is_empty_says_nothing_of_anothers(
+    there: AgentProcess, tmp_path: Path
+) -> None:
+    """It only has the same path."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    removed = Removed.objects.create(kind="node", name="ax-0", stores=[f"posix:{old}"])
+    describe(old, shared=False)
+    describe(new)
+
+    def is_gone() -> bool:
+        control.reconcile()
+        retiring.look()
+        return not RetiringStore.objects.exists()
+
+    wait_until("it is empty", is_gone)
+    removed.refresh_from_db()
+    assert removed.stores == [f"posix:{old}"]
+
+
+# Places where other nodes store, too
+
+
+def posix(path: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "posix", "path": path, "cap": "1G", **more}
+
+
+def s3(bucket: str, prefix: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "s3",
+        "bucket": bucket,
+        "cap": "1G",
+        **({"prefix": prefix} if prefix else {}),
+        **more,
+    }
+
+
+def described(**tiers2: dict[str, Any] | None) -> str:
+    """The fleet, with what is said of tier 2 of ax_1 and ax_2; of ax_3, it is there as well."""
+    text = FLEET.format("")
+    for name, said in tiers2.items():
+        node = name.replace("_", "-")
+        more = f", tier2: {json.dumps(said)}" if said else ""
+        leaf = "leaf-1" if name == "ax_1" else "leaf-2"
+        bare = f"      {node}: {{nics: {{eth0: {{leaf: {leaf}}}}}}}\n"
+        with_it = f"      {node}: {{nics: {{eth0: {{leaf: {leaf}}}}}{more}}}\n"
+        text = (
+            text.replace(bare, with_it)
+            if bare in text
+            else text.replace("    boxes:", f"{with_it}    boxes:")
+        )
+    return text
+
+
+@pytest.fixture
+def knows(world: World) -> None:
+    """Agents that look after stores. ax-1 has joined, and ax-2 has not."""
+    Node.objects.update(public_key="a key")
+
+
+def leave(old: dict[str, Any], other: dict[str, Any] | None) -> RetiringStore:
+    """ax-1 had this store, and ax-2 has the other one."""
+    importing.apply(SYSTEM, described(ax_1=old, ax_2=other))
+    importing.apply(SYSTEM, described(ax_1=None, ax_2=other))
+    return RetiringStore.objects.get()
+
+
+def drain(store: RetiringStore, **more: Any) -> RetiringStore:
+    return retiring.drain(SYSTEM, store.node, store.pk, **more)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        (posix("/mnt/kv"), posix("/mnt/kv"), True),
+        (posix("/mnt/kv"), posix("/mnt//./kv/x/.."), True),
+        (posix("/mnt/kv"), posix("//mnt/kv/deeper"), True),
+        (posix("/mnt/kv/deeper"), posix("/mnt/kv"), True),
+        (posix("/mnt/kv"), posix("/"), True),
+        (posix("/mnt/kv"), posix("/mnt/kv2"), False),
+        (posix("/mnt/kv", shared=False), posix("/mnt/kv"), True),
+        (posix("/mnt/kv", shared=False), posix("/mnt/kv", shared=False), False),
+        (posix("/mnt/kv"), s3("mnt", "kv"), False),
+        (s3("kv"), s3("kv"), True),
+        (s3("kv", region="eu-central-1"), s3("kv"), True),
+        (s3("kv", "a"), s3("kv", "/a/b/"), True),
+        (s3("kv", "a"), s3("kv"), True),
+        (s3("kv", "a"), s3("kv", "ab"), False),
+        (s3("kv"), s3("kv", endpoint="https://s3.example.org"), False),
+        (
+            s3("kv", endpoint="https://s3.example.org/"),
+            s3("kv", endpoint="https://s3.example.org"),
+            True,
+        ),
+        (s3("kv", shared=False), s3("kv", shared=False), True),
+    ],
+)
+def test_places_whose_files_may_be_the_same(
+    one: dict[str, Any], other: dict[str, Any], *, may: bool
+) -> None:
+    assert tier2.may_share_files(one, other) is may
+    assert tier2.may_share_files(other, one) is may
+
+
+@pytest.mark.usefixtures("knows")
+def test_files_of_other_nodes_are_removed_only_if_somebody_says_so(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    store = leave(posix("/mnt/kv"), posix("/mnt/kv/deeper"))
+    place = f"/api/v1/nodes/ax-1/retiring-stores/{store.pk}/drain"
+    api = api_of(people.platform_admin)
+    answer = api.put(place, {}, content_type="application/json")
+    assert (answer.status_code, "tier 2 of ax-2" in answer.json()["detail"]) == (409, True)
+    store.refresh_from_db()
+    assert not store.is_drained
+    assert not AuditEntry.objects.filter(action="node.drain_store").exists()
+    answer = api.put(place, {"also_others": True}, content_type="application/json")
+    assert answer.json()["retiring_stores"][0]["drains"] is True
+    entry = AuditEntry.objects.get(action="node.drain_store")
+    assert entry.after == {"place": "posix:/mnt/kv", "also_of": ["ax-2"]}
+
+
+@pytest.mark.usefixtures("knows")
+def test_disks_of_their_own_are_drained_without_asking() -> None:
+    own = posix("/mnt/disk", shared=False)
+    drain(leave(own, own))
+    entry = AuditEntry.objects.get(action="node.drain_store")
+    assert entry.after == {"place": "posix:/mnt/disk"}
+
+
+@pytest.mark.usefixtures("knows")
+def test_stores_that_others_no_longer_use_do_not_keep_one_from_being_drained() -> None:
+    Node.objects.filter(name="ax-2").update(
+        joined_at="2026-01-01T00:00Z", heartbeat_sha256=b"", control_url="x"
+    )
+    importing.apply(SYSTEM, described(ax_1=posix("/mnt/kv"), ax_2=posix("/mnt/kv")))
+    importing.apply(SYSTEM, described())
+    first, second = RetiringStore.objects.order_by("node__name")
+    drain(first)
+    drain(second)
+
+
+@pytest.mark.usefixtures("knows")
+def test_a_page_names_the_nodes_whose_files_would_go(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    store = leave(posix("/mnt/kv"), posix("/mnt/kv"))
+    admin = browser_of(people.platform_admin)
+    page = admin.get("/fleet/nodes/ax-1/").content.decode()
+    assert "tier 2 of ax-2" in page
+    assert 'name="also_others"' in page
+    place = f"/fleet/nodes/ax-1/stores/{store.pk}/drain/"
+    assert b"tier 2 of ax-2" in admin.post(place, follow=True).content
+    store.refresh_from_db()
+    assert not store.is_drained
+    admin.post(place, {"also_others": "on"})
+    store.refresh_from_db()
+    assert store.is_drained
+
+
+@pytest.mark.usefixtures("knows")
+def test_a_place_that_is_being_emptied_is_nobody_elses_until_it_is() -> None:
+    kv = posix("/mnt/kv")
+    drain(leave(kv, None))
+    for arriving in ({"ax_2": kv}, {"ax_3": posix("/mnt/kv/deeper")}):
+        with pytest.raises(Impossible, match="/mnt/kv is being emptied for ax-1"):
+            importing.apply(SYSTEM, described(**arriving))
+    importing.apply(SYSTEM, described(ax_1=kv, ax_2=kv))  # it is in use again
+
+
+@pytest.mark.usefixtures("knows")
+def test_who_is_there_already_stays_while_a_place_is_emptied() -> None:
+    drain(leave(posix("/mnt/kv"), posix("/mnt/kv")), also_others=True)
+    importing.apply(SYSTEM, described(ax_2=posix("/mnt/kv", durable=True)))

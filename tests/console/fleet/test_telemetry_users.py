@@ -10,6 +10,7 @@ import pytest
 import redis
 from django.utils import timezone
 
+from console.fleet import telemetry_users
 from console.fleet.models import Driver
 from console.fleet.telemetry_users import keep_users
 from console.stack import redis as redis_server
@@ -19,6 +20,7 @@ from telemetry.credentials import own_url
 from telemetry.emitter import Emitter
 from telemetry.ingest import Ingest
 from telemetry.models import Source
+from telemetry.records import OWN_STREAM
 
 pytestmark = pytest.mark.django_db
 
@@ -81,6 +83,44 @@ def test_users_follow_who_has_joined(server: redis_server.RedisServer) -> None:
         assert admin.keys("*") == [b"tidegate:telemetry:of:driver:job1"]
         admin.execute_command("ACL", "DELUSER", "driver:job1")
     assert keep_users() == 1  # as after a restart of Redis
+
+
+@pytest.mark.parametrize(
+    "change", ["off", "nopass", "+get", "-ping", "+@all", "&other", "~other", "resetkeys", "resetpass"]
+)
+def test_a_user_that_is_not_as_it_should_be_is_made_anew(
+    change: str, server: redis_server.RedisServer
+) -> None:
+    """As after an older version, or by somebody's hand."""
+    driver("job1", "token of job1")
+    keep_users()
+    with redis.Redis.from_url(server.url) as admin:
+        before = set(admin.acl_list())
+        admin.execute_command("ACL", "SETUSER", "driver:job1", change)
+        assert set(admin.acl_list()) != before
+        assert keep_users() == 1
+        assert set(admin.acl_list()) == before
+    assert keep_users() == 0
+
+
+def test_a_user_that_another_worker_has_just_made_stays(
+    server: redis_server.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process joins while one worker compares, and another worker makes its user."""
+    joined = telemetry_users._wanted
+
+    def and_then_one_joins() -> Iterator[tuple[str, list[str]]]:
+        yield from list(joined())
+        monkeypatch.setattr(telemetry_users, "_wanted", joined)
+        driver("job5", "token of job5")
+        assert keep_users() == 1
+        assert tells(server, "job5", "token of job5")
+
+    monkeypatch.setattr(telemetry_users, "_wanted", and_then_one_joins)
+    assert keep_users() == 0
+    assert tells(server, "job5", "token of job5")
+    with redis.Redis.from_url(server.url) as admin:
+        assert admin.xlen(f"{OWN_STREAM}driver:job5") == 2
 
 
 def test_numbers_of_own_users_arrive(server: redis_server.RedisServer) -> None:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.accounts.roles import Role
+from console.control.models import Target
 from console.fleet import nodes
 from console.fleet import services as fleet
-from console.fleet.models import Node
+from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
+from console.orgs import services as orgs
 from console.placement.topology import State
-from console.sessions import jobs, leaving, machines, moving, services
-from console.sessions.models import Session, Shard
+from console.policies import purges
+from console.sessions import jobs, leaving, machines, moves, moving, removal, services
+from console.sessions.asking import Facts
+from console.sessions.models import Phase, Session, Shard
 from tests.conftest import People
 from tests.console.operations.test_operations import run
-from tests.console.sessions.fleets import arrive, make_driver, make_fleet
+from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
 from tests.console.sessions.test_sizes import create, resize
 from tests.live import wait_until
 
@@ -189,3 +194,46 @@ def test_of_a_resize_and_a_drain_at_once_both_are_done(people: People) -> None:
     assert (drained.state, grown.state) == ("succeeded", "succeeded")
     assert not Shard.objects.filter(node__name="ax1").exists()
     assert not Shard.objects.exclude(operation=None).exists()
+
+
+def test_a_driver_is_removed_between_steps_of_a_move_and_not_in_one(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_across(people.acme)
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        moved = moves.bring_back(admin, services.for_change(admin, "chat"))
+    Shard.objects.filter(operation=moved).update(phase=Phase.MOVING)
+    Driver.objects.update(lost_at=timezone.now())
+    facts, beside = moving._facts, list[Beside]()
+
+    def removed_meanwhile(shards: Sequence[Shard]) -> Facts:
+        """The step has read its shards, and writes them down when the removal waits, or has ended."""
+        if not beside:
+            beside.append(Beside(lambda: removal.remove(admin, "job7")))
+            wait_until("the removal waits, or is done", beside[0].waits_or_has_ended, 30)
+        return facts(shards)
+
+    monkeypatch.setattr(moving, "_facts", removed_meanwhile)
+    assert run(moved).state == "succeeded", "it was there already"
+    removed = beside[0].result()
+    assert not Shard.objects.exists()
+    assert removed.target in ("session:chat", "driver:job7")
+
+
+def test_an_operation_that_goes_on_by_itself_meanwhile_does_not_keep_a_driver_from_being_removed(
+    people: People,
+) -> None:
+    make_across(people.acme)
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        purging = purges.purge(admin, orgs.for_change(admin, "acme"), reason="ended")
+    Operation.objects.filter(pk=run(purging).pk).update(state="stuck")
+    with transaction.atomic():
+        operations.retry(admin, purging.pk)
+        removing = Beside(lambda: removal.remove(admin, "job7"))
+        wait_until("it waits", removing.waits_or_has_ended, 30)
+    removing.result()
+    assert not Driver.objects.exists()
+    assert run(purging).state == "succeeded"

@@ -25,17 +25,17 @@ from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import purges
 from console.policies.models import PurgeReceipt
-from console.sessions import jobs, removal, services
+from console.sessions import jobs, machines, moves, removal, services
 from console.sessions.changing import StalePlan
-from console.sessions.models import Job, Session, Shard
+from console.sessions.models import Job, Phase, Session, Shard
 from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import credential
 from tests.conftest import People
 from tests.console.control.drivers import join
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, new_token
-from tests.console.sessions.fleets import make_across
+from tests.console.sessions.fleets import make_across, make_driver, make_fleet, run_job
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_sizes import create
+from tests.console.sessions.test_sizes import create, resize
 
 pytestmark = pytest.mark.django_db
 
@@ -88,6 +88,69 @@ def test_nothing_is_removed_while_something_else_changes_its_session(people: Peo
     with pytest.raises(operations.Busy, match=ending.sentence):
         remove(people)
     assert Driver.objects.filter(name="job7").exists()
+
+
+def move_that_waits(people: People) -> Operation:
+    """A stream of the job is being moved, and its driver was told so; since then it does not answer."""
+    make_across(people.acme)
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        moving = moves.bring_back(admin, services.for_change(admin, "chat"))
+    assert Shard.objects.filter(operation=moving).update(phase=Phase.MOVING) == 1
+    assert advanced(moving).message.endswith("Driver job7 does not answer.")
+    return moving
+
+
+def test_a_move_that_waits_for_a_driver_ends_with_the_driver(
+    people: People, browser_of: Browser
+) -> None:
+    moving = move_that_waits(people)
+    found = removal.consequences(Driver.objects.get())
+    assert (found.moving, found.in_the_way) == ((moving,), None)
+    page = browser_of(people.platform_admin).get("/fleet/drivers/job7/remove/").content.decode()
+    assert "changes its streams, and goes on without them" in page
+    assert "No purge waits for it" in page
+    removing = remove(people, plan_token=found.token)
+    assert removing.target == "driver:job7", "the session has an operation already"
+    assert not Job.objects.exists()
+    assert advanced(moving).state == State.FAILED
+    assert moving.message == "Their job has ended: nothing is left to move."
+    assert operations.running_on("session:chat") is None
+
+
+def test_a_move_that_is_stuck_because_of_a_driver_ends_with_the_driver(people: People) -> None:
+    moving = move_that_waits(people)
+    operations.cancel(people.principal("platform_admin"), moving.pk)
+    assert advanced(moving).state == State.UNDOING
+    Operation.objects.filter(pk=moving.pk).update(step_since=timezone.now() - 2 * machines.COPYING)
+    assert advanced(moving).state == State.STUCK
+    remove(people)
+    assert advanced(moving).state == State.CANCELLED
+
+
+def test_a_resize_goes_on_without_the_streams_of_a_driver_that_was_removed(people: People) -> None:
+    make_fleet()
+    advanced(create(people, boxes=1))
+    run_job(people, make_driver("job7"))
+    resized = advanced(resize(people, 2))
+    assert not resized.done
+    remove(people)
+    assert advanced(resized).state == State.SUCCEEDED
+    assert (resized.response, Job.objects.count()) == ({"session": "chat", "boxes": ["cs1", "cs2"]}, 0)
+
+
+def test_a_job_that_waits_for_room_is_given_up_where_its_driver_was_removed(people: People) -> None:
+    make_fleet()
+    advanced(create(people, boxes=1))
+    Node.objects.update(state="cordoned")
+    admin, driver = people.principal("platform_admin"), make_driver("job7")
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        starting = jobs.start_job(admin, session, "serve", driver, wait_seconds=3600)
+    assert advanced(starting).state == State.RUNNING
+    remove(people)
+    assert advanced(starting).state == State.FAILED
+    assert starting.message == "Driver job7 was removed from the fleet."
 
 
 def test_what_somebody_decides_on_is_what_they_have_seen(people: People) -> None:
