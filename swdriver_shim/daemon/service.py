@@ -535,7 +535,7 @@ class Service:
 
     @staticmethod
     def _check(keys: Keys, namespace: str) -> None:
-        if namespace not in ("", keys.namespace.digest().hex()):
+        if namespace and namespace != keys.namespace.digest().hex():
             raise Invalid("This driver's KV is of another model, revision, dtype or layout.")
 
     async def openapi(self, _request: Request) -> Response:
