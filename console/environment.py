@@ -11,11 +11,13 @@ import enum
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from telemetry.extras import NO_OTLP, has_otlp
+from telemetry.units import exact_duration, parse_seconds
 
 PROJECT = Path(__file__).resolve().parent.parent
 PREFIX = "TIDEGATE_"
@@ -58,6 +60,11 @@ def integer(low: int, high: int) -> Kind:
         return int(text)
 
     return Kind(f"a whole number from {low} to {high}", parse)
+
+
+def seconds(low: int, high: int) -> Kind:
+    allowed = f"`{exact_duration(low)}` to `{exact_duration(high)}`, such as `90`, `90s` or `15m`"
+    return Kind(allowed, partial(parse_seconds, low=low, high=high))
 
 
 def _flag(text: str) -> bool:
@@ -258,7 +265,7 @@ class Environment:
     )
     hsts_seconds: int = setting(
         "TIDEGATE_HSTS_SECONDS",
-        integer(0, 63_072_000),
+        seconds(0, 63_072_000),
         "How long browsers insist on TLS, in production mode.",
         default=31_536_000,
     )
@@ -292,7 +299,7 @@ class Environment:
     )
     login_window_seconds: int = setting(
         "TIDEGATE_LOGIN_WINDOW_SECONDS",
-        integer(1, 86_400),
+        seconds(1, 86_400),
         "How long failed log-ins are counted.",
         default=300,
     )
@@ -321,7 +328,7 @@ class Environment:
     )
     task_seconds_max: int = setting(
         "TIDEGATE_TASK_SECONDS_MAX",
-        integer(1, 3600),
+        seconds(1, 3600),
         "A Celery task is stopped after this long. A task whose worker vanished runs again "
         "elsewhere after twice this long.",
         default=60,
@@ -353,7 +360,7 @@ class Environment:
     )
     lost_after_seconds: int = setting(
         "TIDEGATE_LOST_AFTER_SECONDS",
-        integer(5, 3600),
+        seconds(5, 3600),
         "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
         "times as often, and at least every ten seconds.",
         default=30,

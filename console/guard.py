@@ -33,6 +33,7 @@ from kvss_agent.http_server import HttpBounds, HttpPolicy
 from kvss_agent.peers import origin_of
 from kvss_agent.shares import FairShare, NoShare, Shares
 from telemetry.metrics import Catalog, Sink
+from telemetry.units import size
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -96,13 +97,13 @@ TOO_LARGE: Final = Refusal(
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "TooLarge",
     "too_large",
-    f"A request has at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE} bytes.",
+    f"A request has at most {size(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)}.",
 )
 WHO_IS_IT: Final = Refusal(
     HTTPStatus.UNAUTHORIZED,
     "Unauthenticated",
     "unauthenticated",
-    f"Log in or send a token: without, a request has at most {STRANGERS_BODY_BYTES_MAX} bytes.",
+    f"Log in or send a token: without, a request has at most {size(STRANGERS_BODY_BYTES_MAX)}.",
 )
 BUSY: Final = Refusal(
     HTTPStatus.SERVICE_UNAVAILABLE,

@@ -26,6 +26,7 @@ import httpx
 import msgspec
 
 from telemetry.decoding import ANSWER, Limits, Malformed, decode, excerpt
+from telemetry.units import size
 
 T = TypeVar("T")
 
@@ -33,7 +34,6 @@ AT_ONCE_MAX: Final = 128
 SENTENCE_CHARACTERS_MAX: Final = 500
 PORT_MAX: Final = (1 << 16) - 1
 PLAIN: Final = ("", "identity")
-MIB: Final = 1 << 20
 # By OpenSSL's X509_V_ERR_…: expired; self-signed, or by who is not believed; another name.
 _OTHERS: Final = "Its certificate is of another authority."
 _VERIFIED: Final = {
@@ -201,9 +201,9 @@ def _distrust(error: BaseException) -> str:
 
 def too_long(bytes_max: int, told: str = "") -> Unanswered:
     """An answer of which more came than is read. `told`: the length that it announced, if it did."""
-    most = f"at most {bytes_max / MIB:.3g} MiB is read."
+    most = f"at most {size(bytes_max)} is read."
     if told.isdecimal():
-        return Unanswered(Fault.TOO_LONG, f"Its answer has {int(told[:18]) / MIB:.3g} MiB; {most}")
+        return Unanswered(Fault.TOO_LONG, f"Its answer has {size(int(told[:18]))}; {most}")
     return Unanswered(Fault.TOO_LONG, f"Its answer is longer than what is read of it: {most}")
 
 

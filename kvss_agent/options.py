@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 TOKEN_CHARACTERS_MIN: Final = 20
 
 T = TypeVar("T")
@@ -111,11 +110,6 @@ def place(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def size(text: str) -> int:
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    return int(number) * UNITS[unit]
-
-
 def redis_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("redis", "rediss", "unix") or not (parts.netloc or parts.path.strip("/")):
@@ -130,10 +124,3 @@ def web_url(text: str) -> str:
         raise ValueError(text)
     _ = parts.port
     return text.rstrip("/")
-
-
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 3600:
-        raise ValueError(text)
-    return value

@@ -15,8 +15,9 @@ from typing import Final
 
 from kvss_agent.client.line import Address
 from kvss_agent.joining import Console
-from kvss_agent.options import Options, file, name, path, place, redis_url, seconds, size, web_url
+from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
 from telemetry.extras import NO_OTLP, has_otlp
+from telemetry.units import DURATION_FORMS, SIZE_FORMS, parse_duration, parse_size
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     add("--control", help="HOST:PORT of the control API (default: 127.0.0.1:8410)")
     add_plain_control(made)
     add("--token-file", help="the token of the control API (default: made in the state directory)")
-    add("--memory", help="at most so much for shards, such as 24G (default: what is available)")
+    add("--memory", help="at most so much for shards, such as 24GiB (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
     add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
     add("--otlp", help=OTLP_HELP)
@@ -196,8 +197,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         tls_key=take("tls_key", None, file, "a file that can be read"),
         tls_authorities=take("tls_authorities", None, file, "a file that can be read"),
         plain_tcp=take("plain_tcp", False, YES_OR_NO.__getitem__, "yes or no"),
-        memory_bytes=take("memory", None, size, "a number of bytes, such as 24G"),
-        drain_seconds=take("drain_seconds", 10.0, seconds, "0 to 3600"),
+        memory_bytes=take("memory", None, parse_size, SIZE_FORMS),
+        drain_seconds=take(
+            "drain_seconds", 10.0, _drain_seconds, f"at most an hour, such as {DURATION_FORMS}"
+        ),
         telemetry=take("telemetry", None, redis_url, REDIS_URL, secret=True),
         otlp=take_otlp(given),
         log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
@@ -239,6 +242,10 @@ def take_otlp(given: Options) -> str | None:
     if url and not has_otlp():
         given.problems.append(f"--otlp {NO_OTLP}.")
     return url
+
+
+def _drain_seconds(text: str) -> float:
+    return parse_duration(text, high=3600)
 
 
 def _join_token(text: str) -> str:

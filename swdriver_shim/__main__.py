@@ -25,6 +25,7 @@ from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Tiers
 from swdriver_shim.replaying import fleet
 from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay, report
 from swdriver_shim.replaying.traces import Malformed, Request, read
+from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
@@ -255,8 +256,8 @@ def _show(made: dict[str, Any]) -> None:
     ttft = made["ttft"]
     if ttft["gain"] is not None:
         console.print(
-            f"First token, by the model: {_milliseconds(ttft['mean_seconds'])} on average, "
-            f"{_milliseconds(ttft['mean_seconds_without_cache'])} without a cache: "
+            f"First token, by the model: {_took(ttft['mean_seconds'])} on average, "
+            f"{_took(ttft['mean_seconds_without_cache'])} without a cache: "
             f"{ttft['gain']:.1%} sooner"
         )
     console.print(f"Wrong bytes: {made['wrong_bytes']}")
@@ -285,7 +286,7 @@ def _table_of_moves(made: dict[str, Any]) -> Table:
     for name, kind in (("in (load)", "load"), ("out (store)", "store")):
         moved = made[kind]
         speed = moved["gigabytes_per_second"]
-        times = [_milliseconds(moved[f"{quantile}_seconds"]) for quantile in ("p50", "p90", "p99")]
+        times = [_took(moved[f"{quantile}_seconds"]) for quantile in ("p50", "p90", "p99")]
         table.add_row(name, f"{moved['bytes']:,}", "" if speed is None else f"{speed:.2f}", *times)
     return table
 
@@ -306,8 +307,8 @@ def _percent(rate: float | None) -> str:
     return "no traffic" if rate is None else f"{rate:.1%}"
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:,.2f} ms"
+def _took(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,16 @@ from console.operations.services import running_on
 from console.orgs.models import Org
 from console.placement.plan import Move as PlannedMove
 from console.placement.topology import State, Tier
-from console.policies import bulk, quantities
+from console.policies import bulk
 from console.policies.services import in_force
 from console.sessions import leaving, moves
 from console.sessions import services as sessions
 from console.sessions.models import Session, Shard
 from console.sessions.world import key_of
-from console.sizes import size
 from console.visibility import Sight
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of, of_session
+from telemetry.units import exact_size, size
 
 ONCE: Final = {"Idempotency-Key": "$(uuidgen)"}
 OF_ANY_VERSION: Final = {"If-Match": "*", **ONCE}
@@ -205,8 +205,8 @@ class RaiseQuota:
             (
                 Change(
                     "Memory at most, of each driver",
-                    quantities.as_size(most),
-                    quantities.as_size(wanted),
+                    exact_size(most),
+                    exact_size(wanted),
                 ),
             ),
             Call(

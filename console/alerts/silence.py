@@ -9,6 +9,7 @@ from typing import Final
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, Judge, Limit, LimitsOf, Tables, World, name_of
 from telemetry.topics import FLEET
+from telemetry.units import duration
 
 SILENT = Limit("silent_seconds", 30, "From how long a silence on.", low=5, high=86_400)
 SWITCH: Final = {"node": "KVSS_AGENT_TELEMETRY", "driver": "SWDRIVER_TELEMETRY"}  # turns numbers on
@@ -42,7 +43,7 @@ def silent(kind: str, *, registered_only: bool = False) -> Judge:
             breach = is_silent(world, topic, threshold)
             for_seconds = _seconds(heard, world.newest) if heard and world.newest else None
             said = (
-                f"{name_of(topic)} has said nothing for {for_seconds:.0f} s"
+                f"{name_of(topic)} has said nothing for {duration(round(for_seconds))}"
                 if for_seconds is not None
                 else f"{name_of(topic)} has joined, and sent no telemetry today: is {SWITCH[kind]} set?"
             )
@@ -78,9 +79,9 @@ def numbers_late(_tables: Tables, world: World, limits: LimitsOf) -> Iterator[Fi
     waiting = _seconds(world.rolled_up_to, world.at) if world.rolled_up_to else 0.0
     late = max(quiet, waiting)
     said = (
-        f"nothing has been heard of any process for {quiet:.0f} s"
+        f"nothing has been heard of any process for {duration(round(quiet))}"
         if quiet >= waiting
-        else f"roll-ups are {waiting:.0f} s behind"
+        else f"roll-ups are {duration(round(waiting))} behind"
     )
     verdict = Verdict.BREACH if late > values["late_seconds"] else Verdict.FINE
     evidence = {"seconds_unheard": round(quiet), "seconds_not_rolled_up": round(waiting)}

@@ -14,6 +14,7 @@ from typing import Any
 from console.alerts import judges
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, Judge, LimitsOf, Standing, Tables, World, name_of
+from telemetry.units import duration
 
 
 def not_followed(ahead: str, follower: str, kind: str) -> Judge:
@@ -62,5 +63,4 @@ def _moment(at: datetime | None, now: datetime) -> str | None:
     if at is None:
         return None
     seconds = max(0, round((now - at).total_seconds()))
-    age = f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC, {age} before"
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC, {duration(seconds)} before"

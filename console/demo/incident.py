@@ -29,6 +29,7 @@ from console.sessions.planning import CannotPlan
 from console.sessions.world import World
 from telemetry.figures import figures_now
 from telemetry.topics import of_org, of_session
+from telemetry.units import duration
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ def evict_p99() -> float | None:
 def _shown(seconds: float | None) -> str:
     if seconds is None:
         return "nothing yet"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return duration(seconds)
 
 
 def _streams() -> list[Shard]:

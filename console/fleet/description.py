@@ -9,8 +9,8 @@
         nodes:
           ax-1:
             nics: {eth0: {leaf: leaf-1, wio: 16, gbits: 100}}
-            memory: 1T
-            tier2: {kind: posix, path: /mnt/kv, cap: 2T}
+            memory: 1TiB
+            tier2: {kind: posix, path: /mnt/kv, cap: 2TiB}
             labels: {rack: "7"}
         boxes:
           cs-1:
@@ -32,7 +32,6 @@ import yaml
 from console.fleet import tier2
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.models import DOMAINS_MAX, NAME
-from console.fleet.sizes import in_bytes, in_units
 from console.placement.topology import NIC_WIO
 
 STAMP, LEAF, LINK, NODE, BOX = "stamp", "leaf", "spine link", "node", "box"
@@ -182,7 +181,7 @@ class _Reader:
             found["nics"][nic] = self._nic(at, value, stamp)
         if not found["nics"]:
             self._wrong(said, path, "a node needs a NIC on a leaf: `nics: {eth0: {leaf: …}}`")
-        converts: dict[str, Callable[[str], int | str]] = {"memory": _memory, "cpus": _count}
+        converts: dict[str, Callable[[str], int | str]] = {"memory": tier2.memory, "cpus": _count}
         for what, convert in {**converts, "shards_max": _count}.items():
             if what in fields:
                 found[what] = self._take(fields, what, path, said, convert)
@@ -318,7 +317,7 @@ class _Reader:
         try:
             return convert(self._text(fields[name], f"{path}.{name}"))
         except ValueError as error:
-            self._wrong(fields[name], f"{path}.{name}", str(error))
+            self._wrong(fields[name], f"{path}.{name}", str(error).removesuffix("."))
             return default
 
     def _wrong(self, at: yaml.Node, path: str, what: str) -> None:
@@ -335,7 +334,3 @@ def _count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or not 0 < int(text) <= 32_000:
         raise ValueError(f"{text[:80]!r} should be a whole number from 1 to 32000")
     return int(text)
-
-
-def _memory(text: str) -> str:
-    return in_units(in_bytes(text))

@@ -22,15 +22,15 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
 from console.control import services as control
-from console.fleet import description, retiring, running, services, storing
+from console.fleet import description, retiring, running, services, storing, tier2
 from console.fleet.description import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible, streams_on
-from console.fleet.sizes import in_units
 from console.operations.services import Busy
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET
+from telemetry.units import exact_size
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,10 @@ def _said_of(node: Any, nics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "nics": nics,
     }
     if "memory_bytes" in node.declared:
-        said["memory"] = in_units(node.declared["memory_bytes"])
+        said["memory"] = exact_size(node.declared["memory_bytes"])
     said |= {what: node.declared[what] for what in storing.DECLARED if what in node.declared}
+    if "tier2" in said:  # an earlier version has stored its cap as `2T`
+        said["tier2"] = said["tier2"] | {"cap": tier2.memory(said["tier2"]["cap"])}
     if node.labels:
         said["labels"] = node.labels
     return said

@@ -17,7 +17,7 @@ from console.fleet.drawing import Drawing, Link, Look, Spot, counted, draw
 from console.fleet.filters import NOT_JOINED
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.placement.topology import State
-from console.sizes import size
+from telemetry.units import size
 
 PICTURES_MAX: Final = 8  # of stamps; of more the page has a table, and a picture of the one asked for
 LOOKS: Final[dict[str, Look]] = {

@@ -9,7 +9,7 @@ from console.fleet import retiring
 from console.fleet.description import BOX, LEAF, LINK, NODE, STAMP
 from console.fleet.joining import settle
 from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, Removed, SpineLink, Stamp
-from console.fleet.sizes import in_bytes
+from telemetry.units import parse_size
 
 _MODELS: Final[dict[str, type[Named]]] = {
     STAMP: Stamp,
@@ -90,7 +90,7 @@ def _filled(row: Named, said: dict[str, Any], resolve: _Resolve) -> Named:
         row.labels = said.get("labels", {})
         row.declared = {what: said[what] for what in DECLARED if what in said}
         if "memory" in said:
-            row.declared["memory_bytes"] = in_bytes(said["memory"])
+            row.declared["memory_bytes"] = parse_size(said["memory"])
         settle(row)
     return row
 

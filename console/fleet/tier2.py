@@ -1,7 +1,7 @@
 """A node's tier 2: as a description says it, and as its agent is told. No database.
 
-    tier2: {kind: posix, path: /mnt/kv, cap: 2T}
-    tier2: {kind: s3, bucket: kv, endpoint: "https://s3.example.org", cap: 20T}
+    tier2: {kind: posix, path: /mnt/kv, cap: 2TiB}
+    tier2: {kind: s3, bucket: kv, endpoint: "https://s3.example.org", cap: 20TiB}
 
 What orgs may have of it, and for how long, are policies; with which keys a bucket is opened, its agent's
 environment says.
@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from console.fleet.sizes import in_bytes, in_units
 from kvss_agent.tier2.settings import Tier2Settings
+from telemetry.units import exact_size, parse_size
 
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,500}")
 _OF_KIND: Final = {"posix": ("path", "durable"), "s3": ("bucket", "prefix", "endpoint", "region")}
@@ -29,8 +29,9 @@ def _kind(text: str) -> str:
     return text
 
 
-def _cap(text: str) -> str:
-    return in_units(in_bytes(text))
+def memory(text: str) -> str:
+    """A size as it stands in what is read and compared: the same bytes are the same text."""
+    return exact_size(parse_size(text, low=1))
 
 
 def _text(text: str) -> str:
@@ -59,7 +60,7 @@ def _threads(text: str) -> int:
 
 FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
     "kind": _kind,
-    "cap": _cap,
+    "cap": memory,
     "path": _path,
     "durable": _yes_or_no,
     "bucket": _text,
@@ -78,7 +79,7 @@ def told(said: _Said) -> dict[str, Any]:
         if kind != said["kind"] and (wrong := sorted(set(fields) & said.keys())):
             raise ValueError(f"`{wrong[0]}` is of kind {kind}, and this is {said['kind']}")
     found = {name: value for name, value in said.items() if name != "cap"}
-    found["cap_bytes"] = in_bytes(said["cap"])
+    found["cap_bytes"] = parse_size(said["cap"])
     Tier2Settings(**found)
     return found
 

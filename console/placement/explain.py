@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from console.placement.plan import BringBack, CannotPlace, Placed, Plan, Reason, Refusal, Unplaced
 from console.placement.rules import Cause
 from console.placement.topology import Tier
-from console.sizes import size
+from telemetry.units import size
 
 NAMES_MAX: Final = 3  # of nodes in a sentence; the plan has them all
 

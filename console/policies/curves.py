@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import log2
 from typing import Final
 
-from console.policies import quantities, words
 from swdriver_shim.cache.reuse.preview import Point
+from telemetry.units import exact_duration, size
 
 WIDTH: Final = 420
 HEIGHT: Final = 184
@@ -54,11 +54,11 @@ class Curve:
 
 
 def by_time(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
-    return _curve("Hit rate by time to live", points, now, proposed, quantities.as_time)
+    return _curve("Hit rate by time to live", points, now, proposed, exact_duration)
 
 
 def by_memory(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
-    return _curve("Hit rate by memory", points, now, proposed, words.size)
+    return _curve("Hit rate by memory", points, now, proposed, size)
 
 
 def _curve(

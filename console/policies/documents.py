@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from swdriver_shim.policy import Bytes, OrgPolicies, Policy, Priority, Seconds, Share, Tiers
 from telemetry.decoding import decode
+from telemetry.units import exact_duration, exact_size
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for field, limit in _LIMITS.items():
             most = getattr(self, limit.name)
             if limit.held(getattr(policy, field), most) != getattr(policy, field):
-                yield field, f"{limit.sentence} {limit.show(most)}: the platform's limit."
+                yield field, f"{limit.sentence.format(limit.show(most))}: the platform's limit."
 
     def held(self, policy: Policy) -> Policy:
         """The policy as far as it is allowed. One that was saved under wider limits is held to these."""
@@ -92,16 +93,16 @@ def _no_further(value: Tiers, most: Tiers) -> Tiers:
 
 _LIMITS: Final[Mapping[str, _Limit]] = {
     "ttl_first_use_seconds": _Limit(
-        "ttl_first_use_seconds_max", _at_most, "In seconds from the first use, at most"
+        "ttl_first_use_seconds_max", _at_most, "At most {} from the first use", exact_duration
     ),
     "ttl_last_use_seconds": _Limit(
-        "ttl_last_use_seconds_max", _at_most, "In seconds from the last use, at most"
+        "ttl_last_use_seconds_max", _at_most, "At most {} from the last use", exact_duration
     ),
-    "tiers": _Limit("tiers_max", _no_further, "No further than", str),
-    "dram_bytes_max": _Limit("dram_bytes_max", _at_most, "In bytes of memory, at most"),
-    "tier2_bytes_max": _Limit("tier2_bytes_max", _at_most, "In bytes of tier 2, at most"),
-    "share": _Limit("share_max", _at_most, "At most"),
-    "priority": _Limit("priority_max", _at_most, "At most"),
+    "tiers": _Limit("tiers_max", _no_further, "No further than {}", str),
+    "dram_bytes_max": _Limit("dram_bytes_max", _at_most, "At most {} of memory", exact_size),
+    "tier2_bytes_max": _Limit("tier2_bytes_max", _at_most, "At most {} of tier 2", exact_size),
+    "share": _Limit("share_max", _at_most, "At most {}"),
+    "priority": _Limit("priority_max", _at_most, "At most {}"),
 }
 
 

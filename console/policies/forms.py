@@ -6,10 +6,11 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
-from console.policies import documents, quantities, words
+from console.policies import documents, words
 from console.policies.documents import Limits, Malformed
 from console.policies.models import REASON_MAX
 from swdriver_shim.policy import PRIORITY_MAX, Policy, Tiers
+from telemetry import units
 
 EVICTIONS = [
     ("default", "the default: what is learned to come back last"),
@@ -44,20 +45,20 @@ class QuantityField(forms.CharField):
             return None
         try:
             return self._read(text)
-        except quantities.NotOne as error:
+        except units.Unreadable as error:
             raise ValidationError(str(error)) from None
 
 
 def time_field(label: str, help_text: str) -> QuantityField:
     none = "as long as there is room"
     return QuantityField(
-        quantities.seconds_of, quantities.as_time, none, label=label, help_text=help_text
+        units.parse_seconds, units.exact_duration, none, label=label, help_text=help_text
     )
 
 
 def size_field(label: str, help_text: str) -> QuantityField:
     none = "no limit"
-    return QuantityField(quantities.bytes_of, quantities.as_size, none, label=label, help_text=help_text)
+    return QuantityField(units.parse_size, units.exact_size, none, label=label, help_text=help_text)
 
 
 class PolicyForm(forms.Form):
@@ -160,11 +161,11 @@ class ChangedQuantityField(QuantityField):
 
 
 def _changed_time(name: str) -> ChangedQuantityField:
-    return ChangedQuantityField(quantities.seconds_of, quantities.as_time, label=words.LABELS[name])
+    return ChangedQuantityField(units.parse_seconds, units.exact_duration, label=words.LABELS[name])
 
 
 def _changed_size(name: str) -> ChangedQuantityField:
-    return ChangedQuantityField(quantities.bytes_of, quantities.as_size, label=words.LABELS[name])
+    return ChangedQuantityField(units.parse_size, units.exact_size, label=words.LABELS[name])
 
 
 class BulkForm(forms.Form):

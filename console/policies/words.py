@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from console.policies.documents import changed_fields
 from swdriver_shim.policy import Policy, Tiers, TtlMode
+from telemetry.units import exact_duration, exact_size, size
 
 Difference = tuple[str, str, str]  # what, before, after
 
@@ -27,32 +28,6 @@ TIERS: Final = {
     Tiers.DRAM: "in memory only, never on disk",
     Tiers.TIER2: "in memory, and beyond it in tier 2",
 }
-_UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
-_SIZES: Final = (
-    (1 << 50, "PiB"),
-    (1 << 40, "TiB"),
-    (1 << 30, "GiB"),
-    (1 << 20, "MiB"),
-    (1 << 10, "KiB"),
-)
-
-
-def span(seconds: int) -> str:
-    """`10 minutes`, `an hour and 30 minutes`: exact, so that two different times never look alike."""
-    parts = []
-    for size, unit in _UNITS:
-        count, seconds = divmod(seconds, size)
-        if count:
-            parts.append(f"{count} {unit}{'s' if count > 1 else ''}")
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "0 seconds"
-
-
-def size(count: int) -> str:
-    """`64 GiB`, and with digits as needed: exact up to thousandths."""
-    for unit, name in _SIZES:
-        if abs(count) >= unit:
-            return f"{count / unit:.3f}".rstrip("0").rstrip(".") + f" {name}"
-    return f"{count} bytes"
 
 
 def sentence(policy: Policy) -> str:
@@ -73,11 +48,14 @@ def _how_long(policy: Policy) -> str:
     first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
     match policy.ttl_mode:
         case TtlMode.BOTH if first is not None and last is not None:
-            return f"for {span(last)} after their last use, and at most {span(first)} in all"
+            longest = exact_duration(first)
+            return f"for {exact_duration(last)} after their last use, and at most {longest} in all"
         case TtlMode.FIRST_USE if first is not None:
-            return f"for {span(first)} after they were first stored, however often they are used"
+            return (
+                f"for {exact_duration(first)} after they were first stored, however often they are used"
+            )
         case TtlMode.LAST_USE if last is not None:
-            return f"for {span(last)} after their last use"
+            return f"for {exact_duration(last)} after their last use"
     return "for as long as there is room"
 
 
@@ -99,15 +77,17 @@ def value(field: str, told: Any) -> str:
     if told is None:
         return "as long as there is room" if field.startswith("ttl") else "no limit"
     if field.startswith("ttl"):
-        return span(told)
+        return exact_duration(told)
     return size(told) if field.endswith("bytes_max") else str(told)
 
 
 def differences(before: Policy, after: Policy) -> list[Difference]:
-    """(label, before, after) of what differs; what reads alike is shown as the plain number."""
+    """(label, before, after) of what differs; sizes that read alike are shown to the byte."""
     told = []
     for field in changed_fields(before, after):
         was, will = getattr(before, field), getattr(after, field)
         pair = value(field, was), value(field, will)
-        told.append((LABELS[field], *(pair if pair[0] != pair[1] else (str(was), str(will)))))
+        told.append(
+            (LABELS[field], *(pair if pair[0] != pair[1] else (exact_size(was), exact_size(will))))
+        )
     return told

@@ -22,6 +22,7 @@ from console.sessions.moving import Place, place_of, send_to
 from console.sessions.planning import CannotPlan
 from console.sessions.services import shards_of
 from console.sessions.world import World, key_of
+from telemetry.units import size
 
 
 def plan_back_on_rails(session: Session, moves_max: int | None = None) -> BringBack:
@@ -127,7 +128,7 @@ def _place_at(world: World, session: Session, shard: Shard, node: Node) -> Place
     if free < shard.memory_bytes or len(here) >= there.shards_max:
         raise CannotPlan(
             Cause.WAITING_FOR_CAPACITY,
-            f"{node.name} has {free:,} bytes free for {shard.memory_bytes:,}, and {len(here)} of "
+            f"{node.name} has {size(free)} free for {size(shard.memory_bytes)}, and {len(here)} of "
             f"{there.shards_max} shards.",
         )
     path = route(world.fleet, shard.box.name, shard.domain, there)

@@ -18,6 +18,7 @@ from console.stack import lock, snapshot
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
 from console.stack.remembered import Remembered
+from telemetry.units import duration, size
 
 DOWN_SECONDS_MAX = 90.0
 PAUSE_SECONDS = 0.05
@@ -87,20 +88,14 @@ def status() -> int:
     shown = len(STATUS) if console.width >= STATUS_WIDTH else STATUS_NARROW
     table = Table(*STATUS[:shown], box=None)
     for row in snapshot.read(folders.status):
-        how_long = _duration(time.time() - row.since)
-        memory = f"{row.memory_bytes / 1e6:.0f} MB" if row.memory_bytes else ""
+        how_long = duration(max(0, int(time.time() - row.since)))
+        memory = size(row.memory_bytes) if row.memory_bytes else ""
         pid = str(row.pid) if row.pid else ""
         cells = (row.name, row.state, how_long, str(row.restarts), pid, memory)
         table.add_row(*cells[:shown])
     console.print(table)
     console.print(f"{holder.get('address', 'still starting')}, supervisor: process {holder.get('pid')}")
     return os.EX_OK
-
-
-def _duration(seconds: float) -> str:
-    whole = max(0, int(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
 def incident() -> int:

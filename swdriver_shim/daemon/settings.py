@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.joining import Console
-from kvss_agent.options import Options, file, name, path, place, redis_url, size, web_url
+from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
 from kvss_agent.settings import (
     LOG_FORMATS,
     OTLP_HELP,
@@ -26,6 +26,7 @@ from kvss_agent.settings import (
 from swdriver_shim.daemon.shim import TRANSFER_BYTES
 from swdriver_shim.desired import ModelSpec
 from telemetry.decoding import decode
+from telemetry.units import parse_size
 
 PREFIX: Final = "SWDRIVER_"
 TRANSFER_BYTES_MIN: Final = 16 << 20
@@ -75,8 +76,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--transfer-memory",
         metavar="SIZE",
-        help="for requests and answers that are under way, such as 2G; of one org half of it "
-        "(default: 2G)",
+        help="for requests and answers that are under way, such as 2GiB; of one org half of it "
+        "(default: 2GiB)",
     )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
     add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
@@ -106,7 +107,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         console=take_console(given),
         control_url=given.take("control_url", None, web_url, WEB_URL),
         transfer_memory=given.take(
-            "transfer_memory", TRANSFER_BYTES, _transfer_memory, "a size of 16M or more, such as 2G"
+            "transfer_memory", TRANSFER_BYTES, _transfer_memory, "a size of 16MiB or more, such as 2GiB"
         ),
         model=given.take("model", None, _model, "a file with a model as docs/driver.md has it"),
     )
@@ -121,9 +122,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 
 def _transfer_memory(text: str) -> int:
-    if (value := size(text)) < TRANSFER_BYTES_MIN:
-        raise ValueError(text)
-    return value
+    return parse_size(text, low=TRANSFER_BYTES_MIN)
 
 
 def _model(text: str) -> ModelSpec:

@@ -41,15 +41,13 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     )
     log_in(page, acme.console)
     page.goto("/orgs/acme/policy/")
-    expect(page.get_by_text("for 1 hour after their last use").first).to_be_visible()
+    expect(page.get_by_text("for 1 h after their last use").first).to_be_visible()
 
     # What is wrong is told while one types; then what it would do, from the org's own traffic.
     page.get_by_label("Gone after its last use").fill("soon")
-    expect(page.locator("#preview")).to_contain_text("Write a time as", timeout=SECONDS)
+    expect(page.locator("#preview")).to_contain_text("is not a duration", timeout=SECONDS)
     page.get_by_label("Gone after its last use").fill("1 s")
-    expect(page.locator("#preview")).to_contain_text(
-        "for 1 second after their last use", timeout=SECONDS
-    )
+    expect(page.locator("#preview")).to_contain_text("for 1 s after their last use", timeout=SECONDS)
     expect(page.locator("#preview")).to_contain_text("Hit rate then")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("This field is required.")).to_be_visible()

@@ -29,14 +29,12 @@ from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, of_query
 from console.charts.services import Chart, Plan, Row, Sheet, plan_of
 from console.saved.services import views_of
 from console.shell.templatetags.console import moment
-from console.sizes import size
+from telemetry import units
 from telemetry.queries import Value
 
 register = template.Library()
 SAVED_MAX: Final = 8  # beside the range; all of them have a page
 _SHEET: Final = "_sheet_of_charts"
-_TIMES: Final = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
-_POWERS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @register.inclusion_tag("charts/scripts.html")
@@ -99,7 +97,7 @@ def chart(
 @register.simple_tag
 def table_rows(chart: Chart, rows: Sequence[Row]) -> SafeString:
     """A chart as a table. Loops of a template would take a third of the time of a page of charts."""
-    cell, units = '<td class="number">{}</td>', chart.units
+    cell = '<td class="number">{}</td>'
     return format_html_join(
         "",
         '<tr><th scope="row" class="when">{}</th>{}</tr>',
@@ -107,7 +105,7 @@ def table_rows(chart: Chart, rows: Sequence[Row]) -> SafeString:
             (
                 _when(chart, row),
                 format_html_join(
-                    "", cell, ((chart_value(*one),) for one in zip(row.values, units, strict=True))
+                    "", cell, ((chart_value(*one),) for one in zip(row.values, chart.units, strict=True))
                 ),
             )
             for row in rows
@@ -128,15 +126,7 @@ def chart_value(value: Value, unit: str) -> str | SafeString:
     """As figures.js writes it."""
     if not isinstance(value, int | float):
         return format_html('<span class="quiet">{}</span>', "—")
-    if unit == "seconds":
-        _, factor, name = next(one for one in _TIMES if value >= one[0])
-        return f"{value * factor:.3g} {name}"
-    if unit == "share":
-        return f"{value * 100:.3g} %"
-    if unit in ("bytes", "bytes/s"):
-        return size(value) + unit.removeprefix("bytes")
-    power, letter = next((one for one in _POWERS if abs(value) >= one[0]), (1.0, ""))
-    return f"{value / power:.3g} {letter}{unit}".strip()
+    return units.shown(value, unit)
 
 
 def _sheet(request: HttpRequest) -> Sheet:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Final
 
 from django import template
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.explain.services import Question, Then
 from console.policies.templatetags.policies import percent
-from console.shell.templatetags.console import in_words, status
+from console.shell.templatetags.console import status
+from telemetry import units
 
 register = template.Library()
 
@@ -88,21 +87,11 @@ def outcome_words(outcome: str) -> SafeString | str:
     return format_html('<span class="quiet">{}</span>', REASONS[outcome])
 
 
-@register.simple_tag
-def ago(seconds: float) -> str:
-    now = timezone.now()
-    return in_words(now - timedelta(seconds=seconds), now)
+register.simple_tag(units.age, name="ago")
 
 
 @register.simple_tag
 def expiry(each: tuple[float, float]) -> str:
     """The soonest and the latest."""
-    soonest, latest = map(_span, each)
+    soonest, latest = (units.duration(max(0, round(seconds))) for seconds in each)
     return f"in {soonest}" if soonest == latest else f"in {soonest} to {latest}"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -1,12 +1,12 @@
-"""Rates, sizes and spans, as pages about policies show them."""
+"""Rates and sizes, as pages about policies show them."""
 
 from __future__ import annotations
 
 from django import template
 
 from console.policies import words
-from console.sizes import size
 from swdriver_shim.policy import Policy
+from telemetry.units import size
 
 register = template.Library()
 
@@ -31,12 +31,3 @@ def size_of(count: float) -> str:
 @register.simple_tag
 def sentence_of(policy: Policy) -> str:
     return words.sentence(policy)
-
-
-@register.simple_tag
-def span_of(seconds: float) -> str:
-    """In one unit: it is known no better."""
-    for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}s"
-    return words.span(max(1, round(seconds)))

@@ -12,11 +12,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.accounts.roles import Role
-from console.sizes import size
+from telemetry import units
 
 register = template.Library()
-
-UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 @register.simple_tag
@@ -38,19 +36,8 @@ def age(at: datetime | None, never: str = "never", stale_seconds: int = 0) -> st
         at.isoformat(),
         stale_seconds or "",
         at.strftime("%Y-%m-%d %H:%M:%S UTC"),
-        in_words(at, timezone.now()),
+        units.age(round((timezone.now() - at).total_seconds())),
     )
-
-
-def in_words(at: datetime, now: datetime) -> str:
-    """`4 s ago`, `3 min ago`, `in 2 h`: one unit is enough to decide by."""
-    seconds = round((now - at).total_seconds())
-    amount, unit = abs(seconds), "s"
-    for length, name in UNITS:
-        if abs(seconds) >= length:
-            amount, unit = abs(seconds) // length, name
-            break
-    return f"{amount} {unit} ago" if seconds >= 0 else f"in {amount} {unit}"
 
 
 @register.simple_tag
@@ -70,7 +57,9 @@ def bar(rate: float | None) -> SafeString:
     )
 
 
-register.filter("byte_size", size)
+register.filter("byte_size", units.size)
+register.filter("duration", units.duration)
+register.filter("exact_duration", units.exact_duration)
 
 
 @register.filter
@@ -112,5 +101,5 @@ def evidence(value: Any, name: str = "") -> str:
     if isinstance(value, list):
         return ", ".join(evidence(one, name) for one in value) or "none"
     if isinstance(value, int | float):
-        return size(value) if "bytes" in name else figure(value)
+        return units.size(value) if "bytes" in name else figure(value)
     return str(value)

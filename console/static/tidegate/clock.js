@@ -1,22 +1,16 @@
 // Times in the viewer's zone, and ages that go on counting and turn grey when stale.
-const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
+import { age } from "./figures.js";
+
 const local = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit",
   hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "shortOffset",
 });
 
-export function inWords(seconds) {
-  const distance = Math.abs(seconds);
-  const [size, unit] = UNITS.find(([size]) => distance >= size) ?? [1, "s"];
-  const amount = Math.floor(distance / size);
-  return seconds >= 0 ? `${amount} ${unit} ago` : `in ${amount} ${unit}`;
-}
-
 function tick() {
   const now = Date.now();
   for (const element of document.querySelectorAll("time[data-age]")) {
     const seconds = Math.round((now - Date.parse(element.dateTime)) / 1000);
-    element.textContent = inWords(seconds);
+    element.textContent = age(seconds);
     const limit = Number(element.dataset.stale);
     element.classList.toggle("stale", limit > 0 && seconds > limit);
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -12,11 +13,11 @@ import msgspec
 
 from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
-from swdriver_shim.adapters.claims import SECONDS, SECONDS_MAX, mint
+from swdriver_shim.adapters.claims import SECONDS, mint
 from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, fresh, read
 from swdriver_shim.policy import Rules
+from telemetry.units import Unreadable, parse_seconds, parse_size
 
-UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 EXAMPLES: Final = """\
 examples:
   python -m kvss_agent --state-dir .kvss --control 127.0.0.1:8410
@@ -60,20 +61,25 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--agent-url", default="http://127.0.0.1:8410", metavar="URL", help="its control API"
     )
-    one.add_argument("--memory", type=_bytes, required=True, metavar="SIZE", help="such as 8GiB")
+    one.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="such as 8GiB")
     one.add_argument("--tier2", type=Path, metavar="DIR", help="have it keep columns on disk as well")
     one.add_argument(
-        "--tier2-size", type=_bytes, default=10 << 30, metavar="SIZE", help="(default: 10GiB)"
+        "--tier2-size", type=_size, default=10 << 30, metavar="SIZE", help="(default: 10GiB)"
     )
     one = verbs.add_parser("claim", help="sign a claim, as a gateway does for each request")
     one.set_defaults(verb=_claim)
     one.add_argument("file", type=Path)
     one.add_argument("--org", required=True)
     one.add_argument(
-        "--seconds", type=int, default=SECONDS, help=f"1 to {SECONDS_MAX} (default: {SECONDS})"
+        "--seconds",
+        type=_seconds,
+        default=SECONDS,
+        help=f"1s to 24h, such as 15m (default: {SECONDS}s)",
     )
     one.add_argument("--no-store", action="store_true", help="nothing of the request is kept")
-    one.add_argument("--ttl", type=int, metavar="SECONDS", help="shorter than the org's policy")
+    one.add_argument(
+        "--ttl", type=_seconds, metavar="DURATION", help="such as 15m: shorter than the org's policy"
+    )
     one.add_argument("--priority", type=int, metavar="N", help="0 to 100")
     one.add_argument("--continue-id", default="", help="of a conversation")
     return parser
@@ -118,11 +124,19 @@ def _claim(given: argparse.Namespace) -> None:
     print(mint(setting.claims_key, setting.driver, given.org, rules, seconds=given.seconds))
 
 
-def _bytes(text: str) -> int:
-    for unit, size in UNITS.items():
-        if text.endswith(unit) and text.removesuffix(unit).isdecimal():
-            return int(text.removesuffix(unit)) * size
-    raise argparse.ArgumentTypeError(f"a number and one of {', '.join(UNITS)}, not {text!r}")
+def _size(text: str) -> int:
+    return _told(parse_size, text)
+
+
+def _seconds(text: str) -> int:
+    return _told(parse_seconds, text)
+
+
+def _told(read: Callable[[str], int], text: str) -> int:
+    try:
+        return read(text)
+    except Unreadable as error:
+        raise argparse.ArgumentTypeError(str(error)) from None  # which argparse shows
 
 
 if __name__ == "__main__":

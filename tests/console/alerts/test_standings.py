@@ -44,7 +44,7 @@ def test_who_gives_no_valid_answer_is_named_with_why_and_since_when() -> None:
         "why": "Its answer has 64 MiB; at most 1 MiB is read.",
         "fault": "too_long",
         "no_valid_answer_since": "2026-11-21 11:55:00 UTC, 5 min before",
-        "last_valid_answer": "2026-11-21 11:54:50 UTC, 5 min before",
+        "last_valid_answer": "2026-11-21 11:54:50 UTC, 5 min 10 s before",
         "follows": "document 7 of 9",
     }
 

@@ -200,8 +200,8 @@ def test_the_call_that_asks_the_same_is_one_that_a_shell_takes(
 def test_every_reason_is_said_in_words() -> None:
     assert {reason.value for reason in Reason} == REASONS.keys()
     assert not TIERS.keys() & REASONS.keys()
-    assert expiry((65.0, 7500.0)) == "in 65 s to 2 h"
-    assert expiry((59.6, 60.1)) == "in 60 s"
+    assert expiry((65.0, 7500.0)) == "in 1 min 5 s to 2 h 5 min"
+    assert expiry((59.6, 60.1)) == "in 1 min"
 
 
 @pytest.mark.django_db

@@ -24,7 +24,6 @@ from console.fleet.description import Things, Wrong, dump, parse
 from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
-from console.fleet.sizes import in_units
 from console.operations import services as operations
 from console.sessions import leaving
 from console.sessions.models import Session, SessionBox
@@ -66,9 +65,9 @@ def test_a_description_says_what_there_is() -> None:
             "eth0": {"leaf": "leaf-1", "wio": 16, "gbits": 100},
             "eth1": {"leaf": "leaf-2", "wio": 8, "gbits": 200},
         },
-        "memory": "512G",
+        "memory": "512 GiB",
         "shards_max": 6,
-        "tier2": {"kind": "posix", "cap": "2T", "path": "/mnt/kv", "shared": False},
+        "tier2": {"kind": "posix", "cap": "2 TiB", "path": "/mnt/kv", "shared": False},
         "labels": {"rack": "7"},
     }
     assert things["box", "cs-1"]["domains"][1] == {"wio": 6, "leaves": ["leaf-1", "leaf-2"]}
@@ -98,7 +97,10 @@ def test_a_description_says_what_there_is() -> None:
         ),
         (NODE.format("{kind: tape, cap: 1T}"), "'tape' is no kind of tier 2: posix or s3"),
         (NODE.format("{kind: posix, path: /k}"), "`cap` is missing"),
-        (NODE.format("{kind: posix, path: /k, cap: much}"), "'much' should be a number of bytes"),
+        (
+            NODE.format("{kind: posix, path: /k, cap: much}"),
+            "'much' is not a size. Write 512MiB or 64GiB",
+        ),
         (NODE.format("{kind: posix, path: /k, cap: 1T, shared: maybe}"), "should be true or false"),
         (NODE.format("{kind: posix, path: /k, cap: 1T, secret: x}"), "'secret' is not known here"),
         (
@@ -111,7 +113,7 @@ def test_a_description_says_what_there_is() -> None:
         ),
         (
             "stamps: {a: {leaves: {l: {}}, nodes: {n: {memory: much, nics: {e: {leaf: l}}}}}}",
-            "nodes.n.memory: 'much' should be a number of bytes",
+            "nodes.n.memory: 'much' is not a size. Write 512MiB or 64GiB",
         ),
         ("stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: []}}}}", "has 1 to 4 domains, this has 0"),
         (
@@ -167,7 +169,7 @@ def test_what_is_written_is_read_as_it_was(leaves: set[str], names: set[str]) ->
     for number, name in enumerate(sorted(names)):
         leaf = sorted(leaves)[number % len(leaves)]
         nics = {"no": {"leaf": leaf, "wio": 1 + number, "gbits": 100}}
-        things["node", name] = {"stamp": "on", "nics": nics, "memory": f"{1 + number}"}
+        things["node", name] = {"stamp": "on", "nics": nics, "memory": f"{1 + number} B"}
         things["box", name] = {"stamp": "on", "domains": [{"wio": 1, "leaves": [leaf]}]}
     assert parse(dump(things)) == things
 
@@ -198,7 +200,7 @@ def test_what_differs_is_said_before_it_is_done(db: None) -> None:
         ("box", "cs-1"): "changed",
     }
     [change] = [one for one in found.changes if one.name == "ax-1"]
-    assert change.differences == [("memory", "512G", "1T")]
+    assert change.differences == [("memory", "512 GiB", "1 TiB")]
     assert current() == parse(FLEET)
     versions = dict(Node.objects.values_list("name", "version"))
     apply(SYSTEM, changed)
@@ -212,7 +214,7 @@ def test_what_agents_report_is_no_part_of_it_and_stays(world: World) -> None:
     node = refreshed(world.here)
     assert (node.memory_bytes, node.cpus, node.state) == (2 << 40, 64, "ready")
     assert node.control_token
-    apply(SYSTEM, importing.export(SYSTEM).replace("memory: 2T", "shards_max: 3"))
+    apply(SYSTEM, importing.export(SYSTEM).replace("memory: 2 TiB", "shards_max: 3"))
     assert (refreshed(world.here).memory_bytes, refreshed(world.here).shards_max) == (1 << 40, 3)
 
 
@@ -341,7 +343,7 @@ def test_the_etag_of_a_description_matches_whatever_it_says_of_nodes(
     apply(SYSTEM, text)
     api, place = api_of(people.platform_admin), "/api/v1/fleet/description"
     got = api.get(place)
-    body = {"yaml": got.json()["yaml"].replace("512G", "256G")}
+    body = {"yaml": got.json()["yaml"].replace("512 GiB", "256GiB")}
     seen = {"If-Match": got["ETag"]}
     put = api.put(place, body, content_type="application/json", headers=seen)
     assert put.status_code == 200, put.content
@@ -361,8 +363,24 @@ def test_only_a_platform_admin_imports(people: People) -> None:
 
 def test_the_difference_of_two_fleets_is_pure() -> None:
     assert difference({}, {}).changes == []
-    assert in_units(3 << 40) == "3T"
-    assert in_units(1) == "1"
+
+
+@pytest.mark.django_db
+def test_other_spellings_of_the_same_size_are_no_difference() -> None:
+    apply(SYSTEM, FLEET)
+    node = Node.objects.get(name="ax-1")
+    Node.objects.filter(pk=node.pk).update(
+        declared=node.declared | {"tier2": node.declared["tier2"] | {"cap": "2T"}}
+    )
+    spelled = FLEET.replace("512G", "512GiB").replace("2048G", str(2 << 40))
+    assert preview(SYSTEM, spelled)[0].changes == []
+    assert "cap: 2 TiB" in importing.export(SYSTEM)
+
+
+@pytest.mark.django_db
+def test_gb_is_a_power_of_ten(people: People) -> None:
+    apply(people.principal("platform_admin"), FLEET.replace("512G", "512GB"))
+    assert Node.objects.get(name="ax-1").memory_bytes == 512 * 10**9
 
 
 @pytest.mark.django_db

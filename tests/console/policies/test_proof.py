@@ -107,9 +107,9 @@ def test_a_report_says_what_each_model_was_held_to(
         wanted = OrgPolicies(models={"llama": Policy(ttl_last_use_seconds=30)})
         services.set_policy(people.principal("org_admin"), org, wanted, reason="it is secret")
     page = browser_of(people.on_call).get("/orgs/acme/retention/").content.decode()
-    assert "for 1 hour after their last use" in page
+    assert "for 1 h after their last use" in page
     assert "<strong>llama:</strong>" in page
-    assert "for 30 seconds after their last use" in page
+    assert "for 30 s after their last use" in page
 
 
 def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people: People) -> None:

@@ -104,7 +104,7 @@ def test_the_refusal_is_a_sentence_and_in_the_api_a_problem(console: LiveConsole
     much = b"x" * (100 << 10)
     page = httpx.post(f"{console.address}/log-in/", content=much)
     assert page.status_code == 401
-    assert page.text.startswith("Log in or send a token: without, a request has at most 65536 bytes.")
+    assert page.text.startswith("Log in or send a token: without, a request has at most 64 KiB.")
     problem = httpx.post(f"{console.address}/api/v1/sessions", content=much).json()
     assert problem["reason"] == "Unauthenticated"
     large = httpx.post(f"{console.address}/api/v1/sessions", content=b"x" * (3 << 20))
