@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +31,9 @@ _servers = contextlib.ExitStack()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell has it for what runs in the background. What tests start would not hear Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if STARTED not in os.environ:
         _start_servers()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw-1")
