@@ -108,7 +108,7 @@ def _run(pipe: Connection, work: Callable[[threading.Event], object], *, yields:
 def _yield_to_others() -> None:
     # Nice tasks keep a processor for a slice when others wake; idle ones make way at once.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    # Where the kernel groups processes by session, niceness counts within a group only.
+    # Where the kernel groups processes by session, that counts within a group only.
     os.setsid()
     with contextlib.suppress(FileNotFoundError):
         AUTOGROUP.write_text("19")
