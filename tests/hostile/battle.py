@@ -3,8 +3,8 @@ they attack, then what they left is judged.
 
     calm ▶ elsewhere ▶ attack (all peers at once) ▶ aftermath: roll-up, purge, receipt
 
-What this machine's processors and caches lose to attackers, `elsewhere` shows: theirs are other machines.
-The tenant and each attack are processes of their own; who watches is this one.
+What this machine's processors and caches lose to attackers, `elsewhere` shows: theirs are other
+machines. The tenant and each attack are processes of their own; who watches is this one.
 """
 
 from __future__ import annotations
