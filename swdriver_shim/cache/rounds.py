@@ -53,9 +53,7 @@ class Rounds(Generic[T]):
         return []
 
 
-def _take(
-    queues: dict[Hashable, deque[T]], most: int, is_due: Callable[[T], bool] | None
-) -> list[T]:
+def _take(queues: dict[Hashable, deque[T]], most: int, is_due: Callable[[T], bool] | None) -> list[T]:
     taken: list[T] = []
     before = -1
     while queues and before < len(taken) < most:

@@ -17,10 +17,10 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.rounds import Rounds
 from swdriver_shim.cache.slots import Clear
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.live import wait_until
