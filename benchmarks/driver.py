@@ -47,7 +47,7 @@ LAYOUT = Layout((Group("full", (64, 64)),))
 NAMESPACE = Namespace("bench", "1", "bf16", "full")
 FOREVER = OrgPolicies(policy=Policy(ttl_last_use_seconds=None))
 REPLAY_SCALE = 8192  # bytes per token: parts of columns of 87 to 175 KiB
-EVICTING_SLOTS = 250_000
+DISPLACING_SLOTS = 250_000
 MATCH_PROMPTS, MATCH_AT_ONCE = 100, 10
 MATCH_TOKENS, MATCH_MORE = PROMPT_COLUMNS * COLUMN_TOKENS, 1024
 
@@ -466,7 +466,7 @@ def replay_rows(traces: Path | None, *, quick: bool) -> list[Row]:
     requests = list(islice(conversations(trace), 4000 if quick else None))
     return [
         metadata_row("replay.metadata", requests, 10 * MILLION),
-        metadata_row("replay.metadata.evicting", requests, EVICTING_SLOTS),
+        metadata_row("replay.metadata.displacing", requests, DISPLACING_SLOTS),
         *bytes_rows(requests[: 150 if quick else 600]),
     ]
 

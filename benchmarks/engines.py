@@ -173,7 +173,7 @@ def tidegate(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
 
 
 def tidegate_tier2(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
-    policy = Policy(tiers=Tiers.TIER2, eviction="lru")
+    policy = Policy(tiers=Tiers.TIER2, displacement="lru")
     with_agent(engine, its, scratch / "tier2", LITTLE_BYTES, policy)
     engine.fills = True
 

@@ -59,7 +59,7 @@ class Case:
     first_s: int | None = None
     last_s: int | None = None
     quota: int | None = None
-    eviction: str = "default"
+    displacement: str = "default"
     slots: int = SLOTS
 
     def policy(self, orgs: int) -> Policy:
@@ -67,7 +67,7 @@ class Case:
             ttl_first_use_seconds=self.first_s,
             ttl_last_use_seconds=self.last_s,
             dram_bytes_max=None if self.quota is None else self.quota // orgs * COLUMN_BYTES,
-            eviction=self.eviction,  # type: ignore[arg-type]  # a name that is there
+            displacement=self.displacement,  # type: ignore[arg-type]  # a name that is there
         )
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Case:
             self.last_s and f"last {self.last_s} s",
             self.quota and f"quota {self.quota:,}",
             self.slots < SLOTS and f"pool {self.slots:,}",
-            self.eviction != "default" and self.eviction,
+            self.displacement != "default" and self.displacement,
         ]
         return ", ".join(part for part in parts if part)
 

@@ -49,7 +49,7 @@ def serve(chunk_bytes: int) -> None:
     with fleet.started(layout, slots, 1) as agents:
         driver = Driver(layout, "bench", agents.shards())
         # What was got once is not wanted again here, which the usual policy would learn.
-        driver.set_policies({"bench": OrgPolicies(policy=Policy(eviction="lru"))})
+        driver.set_policies({"bench": OrgPolicies(policy=Policy(displacement="lru"))})
         objects = Here(driver, Keys("bench", bytes(32), model.namespace()))
         listener = daemon.listen(("127.0.0.1", 0))
         front = Front(listener, lambda: objects)

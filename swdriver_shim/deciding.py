@@ -44,7 +44,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.moving.carrier import Carrier, Seeking, is_damage, reason_of
 from swdriver_shim.moving.pace import Pace
 from swdriver_shim.moving.shard import Keeper
-from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
@@ -407,10 +407,10 @@ class Decider:
             self._carrier.data_keys = dict(keys)
             self.ledger.stock.orgs_with_keys = frozenset(keys)
 
-    def evict_policy(self, org: str, name: EvictionName) -> None:
+    def set_displacement(self, org: str, name: DisplacementName) -> None:
         """What goes first of this org's, also of what is stored; until its policies are set again."""
         with self._lock:
-            self.ledger.evict_policy(org, name, self._clock())
+            self.ledger.set_displacement(org, name, self._clock())
 
     def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
         """Group by group and column by column: what is there, until when, and why not. Asks tier 2."""

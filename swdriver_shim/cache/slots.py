@@ -1,6 +1,6 @@
 """What keeps slots safe: none is given to somebody else while it is read, written or not yet emptied.
 
-A column that is evicted for room is a leaf that nobody is using: its slot is free at once. One that goes
+A column that is displaced is a leaf that nobody is using: its slot is free at once. One that goes
 for another reason may be in use. Its slot waits until every use that was under way has ended, and then,
 if nothing of it may stay, until all agents have emptied it.
 """

@@ -64,7 +64,7 @@ from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
-from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
+from swdriver_shim.policy import DisplacementName, Priority, Rules, Seconds
 from telemetry.exposition import CONTENT_TYPE
 
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -144,10 +144,10 @@ class TtlBody(PromptBody, frozen=True, kw_only=True):
     seconds: Seconds
 
 
-class EvictionBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DisplacementBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Until the next document says otherwise."""
 
-    eviction: EvictionName
+    displacement: DisplacementName
 
 
 class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -212,7 +212,12 @@ class Service:
             _Route("/v1/delete", "Remove a prompt, with a receipt.", DeleteBody, self.delete),
             _Route("/v1/set_priority", "Of what is stored.", PriorityBody, self.set_priority),
             _Route("/v1/set_ttl", "Of what is stored; it only shortens.", TtlBody, self.set_ttl),
-            _Route("/v1/evict_policy", "What goes first.", EvictionBody, self.evict_policy),
+            _Route(
+                "/v1/displacement",
+                "Set which columns are displaced to make room.",
+                DisplacementBody,
+                self.set_displacement,
+            ),
             _Route("/v1/purge", "Remove all of the org, with a receipt.", PurgeBody, self.purge),
             _Route("/v1/objects/exists", "Which of them are there.", FindBody, self.objects_exist),
             _Route("/v1/objects/get", "The values of those that are there.", FindBody, self.get_objects),
@@ -372,9 +377,9 @@ class Service:
     def set_ttl(self, org: OrgSpec, body: TtlBody) -> Response:
         return as_json({"columns": self.shim.driver.set_ttl(self._prompt(org, body), body.seconds)})
 
-    def evict_policy(self, org: OrgSpec, body: EvictionBody) -> Response:
-        self.shim.driver.evict_policy(org.name, body.eviction)
-        return as_json({"eviction": body.eviction})
+    def set_displacement(self, org: OrgSpec, body: DisplacementBody) -> Response:
+        self.shim.driver.set_displacement(org.name, body.displacement)
+        return as_json({"displacement": body.displacement})
 
     def purge(self, org: OrgSpec, body: PurgeBody) -> Response:
         driver = self.shim.driver

@@ -44,7 +44,7 @@ RETRY_SECONDS: Final = 0.2
 AHEAD_SECONDS: Final = 5.0  # clocks of agents may be ahead by so much
 _NOTE: Final = struct.Struct("<II")  # stored and used at: seconds since 1970
 _NUMBER: Final = struct.Struct("<Q")
-_REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.EVICTED}
+_REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.DISPLACED}
 _DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
 
 T = TypeVar("T")

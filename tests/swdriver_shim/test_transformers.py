@@ -281,8 +281,8 @@ def test_any_window_and_any_prefix_while_others_are_evicted(
         same = compute(world.model, tokens)[0]
         torch.testing.assert_close(done.logits, same, **ROUNDING)
     assert refilled > 25 * C / 2
-    evicted = world.driver.ledger.stock.account("acme").tally.missed
-    assert evicted["evicted"] > 0  # type: ignore[index]
+    missed = world.driver.ledger.stock.account("acme").tally.missed
+    assert missed["displaced"] > 0  # type: ignore[index]
 
 
 def test_models_whose_kv_has_no_columns_are_refused() -> None:

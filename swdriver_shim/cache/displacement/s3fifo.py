@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from swdriver_shim.cache.eviction.base import C, Eviction
-from swdriver_shim.cache.eviction.leaves import Leaves
+from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
 
 SMALL_SHARE: Final = 0.1
 USES_TO_STAY: Final = 2
@@ -14,7 +14,7 @@ USES_MAX: Final = 3
 GHOST_SHARE: Final = 0.9
 
 
-class S3Fifo(Eviction[C]):
+class S3Fifo(DisplacementPolicy[C]):
     """First in, first out; who was used meanwhile gets another round.
 
     Newcomers are in the small queue, which gives a victim whenever it has more than its share. Leaves
@@ -24,7 +24,7 @@ class S3Fifo(Eviction[C]):
     """
 
     name = "s3fifo"
-    __slots__ = ("_evicting", "_ghosts", "_main", "_main_count", "_places", "_small")
+    __slots__ = ("_ghosts", "_main", "_main_count", "_places", "_small", "_victim")
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class S3Fifo(Eviction[C]):
         self._main_count = 0
         self._places = 0
         self._ghosts: dict[bytes, None] = {}  # oldest first
-        self._evicting: C | None = None
+        self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
@@ -55,7 +55,7 @@ class S3Fifo(Eviction[C]):
             column = self._from_small()
         if column is None:
             column = self._from_main() or self._from_small()
-        self._evicting = column
+        self._victim = column
         return column
 
     def removed(self, column: C) -> None:
@@ -64,11 +64,11 @@ class S3Fifo(Eviction[C]):
         self._main.drop(column)
         if column.mark is not None:
             self._main_count -= 1
-        elif column is self._evicting:
+        elif column is self._victim:
             self._ghosts[column.key] = None
         while len(self._ghosts) > GHOST_SHARE * self._count:
             del self._ghosts[next(iter(self._ghosts))]
-        self._evicting = None
+        self._victim = None
 
     def check_integrity(self, columns: Iterable[C]) -> None:
         columns = list(columns)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from swdriver_shim.cache.eviction.base import C, Evictable, Eviction
-from swdriver_shim.cache.eviction.leaves import Leaves
+from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
 
 PROTECTED_SHARE: Final = 0.8
 
 
-class Slru(Eviction[C]):
+class Slru(DisplacementPolicy[C]):
     """The least recently used of those on probation: columns that were never hit, or not for long.
 
     Beyond their share the least recently used of the protected go back, with their ancestors as far as
@@ -75,7 +75,7 @@ class Slru(Eviction[C]):
         self._protected_count += 1
 
     def _demote(self, leaf: C, now: float) -> None:
-        column: Evictable | None = leaf
+        column: Displaceable | None = leaf
         while column is not None and column.mark is self and column.used_at == leaf.used_at:
             column.mark = now
             self._protected_count -= 1

@@ -1,4 +1,4 @@
-"""What an eviction policy sees of a column, and what the driver asks of a policy.
+"""What a displacement policy sees of a column, and what the driver asks of a policy.
 
 The columns of an org's prompts form a forest: a column's parent is the one before it in the prompt, and
 is worth nothing less than it. So room is made leaf-first, and a policy decides among leaves only. The
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 
-class Evictable(Protocol):
+class Displaceable(Protocol):
     """A column as policies see it. They write `mark` and nothing else; equality is identity."""
 
     mark: Any  # the policy's own; None when a column comes to it
@@ -20,7 +20,7 @@ class Evictable(Protocol):
     @property
     def key(self) -> bytes: ...
     @property
-    def parent(self) -> Evictable | None: ...
+    def parent(self) -> Displaceable | None: ...
     @property
     def holds(self) -> int:
         """Children present, and pins. A candidate while it is 0."""
@@ -46,10 +46,10 @@ class Evictable(Protocol):
         """It has fewer tokens than a whole column: only the very same prompt goes on from it."""
 
 
-C = TypeVar("C", bound=Evictable)
+C = TypeVar("C", bound=Displaceable)
 
 
-class Eviction(ABC, Generic[C]):
+class DisplacementPolicy(ABC, Generic[C]):
     """Which leaf goes next. One instance for each org and priority; no clock, no I/O, deterministic.
     `now` never goes back.
 
@@ -89,8 +89,8 @@ class Eviction(ABC, Generic[C]):
 
     @abstractmethod
     def removed(self, column: C) -> None:
-        """It is gone: evicted, expired or purged, the last also with children. Before its parent is told
-        to be a leaf."""
+        """It was displaced, expired or purged; a purge also removes columns that have children. Called
+        before `leaf` for its parent."""
 
     @abstractmethod
     def check_integrity(self, columns: Iterable[C]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeAlias
 
-from swdriver_shim.cache.eviction.base import C
+from swdriver_shim.cache.displacement.base import C
 
 Rank: TypeAlias = Any  # float or tuple: whatever one heap compares
 _SLACK = 64

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swdriver_shim.cache.eviction.base import C, Eviction
-from swdriver_shim.cache.eviction.leaves import Leaves
+from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
 
 
-class Lru(Eviction[C]):
+class Lru(DisplacementPolicy[C]):
     """The leaf whose last use is longest ago; the deeper of two that were used together."""
 
     name = "lru"

@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, TypeAlias
 
-from swdriver_shim.cache.eviction.base import C, Evictable, Eviction
-from swdriver_shim.cache.eviction.returns import SHARE_AT_FIRST, Returns, age_of
+from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 5
 TAILS_EXPECTED: Final = 0.1
@@ -27,7 +27,7 @@ _NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
 _Heap: TypeAlias = list[tuple[float, int, int, C]]  # by use, deeper first; a ticket, and whose it is
 
 
-class Cost(Eviction[C]):
+class Cost(DisplacementPolicy[C]):
     """Uses to be expected per second of keeping, times what computing the column again takes, per byte.
 
     Leaves of one kind (how often used; whole or tail) wait in order of their last use. What keeping them
@@ -37,8 +37,8 @@ class Cost(Eviction[C]):
     for long than by all in vain.
 
     `attention_columns`: the depth at which attention to what precedes a column costs as much as all
-    else; by default depth does not count (docs/adr/0014-eviction.md). `mark` is true for columns of the
-    sample that is learned from.
+    else; by default depth does not count (docs/adr/0014-displacement.md). `mark` is true for columns of
+    the sample that is learned from.
     """
 
     name = "cost"
@@ -115,7 +115,7 @@ class Cost(Eviction[C]):
             if column is None:
                 return None
             if not column.holds and self._waiting.get(column) == ticket:
-                self._returns.evicted(now - column.used_at)
+                self._returns.displaced(now - column.used_at)
                 return column
             self._changed.add(kind)
 
@@ -186,5 +186,5 @@ class Cost(Eviction[C]):
         return (1 + column.needs / self._attention_columns) / column.bytes
 
 
-def _kind(column: Evictable, uses: int) -> int:
+def _kind(column: Displaceable, uses: int) -> int:
     return 2 * min(uses, USES_TOLD_APART) + column.tail

@@ -1,4 +1,4 @@
-"""Eviction: whatever is asked in whatever order, a policy names a live leaf that nothing holds."""
+"""Displacement: whatever is asked in whatever order, a policy names a live leaf that nothing holds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction, move
-from swdriver_shim.cache.eviction.cost import Cost
-from swdriver_shim.cache.eviction.leaves import Leaves
-from swdriver_shim.cache.eviction.lru import Lru
-from swdriver_shim.cache.eviction.returns import SAMPLE_MAX, Returns, age_of
+from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement.cost import Cost
+from swdriver_shim.cache.displacement.leaves import Leaves
+from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
 
 NAMES = sorted(POLICIES)
 
@@ -38,7 +38,7 @@ class Column:
 class Driver:
     """What the driver does with a policy, and nothing else."""
 
-    def __init__(self, policy: Eviction[Column]) -> None:
+    def __init__(self, policy: DisplacementPolicy[Column]) -> None:
         self.policy = policy
         self.columns: dict[bytes, Column] = {}
 
@@ -82,7 +82,7 @@ class Driver:
         """This one, and not another that was stored under its key later."""
         return self.columns.get(column.key) is column
 
-    def evict(self, now: float) -> Column | None:
+    def displace(self, now: float) -> Column | None:
         column = self.policy.victim(now)
         if column:
             self.remove(column)
@@ -125,7 +125,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(target=columns, column=columns)
     def store_again(self, column: Column) -> Column:
-        """After it has been evicted, so that ghosts are met."""
+        """After it has been displaced, so that ghosts are met."""
         parent = column.parent
         if column.key in self.driver.columns or (parent and not self.driver.has(parent)):
             return column
@@ -159,7 +159,7 @@ class Forest(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(times=st.integers(1, 12))
-    def evict(self, times: int) -> None:
+    def displace(self, times: int) -> None:
         for _ in range(times):
             leaves = self.driver.leaves()
             column = self.driver.policy.victim(self.now)
@@ -193,11 +193,11 @@ class Forest(RuleBasedStateMachine):
             self.driver.policy.check_integrity(self.driver.columns.values())
 
     def teardown(self) -> None:
-        """Nothing is left that nobody would ever evict."""
+        """Nothing is left that nobody would ever displace."""
         if hasattr(self, "driver"):
             for column in self.pinned:
                 self.driver.release(column)
-            while self.driver.evict(self.now):
+            while self.driver.displace(self.now):
                 pass
             assert not self.driver.columns
 
@@ -227,9 +227,9 @@ class Exactly(RuleBasedStateMachine):
             path.append(self.driver.store(name, self.now, path[-1] if path else None))
 
     @rule()
-    def evict(self) -> None:
+    def displace(self) -> None:
         oldest = min(((column.used_at, -column.needs) for column in self.driver.leaves()), default=None)
-        column = self.driver.evict(self.now)
+        column = self.driver.displace(self.now)
         assert (column and (column.used_at, -column.needs)) == oldest
 
 
@@ -251,11 +251,11 @@ def test_the_default_is_one_of_them() -> None:
 
 def test_a_prompt_goes_from_its_end(driver: Driver) -> None:
     prompt = driver.prompt("a", 20, now=1.0)
-    assert [driver.evict(2.0) for _ in range(21)] == [*reversed(prompt), None]
+    assert [driver.displace(2.0) for _ in range(21)] == [*reversed(prompt), None]
 
 
 def test_the_same_questions_have_the_same_answers() -> None:
-    def run(make: Callable[[], Eviction[Any]]) -> list[bytes]:
+    def run(make: Callable[[], DisplacementPolicy[Any]]) -> list[bytes]:
         driver, dice, gone = Driver(make()), random.Random(7), []
         for second in range(400):
             if second % 3 or not driver.columns:
@@ -263,7 +263,7 @@ def test_the_same_questions_have_the_same_answers() -> None:
             else:
                 driver.use(path_to(dice.choice(list(driver.columns.values()))), float(second))
             while len(driver.columns) > 100:
-                victim = driver.evict(float(second))
+                victim = driver.displace(float(second))
                 assert victim
                 gone.append(victim.key)
         return gone
@@ -282,7 +282,7 @@ def test_what_was_used_outlives_one_off_prompts(name: str) -> None:
     for number in range(30):
         driver.prompt(f"scan {number}", 4, now=3.0 + number)
         while len(driver.columns) > 24:
-            driver.evict(3.0 + number)
+            driver.displace(3.0 + number)
     assert all(column.key in driver.columns for column in asked)
 
 
@@ -297,7 +297,7 @@ def test_lfu_lets_go_of_what_was_popular_once() -> None:
         driver.use(newcomer, now)
         driver.use(newcomer, now)
         while len(driver.columns) > 2:
-            driver.evict(now)
+            driver.displace(now)
         now += 1
     assert popular[0].key not in driver.columns
 
@@ -308,7 +308,7 @@ def test_slru_gives_up_protection_beyond_its_share() -> None:
     for number, prompt in enumerate(prompts):
         driver.use(prompt, 20.0 + number)
     driver.prompt("new", 2, 40.0)
-    gone = [driver.evict(41.0) for _ in range(6)]
+    gone = [driver.displace(41.0) for _ in range(6)]
     assert {column.key for column in gone if column} >= {key("new/0"), key("new/1"), key("p0/1")}
 
 
@@ -316,9 +316,9 @@ def test_s3fifo_knows_who_was_here() -> None:
     driver = Driver(POLICIES["s3fifo"]())
     for number in range(10):
         driver.store(f"p{number}", float(number))
-    driver.evict(20.0)
+    driver.displace(20.0)
     driver.store("p0", 21.0)
-    gone = [driver.evict(22.0) for _ in range(9)]
+    gone = [driver.displace(22.0) for _ in range(9)]
     assert key("p0") not in {column.key for column in gone if column}
 
 
@@ -346,7 +346,7 @@ class TestCost:
             if number % 2 and all(back):
                 driver.use([column for column in back if column], now)
             while len(driver.columns) > 60:
-                driver.evict(now)
+                driver.displace(now)
         first, last = (policy._returns.rate[0][age_of(age)] for age in (8.0, 30.0))
         assert first > 3 * last
 
@@ -365,7 +365,7 @@ class TestCost:
                     driver.store(f"p{second - 60}", now)
                 driver.store(f"p{second}", now)
                 while len(driver.columns) > 10:
-                    driver.evict(now)
+                    driver.displace(now)
             assert hits >= least, make
 
     def test_depth_counts_where_it_is_asked_for(self) -> None:
@@ -373,7 +373,7 @@ class TestCost:
             driver = Driver(policy)
             driver.prompt("deep", 50, now=0.0)
             driver.prompt("short", 2, now=30.0)
-            driver.evict(40.0)
+            driver.displace(40.0)
             return set(driver.columns)
 
         assert key("deep/49") not in kept(Cost())
@@ -386,7 +386,7 @@ class TestCost:
         for column in (small, large):
             driver.columns[column.key] = column
             driver.policy.stored(column, column.used_at)
-        assert [driver.evict(2.0), driver.evict(2.0)] == [large, small]
+        assert [driver.displace(2.0), driver.displace(2.0)] == [large, small]
 
     def test_who_is_gone_on_from_hides_nobody_who_waits_behind(self) -> None:
         """The longest waiting leaf got a child, and is used with it again and again."""
@@ -398,7 +398,7 @@ class TestCost:
             driver.use([first, child], float(now))
         driver.store("young", 1000.0)
         driver.store("tail", 1000.0, tail=True)  # of a kind that is worth little, but not that little
-        assert driver.evict(1000.0) is forgotten
+        assert driver.displace(1000.0) is forgotten
 
 
 class TestReturns:
@@ -447,7 +447,7 @@ def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> No
     driver = Driver(Cost())
     for number in range(200):
         driver.store(f"prompt {number}", 0.0).holds += 1
-    assert driver.evict(1.0) is None
+    assert driver.displace(1.0) is None
     driver.policy.check_integrity(driver.columns.values())
 
 
@@ -458,6 +458,6 @@ def test_a_last_use_may_be_before_this_machine_started(name: str) -> None:
     for used_at in (-90_000.5, -90_002.5, 1.5):
         driver.store(str(used_at), used_at)
     driver.policy.check_integrity(driver.columns.values())
-    while driver.evict(2.0):
+    while driver.displace(2.0):
         driver.policy.check_integrity(driver.columns.values())
     assert not driver.columns

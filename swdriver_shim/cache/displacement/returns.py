@@ -100,7 +100,7 @@ class Returns:
         while len(self._followed) > SAMPLE_MAX:
             self._make_room(now)
 
-    def evicted(self, age_s: float) -> None:
+    def displaced(self, age_s: float) -> None:
         self._span_s += (age_s - self._span_s) / _SMOOTH
 
     def check_integrity(self) -> None:

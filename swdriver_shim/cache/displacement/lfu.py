@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swdriver_shim.cache.eviction.base import C, Eviction
-from swdriver_shim.cache.eviction.leaves import Leaves
+from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
 
 
-class Lfu(Eviction[C]):
+class Lfu(DisplacementPolicy[C]):
     """The leaf with the fewest uses, counted from the rank that victims had when it was last used.
 
     So what was popular once has to be used again to stay before newcomers. `mark` is that rank. Among
