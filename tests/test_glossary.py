@@ -56,7 +56,9 @@ NOT_REVISED = (
 def rows(text: str) -> list[list[str]]:
     """The cells of all table rows but the headings."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in cells] for cells in lines if cells[0].strip() not in ("term", "not")]
+    return [
+        [cell.strip() for cell in cells] for cells in lines if cells[0].strip() not in ("term", "not")
+    ]
 
 
 def terms_and_meanings() -> list[tuple[str, str]]:
