@@ -30,7 +30,7 @@ from benchmarks.dataplane import Memory
 from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
-from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.deciding import CLEARS_AT_ONCE
 from swdriver_shim.driver import Driver
@@ -391,7 +391,7 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    totals = replay(requests, Emulator(InNumbers(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
+    totals = replay(requests, Emulator(LedgerCache(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
     rate = totals.requests / totals.seconds
     return Row(name, rate, "requests/s", "2,000 requests/s", rate / 2000, 1.0)
 
@@ -409,7 +409,7 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
         driver = Driver(wafer.layout, "bench", agents.shards())
         try:
             orgs = Orgs(4, 0, wafer.namespace)
-            totals = replay(requests, Emulator(InBytes(driver, wafer)), orgs, lambda _: None)
+            totals = replay(requests, Emulator(DriverCache(driver, wafer)), orgs, lambda _: None)
         finally:
             driver.close()
     assert not totals.wrong_bytes

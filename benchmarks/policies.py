@@ -24,7 +24,7 @@ import msgspec
 
 from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.push import push_rows
-from swdriver_shim.adapters.wafer import Emulator, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
@@ -114,7 +114,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    replay(requests, Emulator(InNumbers(ledger, clock)), who, before)
+    replay(requests, Emulator(LedgerCache(ledger, clock)), who, before)
     return ledger, clock.now
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
-from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.daemon import serve
 from swdriver_shim.driver import Driver
@@ -199,7 +199,7 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
         driver = Driver(wafer.layout, wafer.namespace.model, shards)
         try:
             wait = given.wait if given.tier2 else 0.0
-            yield Emulator(InBytes(driver, wafer, wait)), driver.ledger, _nothing
+            yield Emulator(DriverCache(driver, wafer, wait)), driver.ledger, _nothing
         finally:
             driver.close()
 
@@ -213,7 +213,7 @@ def _in_numbers(layout: Layout, slots: int) -> Serving:
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    return Emulator(InNumbers(ledger, clock)), ledger, pass_time
+    return Emulator(LedgerCache(ledger, clock)), ledger, pass_time
 
 
 def _nothing(request: Request) -> None:

@@ -273,7 +273,7 @@ class Stock:
     def take_apart(self, most: int) -> int:
         """What was purged; how many columns were looked at."""
         left = most
-        while left > 0 and (taken := self._purged.take(1, lambda _first, _one: True)):
+        while left > 0 and (taken := self._purged.take(1)):
             home, removal = taken[0]
             for _ in range(min(left, TAKEN_APART, len(home.columns))):
                 left -= 1

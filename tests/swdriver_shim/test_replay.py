@@ -15,7 +15,7 @@ import pytest
 from benchmarks.harness import traces_folder
 from kvss_agent.client import Credentials
 from swdriver_shim.__main__ import main
-from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, Wafer, wafer_layout
 from swdriver_shim.cache.reasons import Reason, Tally
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
@@ -237,7 +237,7 @@ def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() 
     with fleet.started(wafer.layout, 20, 2) as agents:
         shards = agents.shards()
         with contextlib.closing(Driver(wafer.layout, "m", shards)) as driver:
-            emulator = Emulator(InBytes(driver, wafer))
+            emulator = Emulator(DriverCache(driver, wafer))
             emulator.serve(keys, tokens)
             move = agents.move(shards[0][0], to=1)
             assert move.slots == BLOCK / COLUMN_TOKENS

@@ -27,10 +27,10 @@ from kvss_agent.arena import Arena
 from kvss_agent.client import Credentials, connect
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import Rules
 from swdriver_shim.prefixes import Here
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running

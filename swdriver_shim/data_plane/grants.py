@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from kvss_agent.blocking import BlockingExchange
 from kvss_agent.exchange import Unanswered
+from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.agents import Control
 from telemetry.decoding import Count, excerpt
 
 GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
@@ -57,7 +57,7 @@ def is_of(driver: str, shard: str) -> bool:
 
 
 def grant(
-    control: Control,
+    control: AgentControl,
     layout: Layout,
     driver: str,
     secret: bytes,
@@ -110,12 +110,12 @@ def grant(
         raise NotGranted(f"The agent at {control.url} does not answer as agents do: {error}") from error
 
 
-def _observed(control: Control, agent: BlockingExchange) -> _Observed:
+def _observed(control: AgentControl, agent: BlockingExchange) -> _Observed:
     """Raises Unanswered, and Malformed, which is a ValueError."""
     return control.ask(agent, "GET", "/v1/observed").read(_Observed)
 
 
-def _wait(control: Control, agent: BlockingExchange, generation: int) -> None:
+def _wait(control: AgentControl, agent: BlockingExchange, generation: int) -> None:
     until = time.monotonic() + GRANT_SECONDS_MAX
     while time.monotonic() < until:
         observed = _observed(control, agent)

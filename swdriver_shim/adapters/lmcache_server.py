@@ -23,7 +23,7 @@ from typing import Final
 
 from kvss_agent.admission import Admission, Places
 from kvss_agent.peers import origin_of_socket
-from swdriver_shim.adapters.lm_frames import (
+from swdriver_shim.adapters.lmcache_frames import (
     REQUEST_BYTES,
     SHAPE_BYTES,
     Code,
@@ -59,7 +59,7 @@ _TIME: Final = struct.Struct("@ll")  # of the kernel: seconds and microseconds
 _FOREVER: Final = _TIME.pack(0, 0)
 
 
-class Front:
+class LmcacheServer:
     """One listener, for one org."""
 
     def __init__(

@@ -29,7 +29,7 @@ PULL_SECONDS_MAX: Final = 120.0  # for one batch of slots
 LOOK_SECONDS: Final = 0.02  # between looks at how far a pull is
 
 
-class Pulled(NamedTuple):
+class PullResult(NamedTuple):
     """So many bytes came; `done` if that was all that there was."""
 
     done: bool
@@ -46,7 +46,7 @@ class _Pull(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class AgentControl:
     """The control API of one agent."""
 
     url: str
@@ -74,7 +74,7 @@ class Control:
 
     def pull(
         self, shard: str, source: str, source_shard: str, driver: str, after: int, slots: Sequence[int]
-    ) -> Pulled:
+    ) -> PullResult:
         """Have these slots fetched from another agent, in this driver's name.
 
         Slots that could not be had are found out by their seals. Raises nothing.
@@ -91,7 +91,7 @@ class Control:
                     moved = pull.moved_bytes
                 if pull.state != "done":
                     log.warning("A pull of %s is %s: %s", shard, pull.state, excerpt(pull.reason))
-                return Pulled(pull.state == "done", moved)
+                return PullResult(pull.state == "done", moved)
         except (Unanswered, ValueError) as error:
             log.warning("A pull of %s by %s has failed: %s", shard, self.url, error)
-            return Pulled(False, moved)
+            return PullResult(False, moved)

@@ -18,29 +18,29 @@ import msgspec
 from kvss_agent import daemon
 from kvss_agent.client import Address
 from kvss_agent.http_api import Invalid
-from swdriver_shim.adapters.claims import Claim, Judge, carried_by
-from swdriver_shim.adapters.vllm.blocks import Unfit
-from swdriver_shim.adapters.vllm.events import Events
-from swdriver_shim.adapters.vllm.orders import Saved
-from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
-from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, Setting
+from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
+from swdriver_shim.adapters.vllm.blocks import Unsupported
+from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig
+from swdriver_shim.adapters.vllm.events import UnitEvents
+from swdriver_shim.adapters.vllm.orders import SaveResult
+from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.data_plane.agent_control import AgentControl
+from swdriver_shim.data_plane.grants import grant, part_name, shard_name
+from swdriver_shim.data_plane.homes import Home
+from swdriver_shim.data_plane.paths import PathSpec
+from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker_protocol import WorkerAddress, read
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
-from swdriver_shim.moving.agents import Control
-from swdriver_shim.moving.between_halves import Place, read
-from swdriver_shim.moving.far import FarShard, Line
-from swdriver_shim.moving.granting import grant, part_name, shard_name
-from swdriver_shim.moving.homes import Home
-from swdriver_shim.moving.paths import PathSpec
 from telemetry.telling import Telling
 
 log = logging.getLogger(__name__)
 
-_SAVED: Final = msgspec.msgpack.Decoder(Saved)
+_SAVED: Final = msgspec.msgpack.Decoder(SaveResult)
 
 RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 
@@ -63,20 +63,20 @@ class GroupFacts:
 class WorkerFacts:
     """What a worker says of itself: where its shards are to be asked, and how its KV lies in memory."""
 
-    place: Place
+    place: WorkerAddress
     groups: Sequence[GroupFacts]
     layout: str
     dtype: str
 
 
-def model_spec(setting: Setting, workers: Sequence[WorkerFacts]) -> ModelSpec:
+def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSpec:
     """The model as these workers have it, one shard each. Raises Unfit."""
     first = workers[0]
     for worker in workers[1:]:
         if [(one.name, one.block_tokens) for one in worker.groups] != [
             (one.name, one.block_tokens) for one in first.groups
         ]:
-            raise Unfit("The workers have cache groups of different kinds or sizes of blocks.")
+            raise Unsupported("The workers have cache groups of different kinds or sizes of blocks.")
     layouts = ",".join(dict.fromkeys(worker.layout for worker in workers))
     return ModelSpec(
         name=setting.model.name,
@@ -95,33 +95,33 @@ def model_spec(setting: Setting, workers: Sequence[WorkerFacts]) -> ModelSpec:
     )
 
 
-class Deciding:
+class EngineDriver:
     """Raises Unfit, Invalid and NotGranted, each with a sentence, where it can't be."""
 
     def __init__(
-        self, setting: Setting, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
+        self, setting: EngineConfig, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
     ) -> None:
         """`hash_tokens`: so many have one of vLLM's hashes, if its KV events are wanted."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._setting = setting
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
-        self._judge = Judge(setting.claims_key, setting.driver)
+        self._judge = ClaimVerifier(setting.claims_key, setting.driver)
         model = model_spec(setting, workers)
         homes = self._granted(setting.agent, model) if setting.agent else setting.homes
-        self._lines = [Line(worker.place, self._told) for worker in workers]
+        self._lines = [WorkerConnection(worker.place, self._told) for worker in workers]
 
         notes = Path(setting.state_dir) if setting.state_dir else None
 
-        def far(group: str, index: int, home: Home, path: PathSpec | None) -> FarShard:
-            return FarShard(f"{group}.{index}", self._lines[index], home, notes, path)
+        def far(group: str, index: int, home: Home, path: PathSpec | None) -> RemoteShard:
+            return RemoteShard(f"{group}.{index}", self._lines[index], home, notes, path)
 
         self.shim = Shim(setting.driver, None, daemon.software(), far=far, notes=notes)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
-        self.events = Events(model.unit_tokens, hash_tokens) if hash_tokens else None
+        self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
         self.shim.driver.ledger.stock.watch = self.events
-        self.scheduling = Scheduling(
+        self.scheduling = ConnectorScheduler(
             self.shim.driver,
             [group.shape() for group in workers[0].groups],
             model.unit_tokens,
@@ -164,7 +164,7 @@ class Deciding:
         if not slots:
             raise Invalid(f"{agent.memory_bytes} bytes of memory are less than one column takes.")
         namespace = model.namespace().digest().hex()
-        control = Control(agent.url, agent.token)
+        control = AgentControl(agent.url, agent.token)
         grant(control, shape, setting.driver, setting.secret, slots, namespace, agent.tier2)
         return tuple(
             HomeSpec(
@@ -182,7 +182,7 @@ class Deciding:
 
     # Who asks
 
-    def who(self, request: Any) -> Asker | None:
+    def who(self, request: Any) -> Requester | None:
         """In whose name a request of vLLM's is asked. None if it is cached for nobody; why is
         counted."""
         if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
@@ -207,9 +207,9 @@ class Deciding:
             return None
         lora = request.lora_request
         adapter = f"{lora.lora_name} {lora.lora_path}" if lora else ""
-        return Asker(self.shim.keys(org, adapter), claim.rules)
+        return Requester(self.shim.keys(org, adapter), claim.rules)
 
-    def is_served(self, asker: Asker) -> bool:
+    def is_served(self, asker: Requester) -> bool:
         """Whether its org is still here, with the same secret."""
         org, keys = self._org(asker.keys.org), asker.keys
         return org is not None and self.shim.keys(org, keys.namespace.adapter).tag == keys.tag

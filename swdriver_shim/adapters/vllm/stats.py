@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from swdriver_shim.adapters.vllm.deciding import Deciding
+    from swdriver_shim.adapters.vllm.engine_driver import EngineDriver
 
 EACH_SECONDS: Final = 1.0
 Counts = dict[str, dict[str, int]]  # by what is counted, and of which kind
@@ -23,10 +23,10 @@ MEANING: Final = {
 }
 
 
-class Numbers:
+class StatsSource:
     """All counts so far, and what has been added to them."""
 
-    def __init__(self, deciding: Deciding, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._deciding = deciding
         self._clock = clock
         self._asked_at = clock()

@@ -27,9 +27,9 @@ from swdriver_shim.cache.recalling import Answer, Question, Recall, Search
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.spilling import Dates, Spill
 from swdriver_shim.cache.trails import Known, Trail
+from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
+from swdriver_shim.data_plane.shard import RecallColumn, ShardControl, SpillColumn
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.moving.pace import Line, Pace
-from swdriver_shim.moving.shard import Back, Copy, Keeper
 
 log = logging.getLogger(__name__)
 
@@ -63,29 +63,29 @@ def reason_of(miss: Miss) -> Reason:
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
-class Seeking:
+class Tier2Lookup:
     """A look-up in tier 2. `done` when all that it brings is here."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
 
 
-class Carrier:
+class Tier2Transfers:
     """All methods may be called from any thread."""
 
     def __init__(
         self,
         ledger: Ledger,
         lock: threading.Lock,
-        shards: Sequence[Sequence[Keeper]],
+        shards: Sequence[Sequence[ShardControl]],
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
         on_change: Callable[[], None],
     ) -> None:
         """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
-        self.refilling, self.recalling = Line(), Line()
-        self._paces: dict[str, Pace] = {}  # by org: one must not spoil it for the others
+        self.refilling, self.recalling = LinearFit(), LinearFit()
+        self._paces: dict[str, BreakEven] = {}  # by org: one must not spoil it for the others
         self.data_keys: Mapping[str, bytes] = {}  # by org
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
@@ -95,7 +95,7 @@ class Carrier:
         self._wall_clock = wall_clock
         self._on_change = on_change
         self._searching = 0
-        self._seekings: set[Seeking] = set()
+        self._seekings: set[Tier2Lookup] = set()
         self._spilling = 0
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
@@ -115,11 +115,11 @@ class Carrier:
             seeking.done.set()
         self._say_arrived()
 
-    def pace(self, org: str) -> Pace:
+    def pace(self, org: str) -> BreakEven:
         """Of what comes from tier 2, against the computing of an org's engines."""
         pace = self._paces.get(org)
         if pace is None:
-            pace = self._paces[org] = Pace([self.recalling, self.refilling], Line())
+            pace = self._paces[org] = BreakEven([self.recalling, self.refilling], LinearFit())
         return pace
 
     @property
@@ -134,7 +134,7 @@ class Carrier:
 
     # Back
 
-    def seek(self, trail: Trail, start: int, match: Match | None = None) -> Seeking | None:
+    def seek(self, trail: Trail, start: int, match: Match | None = None) -> Tier2Lookup | None:
         """Bring what tier 2 has behind the first so many columns; None if it is not asked.
 
         The match, if there is one, hears why its tokens are missed.
@@ -147,7 +147,7 @@ class Carrier:
                 return None
             trail = Known(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
             self._searching += 1
-        seeking = Seeking()
+        seeking = Tier2Lookup()
         self._seekings.add(seeking)
         self._searches.submit(self._seek, trail, search, seeking, match)
         return seeking
@@ -158,7 +158,7 @@ class Carrier:
             search = self._ledger.recalling.search(trail, start, self._clock())
         return self._answered(trail, search) if search else [set() for _ in self._shards]
 
-    def _seek(self, trail: Trail, search: Search, seeking: Seeking, match: Match | None) -> None:
+    def _seek(self, trail: Trail, search: Search, seeking: Tier2Lookup, match: Match | None) -> None:
         try:
             there = self._answered(trail, search)
             if any(there):
@@ -185,7 +185,7 @@ class Carrier:
         """A column is there if every shard has its part."""
         tag = trail.maker.tag
 
-        def ask(group: int, shard: Keeper) -> list[bool]:
+        def ask(group: int, shard: ShardControl) -> list[bool]:
             return shard.kept([(trail.keys[depth], tag) for depth in question[group]])
 
         found = self._on_each(ask, [group for group, depths in question.items() if depths])
@@ -235,12 +235,12 @@ class Carrier:
         if data_key is None:
             return {}
         with self._lock:
-            groups: dict[int, list[tuple[Column, Back]]] = {}
+            groups: dict[int, list[tuple[Column, RecallColumn]]] = {}
             for column, slot in recall.places:
-                back = Back(slot, column.key, recall.tag)
+                back = RecallColumn(slot, column.key, recall.tag)
                 groups.setdefault(column.home.group, []).append((column, back))
 
-        def bring(group: int, shard: Keeper) -> list[int | Miss]:
+        def bring(group: int, shard: ShardControl) -> list[int | Miss]:
             columns = [back for _, back in groups[group]]
             answers: list[int | Miss] = []
             for at in range(0, len(columns), BATCH_MAX):
@@ -333,7 +333,7 @@ class Carrier:
             places.setdefault(one.group, []).append(place)
         kept = [False] * len(spill.leaving)
 
-        def copy(group: int, shard: Keeper) -> list[bool]:
+        def copy(group: int, shard: ShardControl) -> list[bool]:
             mine = [spill.leaving[place] for place in places[group]]
             if again := [(one.key, one.tag) for one in mine if one.again]:
                 shard.forget(again)
@@ -346,7 +346,7 @@ class Carrier:
                 if data_key is None:
                     continue
                 copies = [
-                    Copy(mine[at].slot, mine[at].key, mine[at].tag, _note(mine[at].dates, offset))
+                    SpillColumn(mine[at].slot, mine[at].key, mine[at].tag, _note(mine[at].dates, offset))
                     for at in its
                 ]
                 for at, is_kept in zip(its, shard.spill(copies, data_key), strict=True):
@@ -392,7 +392,7 @@ class Carrier:
     def _purged(self, tag: bytes, removal: Removal) -> list[Purged | None]:
         """What each shard had of this tag; None where some may be left."""
 
-        def empty(_: int, shard: Keeper) -> Purged | None:
+        def empty(_: int, shard: ShardControl) -> Purged | None:
             gone = shard.purge(tag)
             if gone:
                 with self._lock:
@@ -408,7 +408,7 @@ class Carrier:
 
     def _on_each(
         self,
-        work: Callable[[int, Keeper], T],
+        work: Callable[[int, ShardControl], T],
         groups: Iterable[int],
         shards: frozenset[int] | None = None,
     ) -> dict[int, list[T]]:

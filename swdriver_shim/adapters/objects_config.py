@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvss_agent.daemon import software
-from swdriver_shim.adapters.expected import Expected
+from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -32,7 +32,7 @@ class Misconfigured(ValueError):
     """What is wrong with it, in a sentence that says what to write instead."""
 
 
-class Opened:
+class OpenObjects:
     """The objects of an org, or of any that a signed claim names. To be closed."""
 
     def __init__(self, objects: Objects, shim: Shim | None = None) -> None:
@@ -51,12 +51,12 @@ class Opened:
             self.objects.close()
 
 
-def opened(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> Opened:
+def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> OpenObjects:
     """Whatever else is in the configuration is somebody else's. `value_bytes`: what the engine is going
     to put. Raises Misconfigured."""
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
-        made = Opened(_remote(given))
+        made = OpenObjects(_remote(given))
     elif given.keys() == IN_PROCESS:
         made = _in_process(Path(given["state_dir"].replace("{rank}", str(rank))), given["org"], rank)
     else:
@@ -78,7 +78,7 @@ def opened(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> Open
 def _remote(given: Mapping[str, str]) -> RemoteObjects:
     token, expected = _token(Path(given["token_file"])), None
     if "driver" in given:
-        expected = Expected(Path(given["authorities"]), given["driver"])
+        expected = ExpectedDriver(Path(given["authorities"]), given["driver"])
     try:
         return RemoteObjects(given["url"], token, expected)
     except (OSError, ValueError) as error:
@@ -92,7 +92,7 @@ def _token(path: Path) -> str:
         raise Misconfigured(f"The token can't be read from {path}: {error.strerror}.") from error
 
 
-def _in_process(state_dir: Path, org: str, rank: int) -> Opened:
+def _in_process(state_dir: Path, org: str, rank: int) -> OpenObjects:
     shim = Shim(f"engine-{rank}", state_dir, software())
     shim.start()
     objects = shim.objects_of(org)
@@ -104,4 +104,4 @@ def _in_process(state_dir: Path, org: str, rank: int) -> Opened:
             if is_told
             else f"There is no valid document {state_dir / 'desired.json'}."
         )
-    return Opened(objects, shim)
+    return OpenObjects(objects, shim)

@@ -32,10 +32,10 @@ from kvss_agent.client import (
 )
 from kvss_agent.core import BATCH_MAX
 from swdriver_shim.cache.resuming import ShardNote, take, write
-from swdriver_shim.moving.agents import Pulled
-from swdriver_shim.moving.former import TAGS_MAX, Connect, FormerHome, FormerHomes
-from swdriver_shim.moving.paths import Carried, PathSpec, Tally, between
-from swdriver_shim.moving.slowest import Slow, Slowest
+from swdriver_shim.data_plane.agent_control import PullResult
+from swdriver_shim.data_plane.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes
+from swdriver_shim.data_plane.paths import PathSpec, PathTraffic, TrafficCounter, path_between
+from swdriver_shim.data_plane.slow_transfers import SlowestTransfers, SlowTransfer
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts until a move begins, after its new home was made
 
 # Fetch these slots, all written once so many evicts are applied there. What is not done is tried again.
-Pull = Callable[[Sequence[int], int], Pulled]
+Pull = Callable[[Sequence[int], int], PullResult]
 
 
 def _nobody() -> None:
     """Nobody has to be told."""
 
 
-class Out(NamedTuple):
+class EvictColumn(NamedTuple):
     """One column on its way out."""
 
     slot: int
@@ -63,7 +63,7 @@ class Out(NamedTuple):
     payload: memoryview
 
 
-class In(NamedTuple):
+class RefillColumn(NamedTuple):
     """One column to be brought back, and where to."""
 
     slot: int
@@ -73,7 +73,7 @@ class In(NamedTuple):
     into: memoryview
 
 
-class Copy(NamedTuple):
+class SpillColumn(NamedTuple):
     """One column to be copied to tier 2, with a note that comes back with it."""
 
     slot: int
@@ -82,7 +82,7 @@ class Copy(NamedTuple):
     note: int
 
 
-class Back(NamedTuple):
+class RecallColumn(NamedTuple):
     """One column to be brought back from tier 2, into this slot."""
 
     slot: int
@@ -90,7 +90,7 @@ class Back(NamedTuple):
     tag: bytes
 
 
-class Look(NamedTuple):
+class ViewColumn(NamedTuple):
     """One column to be read where it lies."""
 
     slot: int
@@ -99,7 +99,7 @@ class Look(NamedTuple):
     tokens: int
 
 
-class Keeper(Protocol):
+class ShardControl(Protocol):
     """What whoever decides asks of a shard. No bytes of columns go through here, so that it may be a
     stand-in for a `Shard` in another process."""
 
@@ -121,7 +121,7 @@ class Keeper(Protocol):
     @property
     def left_to_move(self) -> int: ...
     @property
-    def carried(self) -> Sequence[Carried]: ...
+    def carried(self) -> Sequence[PathTraffic]: ...
     @property
     def former_homes(self) -> list[str]: ...
     @property
@@ -132,15 +132,15 @@ class Keeper(Protocol):
     def open(self) -> bool: ...
     def clear(self, slots: Sequence[int], *, scrub: bool) -> bool: ...
     def kept(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]: ...
-    def spill(self, columns: Sequence[Copy], data_key: bytes = b"") -> list[bool]: ...
-    def recall(self, columns: Sequence[Back], data_key: bytes = b"") -> list[int | Miss]: ...
+    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]: ...
+    def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]: ...
     def forget(self, columns: Sequence[tuple[bytes, bytes]]) -> bool: ...
     def purge(self, tag: bytes) -> Purged | None: ...
     def applied(self, seconds: float) -> bool: ...
     def close(self) -> None: ...
 
 
-class Sight:
+class ColumnViews:
     """Columns to be read where they lie, checked; nobody writes there until the end of the `with`."""
 
     def __init__(self, columns: list[memoryview | Miss], views: Sequence[Views]) -> None:
@@ -188,8 +188,8 @@ class Shard:
         self._tried_at = -RECONNECT_SECONDS
         self._written = array("Q")  # one more than the number of what wrote each slot; 0: unknown
         self._number = 0  # of the last evict to where it is now
-        self._tally = Tally(path)
-        self._slowest = Slowest()
+        self._tally = TrafficCounter(path)
+        self._slowest = SlowestTransfers()
         self._leaving: FormerHome | None = None  # where it moves away from
         self._old_path: PathSpec | None = None
         self._still_there: set[int] = set()  # slots whose bytes are at the old home
@@ -331,11 +331,11 @@ class Shard:
     # Bytes
 
     @property
-    def carried(self) -> Sequence[Carried]:
+    def carried(self) -> Sequence[PathTraffic]:
         """How many, by the paths that they took."""
         return self._tally.carried()
 
-    def take_slowest(self) -> Sequence[Slow]:
+    def take_slowest(self) -> Sequence[SlowTransfer]:
         """The slowest transfers since the last time."""
         return self._slowest.take()
 
@@ -343,7 +343,7 @@ class Shard:
         """From now on bytes get there on another path, though it is the same home."""
         self._tally.path = path
 
-    def evict(self, columns: Sequence[Out], request: str = "") -> bool:
+    def evict(self, columns: Sequence[EvictColumn], request: str = "") -> bool:
         """Put these, which are of one org, into their slots, in this order; False if the agent is
         lost. `request`: what they are for, where that has a name."""
         with self._writing:
@@ -373,13 +373,13 @@ class Shard:
         self._slowest.note("out", seconds, columns, size, path, request)
         return True
 
-    def refill(self, columns: Sequence[In], request: str = "") -> list[Miss | None]:
+    def refill(self, columns: Sequence[RefillColumn], request: str = "") -> list[Miss | None]:
         """Bring these, which are of one org, back, checked; a miss where that can't be, and then `into`
         may hold anything."""
         found = self.fetch(columns, request)
         return [_checked(answer, column) for answer, column in zip(found, columns, strict=True)]
 
-    def fetch(self, columns: Sequence[In], request: str = "") -> list[Header | Miss]:
+    def fetch(self, columns: Sequence[RefillColumn], request: str = "") -> list[Header | Miss]:
         """The same where it is not known how much there is: their seals tell. What does not fit `into`
         is a miss."""
         with self._reading(columns) as (wanted, missing, by_home, paths):
@@ -395,7 +395,7 @@ class Shard:
 
     @contextlib.contextmanager
     def _reading(
-        self, columns: Sequence[In] | Sequence[Look]
+        self, columns: Sequence[RefillColumn] | Sequence[ViewColumn]
     ) -> Iterator[
         tuple[
             list[Wanted],
@@ -430,7 +430,7 @@ class Shard:
         client: ShardClient,
         at: Sequence[int],
         wanted: Sequence[Wanted],
-        columns: Sequence[In],
+        columns: Sequence[RefillColumn],
         found: list[Header | Miss],
     ) -> None:
         answers: Sequence[Header | Miss]
@@ -448,7 +448,7 @@ class Shard:
         for index, answer in zip(at, answers, strict=True):
             found[index] = answer
 
-    def view(self, columns: Sequence[Look], request: str = "") -> Sight:
+    def view(self, columns: Sequence[ViewColumn], request: str = "") -> ColumnViews:
         """The same to read in place, where the transport can."""
         views: list[Views] = []
         with self._reading(columns) as (wanted, missing, by_home, paths):
@@ -468,13 +468,13 @@ class Shard:
                 for index, answer in zip(at, answers, strict=True):
                     found[index] = answer
         # What is leased stays mapped though the home change from here on: its views hold the memory.
-        return Sight(found, views)
+        return ColumnViews(found, views)
 
     def _count_in(
         self,
         path: PathSpec | None,
         seconds: float,
-        columns: Sequence[In] | Sequence[Look],
+        columns: Sequence[RefillColumn] | Sequence[ViewColumn],
         size: int,
         request: str,
     ) -> None:
@@ -538,7 +538,7 @@ class Shard:
             self._lose(client, error)
             return [False] * len(columns)
 
-    def spill(self, columns: Sequence[Copy], data_key: bytes = b"") -> list[bool]:
+    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
         """Copy these to tier 2, encrypted if there is a key; whether it has them now."""
         with self._lock:
             self._reach(max(column.slot for column in columns))
@@ -565,7 +565,7 @@ class Shard:
             kept[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
         return kept
 
-    def recall(self, columns: Sequence[Back], data_key: bytes = b"") -> list[int | Miss]:
+    def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
         """Bring these back from tier 2 into their slots, which nobody uses: their notes, or why not."""
         with self._lock:
             self._wait_for_pull(column.slot for column in columns)
@@ -718,7 +718,7 @@ class Shard:
             is_done = False
             try:
                 is_done, size = pull(batch, after)
-                self._tally.add(between(self._old_path, self._tally.path), "pull", size)
+                self._tally.add(path_between(self._old_path, self._tally.path), "pull", size)
             finally:
                 with self._lock:
                     if is_done:
@@ -818,7 +818,7 @@ def _empty(client: ShardClient) -> None:
             raise Lost("its slots could not be emptied")
 
 
-def _checked(answer: Header | Miss, column: In) -> Miss | None:
+def _checked(answer: Header | Miss, column: RefillColumn) -> Miss | None:
     if isinstance(answer, Miss):
         return answer
     return None if answer.tokens == column.tokens else Miss.STALE

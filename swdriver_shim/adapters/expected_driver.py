@@ -11,7 +11,7 @@ from kvss_agent.certificates import Role, process_name
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedDriver:
     """The driver that has to answer. `authorities` is a file that changes with them."""
 
     authorities: Path

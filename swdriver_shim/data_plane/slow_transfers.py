@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from swdriver_shim.moving.paths import Direction, PathSpec
+from swdriver_shim.data_plane.paths import Direction, PathSpec
 
-KEPT: Final = 2  # of each org and direction
+KEPT_PER_ORG: Final = 2  # of each org and direction
 ORGS_MAX: Final = 64  # and directions; whoever comes later has to wait until they are taken
 
 
-class Moved(Protocol):
+class TransferredColumn(Protocol):
     """One column of a batch."""
 
     @property
@@ -26,7 +26,7 @@ class Moved(Protocol):
     def tag(self) -> bytes: ...
 
 
-class Slow(NamedTuple):
+class SlowTransfer(NamedTuple):
     """One transfer. `tag` stands for the org, `path` is None where nobody told it."""
 
     at: float  # seconds since 1970 when it was over
@@ -41,19 +41,19 @@ class Slow(NamedTuple):
     path: PathSpec | None
 
 
-class Slowest:
+class SlowestTransfers:
     """All methods may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[tuple[Direction, bytes], list[Slow]] = {}  # the fastest of them first
+        self._kept: dict[tuple[Direction, bytes], list[SlowTransfer]] = {}  # the fastest of them first
 
     def note(
         self,
         direction: Direction,
         seconds: float,
-        columns: Sequence[Moved],
+        columns: Sequence[TransferredColumn],
         size: int,
         path: PathSpec | None,
         request: str,
@@ -61,10 +61,10 @@ class Slowest:
         """One column at least. Nearly always it is not slow enough, and that is all."""
         key = direction, columns[0].tag
         kept = self._kept.get(key)
-        if kept and len(kept) == KEPT and seconds <= kept[0].seconds:
+        if kept and len(kept) == KEPT_PER_ORG and seconds <= kept[0].seconds:
             return
         slots = [column.slot for column in columns]
-        slow = Slow(
+        slow = SlowTransfer(
             self._clock(),
             seconds,
             direction,
@@ -81,14 +81,14 @@ class Slowest:
             if not kept and len(self._kept) >= ORGS_MAX:
                 return
             # A new list, since others read the old one without the lock.
-            self._kept[key] = sorted([*kept, slow], key=_seconds)[-KEPT:]
+            self._kept[key] = sorted([*kept, slow], key=_seconds)[-KEPT_PER_ORG:]
 
-    def take(self) -> list[Slow]:
+    def take(self) -> list[SlowTransfer]:
         """What was slowest since the last time."""
         with self._lock:
             kept, self._kept = self._kept, {}
         return [slow for each in kept.values() for slow in each]
 
 
-def _seconds(slow: Slow) -> float:
+def _seconds(slow: SlowTransfer) -> float:
     return slow.seconds

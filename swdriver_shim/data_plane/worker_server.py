@@ -38,8 +38,10 @@ import msgspec
 from msgspec import Raw
 
 from kvss_agent.client import Credentials
-from swdriver_shim.moving.agents import Control
-from swdriver_shim.moving.between_halves import (
+from swdriver_shim.data_plane.agent_control import AgentControl
+from swdriver_shim.data_plane.homes import Home, SlotPull
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.worker_protocol import (
     FRAME_BYTES_MAX,
     Answer,
     Applied,
@@ -55,7 +57,6 @@ from swdriver_shim.moving.between_halves import (
     MayBeElsewhere,
     Move,
     Open,
-    Place,
     Purge,
     Recall,
     Request,
@@ -63,14 +64,13 @@ from swdriver_shim.moving.between_halves import (
     State,
     Take,
     TakeSlowest,
-    Told,
     What,
+    WorkerAddress,
+    WorkerMessage,
     pack,
     read,
     shut,
 )
-from swdriver_shim.moving.homes import Home, Pulling
-from swdriver_shim.moving.shard import Shard
 from telemetry.decoding import Malformed
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ SECRET_BYTES: Final = 32
 _REQUESTS: Final = msgspec.msgpack.Decoder(Request)
 
 
-class MovingHalf:
+class WorkerServer:
     """The shards of one worker, at the disposal of whoever decides. `shards` by their names: those that
     were opened so far."""
 
@@ -90,7 +90,7 @@ class MovingHalf:
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # nobody else may enter it
         secret = secrets.token_bytes(SECRET_BYTES)
         path = str(self._directory / "worker.sock")
-        self.place = Place(path, base64.b64encode(secret).decode())
+        self.place = WorkerAddress(path, base64.b64encode(secret).decode())
         self._listener = Listener(path, "AF_UNIX", authkey=secret)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="half")
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class MovingHalf:
 
     def tell(self, what: object) -> bool:
         """Say something to whoever decides; whether anybody is there to hear it."""
-        return self._send(Told(Raw(pack(what))))
+        return self._send(WorkerMessage(Raw(pack(what))))
 
     def _listen(self) -> None:
         while not self._closed.is_set():
@@ -144,7 +144,7 @@ class MovingHalf:
             if not self._closed.is_set():
                 log.info("Whoever decides is gone: %r", error)
 
-    def _send(self, what: Answer | Changed | Told) -> bool:
+    def _send(self, what: Answer | Changed | WorkerMessage) -> bool:
         raw = pack(what)
         with self._sending:
             line = self._line
@@ -235,8 +235,8 @@ class MovingHalf:
 
     def _moved(self, name: str, shard: Shard, what: Move) -> bool:
         home = self._home(name, what)
-        control = Control(*what.control) if what.control else None
-        pulling = Pulling(control, what.shard, what.source, what.source_shard, what.driver)
+        control = AgentControl(*what.control) if what.control else None
+        pulling = SlotPull(control, what.shard, what.source, what.source_shard, what.driver)
         return shard.move(home, pulling, what.path)
 
     def _say_changed(self, name: str) -> None:

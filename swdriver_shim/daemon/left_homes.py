@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 At = tuple[str, int]  # of a shard: its group, and which of it
 
 
-class Place(NamedTuple):
+class HomeAddress(NamedTuple):
     address: str
     shard: str
 
 
-Marks = Mapping[Place, int]  # each place with the number of the move that left it last
+Marks = Mapping[HomeAddress, int]  # each place with the number of the move that left it last
 
-_KEPT: Final = msgspec.json.Decoder(list[tuple[str, int, list[Place]]])
+_KEPT: Final = msgspec.json.Decoder(list[tuple[str, int, list[HomeAddress]]])
 
 
-class Places:
+class LeftHomes:
     """By shard, for any number of threads. Without a path nothing outlives the process."""
 
     def __init__(self, path: Path | None) -> None:
@@ -42,7 +42,7 @@ class Places:
         self._moves = 0
         self._left = {at: dict.fromkeys(places, 0) for at, places in _read(path)} if path else {}
 
-    def left_by(self, at: At) -> list[Place]:
+    def left_by(self, at: At) -> list[HomeAddress]:
         """The one that was left first comes first."""
         return list(self.marks(at))
 
@@ -51,7 +51,7 @@ class Places:
         with self._lock:
             return self._left.get(at, {})
 
-    def add(self, at: At, place: Place) -> None:
+    def add(self, at: At, place: HomeAddress) -> None:
         """It is about to leave this one. Raises OSError, and has not added it then."""
         with self._lock:
             before = self._left.get(at, {})
@@ -88,7 +88,7 @@ class Places:
         keep(self._path, msgspec.json.encode(kept))
 
 
-def _read(path: Path) -> list[tuple[At, list[Place]]]:
+def _read(path: Path) -> list[tuple[At, list[HomeAddress]]]:
     try:
         return [((group, index), places) for group, index, places in decode(path.read_bytes(), _KEPT)]
     except FileNotFoundError:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from swdriver_shim.moving.paths import PathSpec
-from swdriver_shim.moving.shard import Back, Copy
+from swdriver_shim.data_plane.paths import PathSpec
+from swdriver_shim.data_plane.shard import RecallColumn, SpillColumn
 from telemetry.decoding import Limits, unpack
 
 FRAME_BYTES_MAX: Final = 8 << 20
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerAddress:
     """Where a worker listens, and the secret to be let in."""
 
     path: str
@@ -54,12 +54,12 @@ class Kept(Struct, frozen=True, tag=True):
 
 
 class Spill(Struct, frozen=True, tag=True):
-    columns: list[Copy]
+    columns: list[SpillColumn]
     data_key: bytes
 
 
 class Recall(Struct, frozen=True, tag=True):
-    columns: list[Back]
+    columns: list[RecallColumn]
     data_key: bytes
 
 
@@ -173,7 +173,7 @@ class Changed(Struct, frozen=True, tag=True):
     state: State
 
 
-class Told(Struct, frozen=True, tag=True):
+class WorkerMessage(Struct, frozen=True, tag=True):
     """What the worker has to say of its own accord."""
 
     body: Raw

@@ -16,7 +16,7 @@ AGAIN_SECONDS: Final = 30.0
 TOKENS_MAX: Final = 1 << 20
 
 
-class Line:
+class LinearFit:
     """Seconds for a size: `wait + each * size`, by least squares over fading measurements."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Line:
         return self.wait + self.each * size
 
 
-class Pace:
+class BreakEven:
     """What a fetch goes through, one after the other, against computing."""
 
-    def __init__(self, steps: Sequence[Line], computing: Line) -> None:
+    def __init__(self, steps: Sequence[LinearFit], computing: LinearFit) -> None:
         """Steps are measured by bytes, computing by tokens."""
         self._steps = steps
         self.computing = computing

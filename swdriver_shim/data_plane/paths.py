@@ -38,7 +38,7 @@ class PathSpec(Document, frozen=True):
     allowed: bool = True
 
 
-class Carried(NamedTuple):
+class PathTraffic(NamedTuple):
     """So many bytes of columns took a path. None is one that nobody told of. How long its transfers took
     as counts of a histogram and seconds in all; nothing where that was not measured."""
 
@@ -49,7 +49,7 @@ class Carried(NamedTuple):
     seconds: float = 0.0
 
 
-class Tally:
+class TrafficCounter:
     """What a shard has moved, by path. All methods may be called from any thread."""
 
     def __init__(self, path: PathSpec | None = None) -> None:
@@ -73,10 +73,10 @@ class Tally:
             if len(self._counted) > PATHS_MAX:
                 del self._counted[next(iter(self._counted))]
 
-    def carried(self) -> list[Carried]:
+    def carried(self) -> list[PathTraffic]:
         with self._lock:
             return [
-                Carried(*key, one.bytes, tuple(one.latency.counts), one.latency.sum)
+                PathTraffic(*key, one.bytes, tuple(one.latency.counts), one.latency.sum)
                 for key, one in self._counted.items()
             ]
 
@@ -91,7 +91,7 @@ class _Counted:
         self.latency = Histogram()
 
 
-def between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:
+def path_between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:
     """The path of a shard's bytes when they move from one home to another, without a box. From one
     leaf to another it is over the spine, whatever both paths are."""
     if old is None or new is None:

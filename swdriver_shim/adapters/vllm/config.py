@@ -30,7 +30,7 @@ from kvss_agent.http_api import Invalid, decode
 from kvss_agent.options import redis_url
 from kvss_agent.settings import REDIS_URL
 from swdriver_shim.adapters.claims import KEY_BYTES_MIN
-from swdriver_shim.adapters.vllm.blocks import Unfit
+from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.desired import Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
 from swdriver_shim.layout import SHARDS_MAX
 
@@ -68,7 +68,7 @@ class ApiSpec(Document, frozen=True):
     token: Annotated[str, Meta(min_length=20, max_length=500)]
 
 
-class Setting(Document, frozen=True):
+class EngineConfig(Document, frozen=True):
     driver: Name
     secret: Secret  # which agents know it by
     model: NameSpec
@@ -107,21 +107,21 @@ class Setting(Document, frozen=True):
         )
 
 
-_DECODER: Final = msgspec.json.Decoder(Setting)
+_DECODER: Final = msgspec.json.Decoder(EngineConfig)
 
 
 def file_of(told: str, rank: int, engines: int) -> Path:
     """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
     stands for which). Raises Unfit where they would share one."""
     if (rank or engines > 1) and RANK not in told:
-        raise Unfit(
+        raise Unsupported(
             "With data parallelism each engine has a driver, and shards, of its own: write a file for "
             f"each, with another `driver` and agent, and name them with {RANK}: /etc/job7-{RANK}.json."
         )
     return Path(told.replace(RANK, str(rank)))
 
 
-def read(path: Path) -> Setting:
+def read(path: Path) -> EngineConfig:
     """Raises Invalid with what is wrong and where."""
     try:
         raw = path.read_bytes()
@@ -148,9 +148,9 @@ def read(path: Path) -> Setting:
     return found
 
 
-def fresh(model: NameSpec, driver: str, orgs: list[str], agent: AgentSpec) -> Setting:
+def fresh(model: NameSpec, driver: str, orgs: list[str], agent: AgentSpec) -> EngineConfig:
     """One to begin with, with secrets that nobody has seen."""
-    return Setting(
+    return EngineConfig(
         driver=driver,
         secret=secrets.token_bytes(SECRET_BYTES),
         model=model,

@@ -26,12 +26,20 @@ from typing import Final
 
 from kvss_agent.client import Miss
 from kvss_agent.core import BATCH_MAX
-from swdriver_shim.adapters.vllm.blocks import LEAVE, Bank, Mark
-from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Refused, Report, Saved, Step
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Mark
+from swdriver_shim.adapters.vllm.orders import (
+    ColumnOrder,
+    LoadResult,
+    Order,
+    RefusedColumn,
+    SaveResult,
+    Step,
+    WorkerReport,
+)
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.data_plane.shard import EvictColumn, Shard, ViewColumn
+from swdriver_shim.data_plane.worker_server import WorkerServer
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.moving.halves import MovingHalf
-from swdriver_shim.moving.shard import Look, Out, Shard
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +66,7 @@ class Save:
 class Result:
     """What the engine is told after a step."""
 
-    report: Report = field(default_factory=Report)
+    report: WorkerReport = field(default_factory=WorkerReport)
     bad_blocks: set[int] = field(default_factory=set)
     arrived: set[str] = field(default_factory=set)  # requests that waited for a load ahead
     not_arrived: set[str] = field(default_factory=set)  # of those: it has failed
@@ -71,8 +79,8 @@ class Worker:
     def __init__(
         self,
         names: Sequence[str],
-        groups: Sequence[Bank],
-        half: MovingHalf,
+        groups: Sequence[BlockGroup],
+        half: WorkerServer,
         *,
         goes_on_from_blocks: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -88,9 +96,9 @@ class Worker:
         self._names = names
         self._groups = groups
         self._half = half
-        self._loading = Loading(self, Step())
+        self._loading = StepLoads(self, Step())
         self._result = Result()
-        self._ahead: queue.SimpleQueue[tuple[Order, Loaded]] = queue.SimpleQueue()
+        self._ahead: queue.SimpleQueue[tuple[Order, LoadResult]] = queue.SimpleQueue()
         self._loaders = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE + 1, thread_name_prefix="load")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
@@ -118,7 +126,7 @@ class Worker:
         return next(mine, None)
 
     @property
-    def groups(self) -> Sequence[Bank]:
+    def groups(self) -> Sequence[BlockGroup]:
         return self._groups
 
     # A step
@@ -135,13 +143,13 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begin the loads of the step, and those ahead."""
-        self._loading = Loading(self, step)
+        self._loading = StepLoads(self, step)
         if step.loads:
             self._loaders.submit(self._loading.run)
         else:
             self._loading.end()
         for order in step.loads_ahead:
-            self._loaders.submit(self._load_ahead, order, Loading(self, Step(loads=[order])))
+            self._loaders.submit(self._load_ahead, order, StepLoads(self, Step(loads=[order])))
 
     def wait_for_layer(self, name: str) -> None:
         self._loading.wait_for_layer(name)
@@ -162,7 +170,7 @@ class Worker:
                 has_room = len(self._saves) <= SAVES_MAX
             save.is_given_up = not has_room
             self._waiting.put(save)
-        self._loading = Loading(self, Step())
+        self._loading = StepLoads(self, Step())
         self._loading.end()
 
     def take_result(self) -> Result:
@@ -181,13 +189,13 @@ class Worker:
         self._ending -= result.ended
         return result
 
-    def _note(self, result: Result, order: Order, loaded: Loaded) -> None:
+    def _note(self, result: Result, order: Order, loaded: LoadResult) -> None:
         result.report.loads[order.number] = loaded
         self.counts["loads"] += 1
         self.counts["loaded_bytes"] += loaded.bytes
         self.counts["refused_columns"] += len(loaded.refused)
 
-    def _load_ahead(self, order: Order, loading: Loading) -> None:
+    def _load_ahead(self, order: Order, loading: StepLoads) -> None:
         loading.run()
         loading.wait_for_all()
         self._ahead.put((order, loading.done()[order.number]))
@@ -215,7 +223,7 @@ class Worker:
             self.counts["saved_bytes"] += size
             self.counts["not_saved_columns"] += len(failed)
             seconds = time.monotonic() - began
-            self._half.tell(Saved(order.number, sorted(failed), size, seconds, save.is_given_up))
+            self._half.tell(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
 
     def _saved(self, save: Save, failed: set[tuple[int, int]]) -> int:
         """Send it out, and take what has gone out of `failed`; how many bytes that was."""
@@ -229,7 +237,7 @@ class Worker:
             for first in range(0, len(columns), at_once):
                 batch = columns[first : first + at_once]
                 out = [
-                    Out(
+                    EvictColumn(
                         one.slot,
                         one.key,
                         save.order.tag,
@@ -254,7 +262,7 @@ class Worker:
         return size
 
 
-class Loading:
+class StepLoads:
     """The loads of one step, layer by layer."""
 
     def __init__(self, worker: Worker, step: Step) -> None:
@@ -262,11 +270,13 @@ class Loading:
         self._step = step
         names = [layer.name for group in worker.groups for layer in group.layers] if step.loads else []
         self._layers = {name: threading.Event() for name in names}
-        self._marks: dict[str, tuple[Bank, Mark]] = {}  # of layers that are on their way into blocks
+        self._marks: dict[
+            str, tuple[BlockGroup, Mark]
+        ] = {}  # of layers that are on their way into blocks
         # Whoever had the blocks before may still be computing with them.
         self._after = [of.mark() for of in worker.groups] if step.loads else []
         self._is_over = threading.Event()
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, LoadResult] = {}
 
     def wait_for_layer(self, name: str) -> None:
         if layer := self._layers.get(name):
@@ -280,7 +290,7 @@ class Loading:
         for bank, mark in self._marks.values():
             bank.wait(mark)
 
-    def done(self) -> Mapping[int, Loaded]:
+    def done(self) -> Mapping[int, LoadResult]:
         self._is_over.wait()
         return self._loaded
 
@@ -292,7 +302,7 @@ class Loading:
     def run(self) -> None:
         """Nothing that goes wrong here is worse than columns that did not come."""
         for order in self._step.loads:
-            self._loaded[order.number] = Loaded(refused=_all_of(order))
+            self._loaded[order.number] = LoadResult(refused=_all_of(order))
         try:
             for group in range(len(self._worker.groups)):
                 self._load(group)
@@ -308,11 +318,11 @@ class Loading:
         if shard is None or not wanted:
             return
         misses: dict[tuple[int, int], str] = {}
-        there: list[tuple[Carry, memoryview]] = []
+        there: list[tuple[ColumnOrder, memoryview]] = []
         with contextlib.ExitStack() as seen:
             for order in wanted:  # each for itself: orders may be of several orgs
                 carried = order.columns[group]
-                looks = [Look(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
+                looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
                 columns = seen.enter_context(shard.view(looks, order.request))
                 for index, (one, column) in enumerate(zip(carried, columns, strict=True)):
                     if isinstance(column, Miss):
@@ -334,7 +344,7 @@ class Loading:
         for order in self._step.loads:
             loaded = self._loaded[order.number]
             loaded.refused = [one for one in loaded.refused if one.group != group] + [
-                Refused(group, index, miss)
+                RefusedColumn(group, index, miss)
                 for (number, index), miss in misses.items()
                 if number == order.number
             ]
@@ -343,15 +353,18 @@ class Loading:
             loaded.seconds += time.perf_counter() - began
 
 
-def _all_of(order: Order) -> list[Refused]:
+def _all_of(order: Order) -> list[RefusedColumn]:
     return [
-        Refused(group, index, Miss.LOST)
+        RefusedColumn(group, index, Miss.LOST)
         for group, of in enumerate(order.columns)
         for index in range(len(of))
     ]
 
 
-def _blocks_of(order: Order, refused: Sequence[Refused]) -> set[int]:
+def _blocks_of(order: Order, refused: Sequence[RefusedColumn]) -> set[int]:
     return {
-        block for one in refused for block in order.columns[one.group][one.at].blocks if block != LEAVE
+        block
+        for one in refused
+        for block in order.columns[one.group][one.at].blocks
+        if block != SKIP_BLOCK
     }

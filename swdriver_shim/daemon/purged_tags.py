@@ -16,7 +16,7 @@ from swdriver_shim.keys import isolation_tag
 TAGS_MAX: Final = 1 << 16  # the newest; purges that are longer ago have been confirmed, or given up
 
 
-class Buried:
+class PurgedTags:
     """Kept in a file, if there is one, so that neither a restart nor a document of an earlier time
     forgets them. Not for several threads."""
 

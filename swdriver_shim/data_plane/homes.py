@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvss_agent.client import Credentials, Lost, ShardClient, connect
-from swdriver_shim.moving.agents import Control, Pulled
-from swdriver_shim.moving.paths import PathSpec
-from swdriver_shim.moving.shard import Keeper
-from swdriver_shim.moving.slowest import Slow
+from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
+from swdriver_shim.data_plane.paths import PathSpec
+from swdriver_shim.data_plane.shard import ShardControl
+from swdriver_shim.data_plane.slow_transfers import SlowTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,26 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulling:
+class SlotPull:
     """How a shard's new agent fetches its slots from the old one. Without `control` it does not, and the
     shard starts empty there."""
 
-    control: Control | None
+    control: AgentControl | None
     shard: str  # at the new agent
     source: str
     source_shard: str
     driver: str
 
-    def __call__(self, slots: Sequence[int], after: int) -> Pulled:
+    def __call__(self, slots: Sequence[int], after: int) -> PullResult:
         if self.control is None:
-            return Pulled(done=True, bytes=0)
+            return PullResult(done=True, bytes=0)
         return self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
 
 
-class Movable(Keeper, Protocol):
+class MovableShard(ShardControl, Protocol):
     """A shard that can be told to go on at another agent."""
 
     def take(self, path: PathSpec | None) -> None: ...
-    def take_slowest(self) -> Sequence[Slow]: ...
+    def take_slowest(self) -> Sequence[SlowTransfer]: ...
     def forget_removed(self, addresses: Collection[str]) -> None: ...
-    def move(self, connect: Home, pull: Pulling, path: PathSpec | None, /) -> bool: ...
+    def move(self, connect: Home, pull: SlotPull, path: PathSpec | None, /) -> bool: ...

@@ -16,7 +16,11 @@ import msgspec
 from msgspec import Raw
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
-from swdriver_shim.moving.between_halves import (
+from swdriver_shim.data_plane.homes import Home, SlotPull
+from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
+from swdriver_shim.data_plane.shard import RecallColumn, SpillColumn
+from swdriver_shim.data_plane.slow_transfers import SlowTransfer
+from swdriver_shim.data_plane.worker_protocol import (
     FRAME_BYTES_MAX,
     Answer,
     Applied,
@@ -32,7 +36,6 @@ from swdriver_shim.moving.between_halves import (
     MayBeElsewhere,
     Move,
     Open,
-    Place,
     Purge,
     Recall,
     Request,
@@ -40,31 +43,28 @@ from swdriver_shim.moving.between_halves import (
     State,
     Take,
     TakeSlowest,
-    Told,
     What,
+    WorkerAddress,
+    WorkerMessage,
     pack,
     read,
     shut,
 )
-from swdriver_shim.moving.homes import Home, Pulling
-from swdriver_shim.moving.paths import Carried, PathSpec
-from swdriver_shim.moving.shard import Back, Copy
-from swdriver_shim.moving.slowest import Slow
 from telemetry.decoding import Malformed
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS_MAX: Final = 3 * TIER_SECONDS  # of a worker that lives; tier 2 is slow sometimes
 MOVE_SECONDS_MAX: Final = 24 * 3600.0
-_ANSWERS: Final = msgspec.msgpack.Decoder(Answer | Changed | Told)
+_ANSWERS: Final = msgspec.msgpack.Decoder(Answer | Changed | WorkerMessage)
 
 T = TypeVar("T")
 
 
-class Line:
+class WorkerConnection:
     """The way to one worker. All methods may be called from any thread."""
 
-    def __init__(self, place: Place, on_told: Callable[[Raw], None]) -> None:
+    def __init__(self, place: WorkerAddress, on_told: Callable[[Raw], None]) -> None:
         """`on_told` hears what the worker says, in a thread of ours. Raises OSError."""
         self._on_told = on_told
         secret = base64.b64decode(place.secret)
@@ -73,7 +73,7 @@ class Line:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Answer]] = {}
-        self._shards: dict[str, FarShard] = {}
+        self._shards: dict[str, RemoteShard] = {}
         self._is_closed = False
         self._thread = threading.Thread(target=self._listen, name="worker", daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class Line:
         self._hang_up()
         self._thread.join()
 
-    def add(self, shard: FarShard) -> None:
+    def add(self, shard: RemoteShard) -> None:
         self._shards[shard.name] = shard
 
     def ask(self, shard: str, what: What, kind: type[T], seconds: float) -> T | None:
@@ -119,8 +119,8 @@ class Line:
         self._hang_up()
         self._line.close()
 
-    def _hear(self, what: Answer | Changed | Told) -> None:
-        if isinstance(what, Told):
+    def _hear(self, what: Answer | Changed | WorkerMessage) -> None:
+        if isinstance(what, WorkerMessage):
             try:
                 self._on_told(what.body)
             except Exception:
@@ -148,20 +148,20 @@ class Line:
             shard.on_line()
 
 
-class FarShard:
+class RemoteShard:
     """A shard that a worker holds: does what is asked of a `Shard` and needs no bytes. See there."""
 
     def __init__(
         self,
         name: str,
-        line: Line,
+        line: WorkerConnection,
         home: Home,
         notes: Path | None = None,
         path: PathSpec | None = None,
     ) -> None:
         self.name = name
         self._path = path
-        self._carried: list[Carried] = []  # as the worker said last
+        self._carried: list[PathTraffic] = []  # as the worker said last
         self._notes = str(notes) if notes else None
         self.on_line: Callable[[], None] = _nobody
         self.former: Sequence[Home] = ()  # that an earlier life may have left bytes at
@@ -210,8 +210,8 @@ class FarShard:
         return self._ask(LeftToMove(), int, 0)
 
     @property
-    def carried(self) -> Sequence[Carried]:
-        self._carried = self._ask(CountCarried(), list[Carried], self._carried)
+    def carried(self) -> Sequence[PathTraffic]:
+        self._carried = self._ask(CountCarried(), list[PathTraffic], self._carried)
         return self._carried
 
     @property
@@ -231,8 +231,8 @@ class FarShard:
     def forget_removed(self, addresses: Collection[str]) -> None:
         self._ask(ForgetRemoved(sorted(addresses)), object, None)
 
-    def take_slowest(self) -> Sequence[Slow]:
-        return self._ask(TakeSlowest(), list[Slow], [])
+    def take_slowest(self) -> Sequence[SlowTransfer]:
+        return self._ask(TakeSlowest(), list[SlowTransfer], [])
 
     def open(self) -> bool:
         home = self._home
@@ -256,10 +256,10 @@ class FarShard:
     def kept(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         return self._ask(Kept(list(columns)), list[bool], [False] * len(columns))
 
-    def spill(self, columns: Sequence[Copy], data_key: bytes = b"") -> list[bool]:
+    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
         return self._ask(Spill(list(columns), data_key), list[bool], [False] * len(columns))
 
-    def recall(self, columns: Sequence[Back], data_key: bytes = b"") -> list[int | Miss]:
+    def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
         lost: list[int | Miss] = [Miss.LOST] * len(columns)
         kind: Any = list[int | Miss]
         return self._ask(Recall(list(columns), data_key), kind, lost)
@@ -279,7 +279,7 @@ class FarShard:
         self._path = path  # for a worker that opens it later
         self._ask(Take(path), object, None)
 
-    def move(self, connect: Home, pull: Pulling, path: PathSpec | None = None) -> bool:
+    def move(self, connect: Home, pull: SlotPull, path: PathSpec | None = None) -> bool:
         credentials = connect.credentials()
         control = (pull.control.url, pull.control.token) if pull.control else None
         what = Move(
