@@ -183,7 +183,7 @@ def explain(principal: Principal, slug: str, question: Question) -> Explained:
 def recent_requests(
     principal: Principal, slug: str
 ) -> tuple[list[tuple[str, RequestResult]], list[Unreachable]]:
-    """The org's last named requests with their drivers, newest first; and which drivers did not answer."""
+    """The org's last named requests with their drivers, newest first; and drivers without an answer."""
     org = get_org(principal, slug)
     drivers, _ = _drivers(principal, "")
     replies = _ask(drivers, "GET", f"/v1/requests?org={org.slug}", list[RequestResult], None)
