@@ -50,7 +50,7 @@ from swdriver_shim.moving.homes import Home, Pulling
 from swdriver_shim.moving.paths import Carried, PathSpec
 from swdriver_shim.moving.shard import Back, Copy
 from swdriver_shim.moving.slowest import Slow
-from telemetry.decoding import Malformed
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 

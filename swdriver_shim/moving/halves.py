@@ -71,7 +71,7 @@ from swdriver_shim.moving.between_halves import (
 )
 from swdriver_shim.moving.homes import Home, Pulling
 from swdriver_shim.moving.shard import Shard
-from telemetry.decoding import Malformed
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 

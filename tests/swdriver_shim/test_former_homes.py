@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvss_agent import seal
 from kvss_agent.client import Lost, ShardClient
+from kvss_agent.shard import seal
 from swdriver_shim.moving import shard as moving
 from swdriver_shim.moving.agents import Pulled
 from swdriver_shim.moving.shard import Shard

@@ -9,8 +9,8 @@ import pytest
 
 from swdriver_shim.moving.shard import Out
 from swdriver_shim.moving.slowest import KEPT, ORGS_MAX, Slowest
-from telemetry import transfers
-from telemetry.transfers import TRANSFERS_MAX, Transfer
+from telemetry.emit import transfers
+from telemetry.emit.transfers import TRANSFERS_MAX, Transfer
 from tests.swdriver_shim.test_paths import RAIL, SPINE
 
 ACME, GLOBEX = b"a" * 8, b"g" * 8

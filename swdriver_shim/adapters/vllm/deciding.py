@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent import daemon
 from kvss_agent.client import Address
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, Judge, carried_by
 from swdriver_shim.adapters.vllm.blocks import Unfit
 from swdriver_shim.adapters.vllm.events import Events
@@ -36,7 +36,7 @@ from swdriver_shim.moving.far import FarShard, Line
 from swdriver_shim.moving.granting import grant, part_name, shard_name
 from swdriver_shim.moving.homes import Home
 from swdriver_shim.moving.paths import PathSpec
-from telemetry.telling import Telling
+from telemetry.emit.reporter import Telling
 
 log = logging.getLogger(__name__)
 

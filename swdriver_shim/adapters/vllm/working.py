@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvss_agent.client import Miss
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.adapters.vllm.blocks import LEAVE, Bank, Mark
 from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Refused, Report, Saved, Step
 from swdriver_shim.cache.slots import USE_SECONDS_MAX

@@ -18,7 +18,7 @@ from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
-from kvss_agent.trust import AUTHORITIES_FILE
+from kvss_agent.security.trust import AUTHORITIES_FILE
 from swdriver_shim.adapters.expected import Expected
 from swdriver_shim.adapters.remote import Refused, Remote
 from swdriver_shim.adapters.wafer import Wafer
