@@ -20,7 +20,8 @@ from kvss_agent.process.options import WrongSettings
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import warn_of_plain_control
-from swdriver_shim.adapters.lm_front import Front
+from kvss_agent.trust import Trust
+from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings, parse
@@ -69,7 +70,7 @@ async def _serve(settings: Settings) -> int:
     )
     await asyncio.to_thread(shim.start)
     application = Service(shim, settings.token, own).application()
-    fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
+    fronts = {org: LmcacheServer(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
     telling = daemon.telling(
         own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
