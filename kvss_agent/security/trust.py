@@ -34,10 +34,9 @@ from kvss_agent.security.certificates import (
     read_certificate,
     self_signed,
 )
-from kvss_agent.identity import ProcessIdentity, Unusable, public_pem
-from kvss_agent.keeping import keep
-from kvss_agent.server_names import log_undecodable
-from telemetry.decoding import Malformed, decode
+from kvss_agent.security.identity import ProcessIdentity, Unusable, public_pem
+from kvss_agent.security.server_names import log_undecodable
+from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from kvss_agent.process.options import WrongSettings
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import warn_of_plain_control
-from kvss_agent.trust import Trust
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service

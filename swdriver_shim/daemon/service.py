@@ -65,7 +65,7 @@ from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
 from swdriver_shim.policy import DisplacementName, Priority, Rules, Seconds
-from telemetry.exposition import CONTENT_TYPE
+from telemetry.emit.exposition import CONTENT_TYPE
 
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings as django
 from msgspec.structs import replace
 
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported

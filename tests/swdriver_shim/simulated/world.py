@@ -44,8 +44,8 @@ LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
     *(deciding, driver, tier2, former_homes, moving),
-    *(lines, requests, shared, stream, window),
-    *(channel, connection, hosting, pulling, serving, stores),
+    *(client_connection, requests, shared, stream, window),
+    *(channel, connection, hosted, pulls, server, stores),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
