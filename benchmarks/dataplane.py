@@ -37,10 +37,10 @@ from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
 from benchmarks.socket_copy import Remote
 from console.environment import PROJECT
 from kvss_agent import native
-from kvss_agent.arena import slot_bytes_for
 from kvss_agent.client import Credentials, Evict, Miss, ShardClient, SharedClient, Wanted, connect
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import Column
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import Column
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}

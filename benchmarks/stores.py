@@ -24,7 +24,8 @@ from typing import Any, Final
 import torch
 
 from benchmarks.harness import Row, options, progress, show
-from kvss_agent import daemon, native
+from kvss_agent import native
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.lmcache_frames import SHAPE_BYTES
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.driver import Driver

@@ -19,8 +19,8 @@ from console.orgs.services import get_org, visible_orgs
 from console.search.services import Found, finder
 from console.sessions.services import get_session
 from console.visibility import Sight
-from kvss_agent.exchange import Budget, Reply
-from telemetry.decoding import Limits, Malformed
+from kvss_agent.http.exchange import Budget, Reply
+from telemetry.decoder import Limits, Malformed
 
 DRIVERS_MAX: Final = 64
 BUDGET: Final = Budget(10.0, 32 << 20)  # slow drivers are left out of the page

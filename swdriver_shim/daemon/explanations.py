@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from kvss_agent.http_api import Invalid, Refused
+from kvss_agent.http.api import Invalid, Refused
 from swdriver_shim.cache.missing import ColumnState
 from swdriver_shim.cache.remembered import Remembered
 from swdriver_shim.cache.trails import Known

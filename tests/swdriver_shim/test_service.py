@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
-from kvss_agent import http_api
+from kvss_agent.http import api as http_api
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import service

@@ -20,12 +20,12 @@ from console.operations.services import start
 from console.orgs.models import Org
 from console.overview import services, trends
 from console.shell import presence
-from telemetry.folding import Row
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
 from telemetry.models import Source
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.alerts.things import make_alert
 from tests.console.fleet.worlds import make_world
