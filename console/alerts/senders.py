@@ -22,7 +22,7 @@ from django.conf import settings
 from console.alerts import messages as form
 from console.alerts.messages import Message
 from console.alerts.models import SENTENCE_CHARACTERS_MAX, Channel
-from kvss_agent.exchange import PLAIN, run
+from kvss_agent.http.exchange import PLAIN, run
 
 SECONDS_MAX: Final = 10.0  # for a request and its answer; of a mail, for each step of a conversation
 ANSWER_BYTES_MAX: Final = 2048

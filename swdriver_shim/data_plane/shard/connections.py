@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.client import Lost, NotApplied, ShardClient
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.resuming import ShardNote, take, write
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes

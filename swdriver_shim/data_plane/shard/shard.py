@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn, ViewColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections

@@ -36,7 +36,7 @@ from swdriver_shim.data_plane.worker.protocol import (
     remote,
     shut,
 )
-from telemetry.decoding import Malformed
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
 from kvss_agent.client import TIER_SECONDS
-from telemetry.decoding import Limits, Malformed, unpack
+from telemetry.decoder import Limits, Malformed, unpack
 
 FRAME_BYTES_MAX: Final = 8 << 20
 FRAME: Final = Limits(FRAME_BYTES_MAX)

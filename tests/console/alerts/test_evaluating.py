@@ -20,12 +20,12 @@ from console.alerts.rules import Rule
 from console.alerts.services import Evaluator
 from console.metrics import prometheus
 from console.orgs.models import Org
-from telemetry.folding import Row
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
 from telemetry.models import Event, Source
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.console.alerts.numbers import Told, rule_of
 from tests.console.alerts.things import make_alert
 
