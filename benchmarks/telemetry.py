@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.harness import Row, percentile, show
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
 from benchmarks.live import live_rows
 from console.environment import PROJECT
 from console.stack.embedded import Embedded, embedded_servers
@@ -565,7 +565,7 @@ def _learn_shapes(shapes: list[Shape]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What telling, keeping and asking for numbers costs.")
-    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
     parser.add_argument("--soak", action="store_true", help="ten minutes of ingest instead")
@@ -586,13 +586,17 @@ def main() -> None:
             only = ()
             rows.append(soak_row(Path(directory), SOAK_SECONDS))
         if "emit" in only:
+            progress("emit")
             rows.append(overhead_row(3, 0.5) if given.quick else overhead_row(10, 2))
         if "ingest" in only:
+            progress("ingest")
             rows += lag_rows(servers, Path(directory), 5 if given.quick else 60)
             rows.append(rate_row(servers, Path(directory), 5 if given.quick else 30))
         if "history" in only:
+            progress("history")
             rows += history_rows(*((40, 3, TURNS_QUICK) if given.quick else (1000, 24, TURNS)))
         if "live" in only:
+            progress("live")
             rows += live_rows(Path(directory), *(((100,), 3) if given.quick else ((100, 500), 40)))
         from django.db import connections
 
