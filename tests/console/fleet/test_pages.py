@@ -113,7 +113,7 @@ def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
         Driver.objects.filter(pk=driver.pk).update(mover=mover)
         for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
             assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)
-            shown = said(page.get(f"/fleet/{kind}/{name}/"))
+            shown = compact(page.get(f"/fleet/{kind}/{name}/"))
             assert f"<dt>Mover</dt><dd>{sentence}" in shown
 
 
