@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,15 +16,16 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet import description_views, importing
+from console.fleet import description_views, importing, joining
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from kvss_agent.process.membership import credential
 from tests.conftest import People
 from tests.console.fleet.test_description import many
-from tests.console.fleet.worlds import World, refreshed
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
 from tests.html import compact
 
 Browser = Callable[..., Client]
@@ -98,6 +100,21 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
     client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.2.0", "reason": "loud fan"})
     assert Operation.objects.get().plan == {"node": "ax-1", "version": "0.2.0"}
     assert AuditEntry.objects.get(action="node.upgrade").reason == "loud fan"
+
+
+def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
+    world: World, people: People, browser_of: Browser, api_of: Browser
+) -> None:
+    page, api = browser_of(people.platform_viewer), api_of(people.platform_viewer)
+    words = {"": "unknown", "python": "Python", "compiled": "compiled"}
+    driver = joining.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
+    for mover, sentence in words.items():
+        joining.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
+        Driver.objects.filter(pk=driver.pk).update(mover=mover)
+        for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
+            assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)
+            shown = compact(page.get(f"/fleet/{kind}/{name}/"))
+            assert f"<dt>Mover</dt><dd>{sentence}" in shown
 
 
 def test_a_node_that_is_lost_says_what_it_will_be(

@@ -102,7 +102,7 @@ def test_the_fleet_and_the_quota_of_an_org_bound_it(people: People) -> None:
     with pytest.raises(CannotPlan) as refused:
         create(people, "another", boxes=2)
     assert refused.value.cause is Cause.EXCEEDS_ORG_QUOTA
-    assert "ask for 1 at most" in refused.value.sentence
+    assert "request at most 1" in refused.value.sentence
     create(people, "of-globex", boxes=2, org=people.globex)
     with pytest.raises(ValidationError, match="set one for each org"):
         set_rules(people, None, boxes_quota=3)
