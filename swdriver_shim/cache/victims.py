@@ -1,7 +1,7 @@
-"""Who gives some of its memory up, when a group has no free slot.
+"""Whose column is displaced when a group has no free slot.
 
-The org that is furthest above its share gives up the column that its own displacement policy would miss
-least. Columns that are in use, or have others behind them, are never taken.
+The org that is furthest above its share gives up the column that its displacement policy chooses.
+Columns in use and columns with others behind them are never displaced.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from heapq import heapify, heappop, heapreplace
 from swdriver_shim.cache.prefix_map import Account, Column
 
 
-class Payers:
-    """Who gives room up while an org stores: whoever would be furthest above its share, then the next.
+class Victims:
+    """Columns to displace, one after the other, while an org stores.
 
-    Only what the storing org has grows meanwhile. So the others are put in order once, when room is
-    needed, and looked at again as they come to the front.
+    Only the storing org grows meanwhile. So the others are put in order once, when the first column is
+    asked for, and checked again as they come to the front.
     """
 
     __slots__ = ("_accounts", "_group", "_more", "_others", "_storing", "_turn")
@@ -28,15 +28,15 @@ class Payers:
         storing: Account | None = None,
         more: int = 0,
     ) -> None:
-        """`more`: what the storing org will have then, in bytes."""
+        """`more`: how many bytes the storing org is about to have in addition."""
         self._accounts = accounts
         self._group = group
         self._storing = self._turn = storing
         self._more = more
         self._others: list[tuple[float, int, Account]] | None = None
 
-    def victim(self, now: float) -> Column | None:
-        """What goes next; None if nobody has anything to give."""
+    def next(self, now: float) -> Column | None:
+        """The column to displace next; None if there is none."""
         if self._others is None:
             self._others = self._in_order()
         others = self._others

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from swdriver_shim.cache import resuming
-from swdriver_shim.cache.resuming import LedgerNote, ShardNote
+from swdriver_shim.cache import snapshot
+from swdriver_shim.cache.snapshot import LedgerSnapshot, ShardSnapshot
 from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.deciding import Notes
+from swdriver_shim.decider.decider import Snapshots
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
@@ -73,7 +73,7 @@ def life(
         [Shard(name, fleet.connect(name, kind), notes) for name in of]
         for of in (["0.0", "0.1"], ["1.0"])
     ]
-    driver = Driver(LAYOUT, "llama", shards, wall_clock=calendar, notes=Notes(notes, known))
+    driver = Driver(LAYOUT, "llama", shards, wall_clock=calendar, snapshots=Snapshots(notes, known))
     driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
     try:
         yield Engine(driver)
@@ -106,12 +106,12 @@ def test_whoever_was_killed_begins_with_nothing(fleet: Fleet, notes: Path, calen
         engine.store(prompt(tokens(5)))
         for path in notes.iterdir():
             pytest.fail(f"{path.name} is there though it was read")
-        engine.driver._notes = None  # it leaves nothing
+        engine.driver._snapshots = None  # it leaves nothing
         for shard in [*engine.driver._shards[0], *engine.driver._shards[1]]:
             shard._homes._note = None
     with life(fleet, notes, calendar) as engine:
         assert engine.load(asked) == 0
-        assert all(group.used == 0 for group in engine.driver.groups())
+        assert all(group.used == 0 for group in engine.driver.statistics.groups())
 
 
 def test_what_has_expired_meanwhile_is_not_served(fleet: Fleet, notes: Path, calendar: Calendar) -> None:
@@ -124,8 +124,8 @@ def test_what_has_expired_meanwhile_is_not_served(fleet: Fleet, notes: Path, cal
     with life(fleet, notes, calendar, acme=policy) as engine:
         assert engine.load(asked) == 0
         assert engine.load(kept) == C
-        wait_until("it is emptied", lambda: engine.driver.groups()[0].used == 1)
-        overstay = engine.driver.ledger.stock.overstay
+        wait_until("it is emptied", lambda: engine.driver.statistics.groups()[0].used == 1)
+        overstay = engine.driver.ledger.overstay
         assert overstay.columns == 0, "while all was stopped nobody could have read it"
         assert overstay.seconds_max < 100
 
@@ -138,7 +138,7 @@ def test_a_calendar_that_was_put_back_keeps_nothing_too_long(
         engine.store(asked)
     calendar.ahead -= 3600
     with life(fleet, notes, calendar) as engine:
-        wait_until("it may serve", lambda: engine.driver.ledger.stock.reachable)
+        wait_until("it may serve", lambda: engine.driver.ledger.is_reachable)
         assert engine.load(asked) == 0
         assert engine.store(asked) == 2
         assert engine.load(asked) == C
@@ -168,7 +168,7 @@ def test_an_org_that_is_not_served_any_more_is_emptied_first(
     assert slots == [20, 20]
     with life(fleet, notes, calendar, orgs=["acme"]) as engine:
         assert engine.load(stays) == C
-        assert engine.driver.groups()[0].used == 1
+        assert engine.driver.statistics.groups()[0].used == 1
     headers = [fleet.plane.shards["0.0"].arena.slot(slot)[:64] for slot in range(2)]
     assert sum(gone.maker.tag in bytes(header) for header in headers) == 0
     assert sum(stays.maker.tag in bytes(header) for header in headers) == 1
@@ -212,7 +212,7 @@ def test_a_shard_that_has_become_smaller_keeps_what_fits(
     with life(fleet, notes, calendar) as engine:
         assert engine.load(first) == 2 * C
         assert 0 <= engine.load(last) < 15 * C
-        assert all(group.slots == 8 for group in engine.driver.groups())
+        assert all(group.slots == 8 for group in engine.driver.statistics.groups())
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\x00" * 50, b"\xff\xfe nonsense"])
@@ -225,7 +225,7 @@ def test_a_note_that_nobody_can_read_is_no_note(
             engine.store(asked)
         (notes / name).write_bytes(spoil)
         with life(fleet, notes, calendar) as engine:
-            wait_until("it may serve", lambda: engine.driver.ledger.stock.reachable)
+            wait_until("it may serve", lambda: engine.driver.ledger.is_reachable)
             assert engine.load(asked) == 0
             assert engine.driver.purge("acme", seconds=10).done
             assert not carries(fleet, asked.maker.tag)
@@ -262,16 +262,16 @@ def test_a_note_that_says_what_is_not_so_costs_misses_and_never_a_byte(
     with life(fleet, notes, calendar) as engine:
         engine.store(mine)
         engine.store(theirs)
-    note = resuming.take(notes / "columns", LedgerNote)
-    shard = resuming.take(notes / "0.0", ShardNote)
+    note = snapshot.read_once(notes / "columns", LedgerSnapshot)
+    shard = snapshot.read_once(notes / "0.0", ShardSnapshot)
     assert note
     assert shard
     from msgspec.structs import replace
 
     swapped = [replace(one, slot=3 - one.slot if one.slot < 4 else one.slot) for one in note.columns]
     more = [*swapped, swapped[0], replace(swapped[0], map=99), replace(swapped[1], parent=500)]
-    resuming.write(notes / "columns", replace(note, columns=more))
-    resuming.write(notes / "0.0", shard)
+    snapshot.write(notes / "columns", replace(note, columns=more))
+    snapshot.write(notes / "0.0", shard)
     with life(fleet, notes, calendar) as engine:
         assert engine.load(mine) == engine.load(theirs) == 0  # every byte that comes is looked at
         engine.store(mine)
@@ -287,10 +287,10 @@ def test_workers_that_end_at_the_same_time_leave_a_note_each(
     def meanwhile(descriptor: int) -> None:
         if not written:
             written.append(second)
-            resuming.write(second, ShardNote(b"second", 2, b""))
+            snapshot.write(second, ShardSnapshot(b"second", 2, b""))
         is_written(descriptor)
 
     monkeypatch.setattr(os, "fsync", meanwhile)
-    resuming.write(first, ShardNote(b"first", 1, b""))
-    assert resuming.take(first, ShardNote) == ShardNote(b"first", 1, b"")
-    assert resuming.take(second, ShardNote) == ShardNote(b"second", 2, b"")
+    snapshot.write(first, ShardSnapshot(b"first", 1, b""))
+    assert snapshot.read_once(first, ShardSnapshot) == ShardSnapshot(b"first", 1, b"")
+    assert snapshot.read_once(second, ShardSnapshot) == ShardSnapshot(b"second", 2, b"")

@@ -20,7 +20,7 @@ from swdriver_shim.adapters.wafer import Emulator, Served
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.keys import Keys, Namespace
-from swdriver_shim.replaying.traces import Request, tenant
+from swdriver_shim.replay.traces import Request, tenant
 from telemetry.histogram import Histogram
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -148,16 +148,16 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def keep_house(ledger: Ledger, now: float) -> None:
+def run_housekeeping(ledger: Ledger, now: float) -> None:
     """What a driver does in the background, where no agent has to be asked."""
     while ledger.sweep(now) | ledger.reclaim():
         pass
-    while clears := ledger.slots.take_clears(CLEARS_AT_ONCE):
-        ledger.slots.cleared(clears)
-    while forgets := ledger.forgetting.take(64):
-        ledger.forgetting.forgotten(forgets)
-    while purge := ledger.forgetting.take_purge():
-        ledger.forgetting.purged(purge)
+    while clears := ledger.take_clears(CLEARS_AT_ONCE):
+        ledger.finish_clears(clears, is_done=True)
+    while deletes := ledger.tier2.take_deletes(CLEARS_AT_ONCE):
+        ledger.tier2.finish_deletes(deletes, is_done=True)
+    while purge := ledger.tier2.take_purge():
+        ledger.tier2.finish_purge(purge, is_done=True)
 
 
 def report(totals: Totals, tallies: Mapping[str, Tally]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ CHUNK: Final = 16  # items of one org in a row, where others wait
 T = TypeVar("T")
 
 
-class Rounds(Generic[T]):
+class FairQueue(Generic[T]):
     """Items of one org and kind leave in the order in which they came. However many items an org has
     waiting, they cost another org no more than a turn."""
 

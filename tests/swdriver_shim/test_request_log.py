@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.remembered import Remembered, Requests
+from swdriver_shim.cache.request_log import RequestLog, RequestRecord
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Policy
 from tests.swdriver_shim.prompts import NAMESPACE, SECRET
@@ -21,12 +21,12 @@ def asked(columns: int, request: str = "r-1", rest: int = 0, org: str = "acme") 
 def loaded(made: Ledger, prompt: Prompt, now: float = 0.0) -> Match:
     match = made.match(prompt, now)
     made.release(match)
-    made.remember(match, now)
+    made.log_request(match, now)
     return match
 
 
-def known(made: Ledger, request: str = "r-1", org: str = "acme") -> Remembered:
-    found = made.stock.requests.find(org, request)
+def known(made: Ledger, request: str = "r-1", org: str = "acme") -> RequestRecord:
+    found = made._stock.requests.find(org, request)
     assert found is not None
     assert sum(found.missed.values()) + found.hit == found.asked, "each token once"
     assert sum(count for _, count in found.runs()) == found.asked // C, "each column once"
@@ -37,7 +37,7 @@ def test_what_was_hit_and_why_the_rest_was_not_is_known_column_by_column() -> No
     made = ledger(8)
     store(made, asked(3))
     store(made, asked(5))
-    made.stock.remove(known_column(made, asked(5), 4), Reason.DISPLACED)
+    made._stock.remove(known_column(made, asked(5), 4), Reason.DISPLACED)
     loaded(made, asked(7, rest=9))
     found = known(made)
     assert found.runs() == [("dram", 4), ("displaced", 1), ("never_stored", 2)]
@@ -47,7 +47,7 @@ def test_what_was_hit_and_why_the_rest_was_not_is_known_column_by_column() -> No
 
 
 def known_column(made: Ledger, prompt: Prompt, depth: int):  # type: ignore[no-untyped-def]
-    return made.stock.maps_of(prompt.maker)[0].columns[prompt.keys[depth]]
+    return made._stock.maps_of(prompt.maker)[0].columns[prompt.keys[depth]]
 
 
 def test_hits_that_were_left_have_their_reason_and_what_is_learned_later_is_told() -> None:
@@ -56,9 +56,9 @@ def test_hits_that_were_left_have_their_reason_and_what_is_learned_later_is_told
     match = made.match(asked(6), 0)
     made.shorten(match, C, Reason.NOT_WORTH_IT)
     made.release(match)
-    made.remember(match, 0)
+    made.log_request(match, 0)
     assert known(made).runs() == [("dram", 1), ("not_worth_it", 3), ("never_stored", 2)]
-    made.stock.ghosts.add(asked(6).keys[5], Reason.TIER2_LATE)
+    made._stock.ghosts.add(asked(6).keys[5], Reason.TIER2_LATE)
     made.recount(match, 1)
     found = known(made)
     assert found.runs() == [("dram", 1), ("not_worth_it", 3), ("never_stored", 1), ("tier2_late", 1)]
@@ -76,11 +76,11 @@ def test_what_lies_in_another_namespace_is_told_as_that() -> None:
 def test_a_request_without_a_name_is_not_remembered_and_one_that_comes_again_is_once() -> None:
     made = ledger(8)
     loaded(made, asked(2, request=""))
-    assert made.stock.requests.newest("acme", 10) == []
+    assert made._stock.requests.newest("acme", 10) == []
     loaded(made, asked(2))
     store(made, asked(2))
     loaded(made, asked(2), 5)
-    [found] = made.stock.requests.newest("acme", 10)
+    [found] = made._stock.requests.newest("acme", 10)
     assert (found.hit, found.at) == (2 * C, 5)
 
 
@@ -97,22 +97,22 @@ def test_each_org_has_its_own_and_a_purge_takes_them_along() -> None:
     for org in ("acme", "globex"):
         loaded(made, asked(1, org=org))
         loaded(made, asked(1, "r-2", org=org))
-    assert [one.request for one in made.stock.requests.newest("acme", 10)] == ["r-2", "r-1"]
+    assert [one.request for one in made._stock.requests.newest("acme", 10)] == ["r-2", "r-1"]
     made.purge("acme")
-    assert made.stock.requests.find("acme", "r-1") is None
-    assert made.is_current(known(made, org="globex").maker)
-    assert not made.is_current(Keys("globex", b"another secret of an org, as long as that", NAMESPACE))
+    assert made._stock.requests.find("acme", "r-1") is None
+    assert made._is_current(known(made, org="globex").maker)
+    assert not made._is_current(Keys("globex", b"another secret of an org, as long as that", NAMESPACE))
 
 
 def test_there_is_an_end_to_requests_and_to_their_columns() -> None:
     made = ledger(8)
-    made.stock.requests = Requests(requests_max=3, columns_max=20)
+    made._stock.requests = RequestLog(requests_max=3, columns_max=20)
     for number in range(5):
         loaded(made, asked(1, f"r-{number}"))
-    assert [one.request for one in made.stock.requests.newest("acme", 9)] == ["r-4", "r-3", "r-2"]
+    assert [one.request for one in made._stock.requests.newest("acme", 9)] == ["r-4", "r-3", "r-2"]
     loaded(made, asked(19, "long"))
-    assert [one.request for one in made.stock.requests.newest("acme", 9)] == ["long", "r-4"]
+    assert [one.request for one in made._stock.requests.newest("acme", 9)] == ["long", "r-4"]
     loaded(made, asked(21, "too long"))
-    assert made.stock.requests.newest("acme", 9) == []
+    assert made._stock.requests.newest("acme", 9) == []
     loaded(made, asked(20, "as long as may be"))
-    assert len(made.stock.requests.newest("acme", 9)) == 1, "what has gone takes no room"
+    assert len(made._stock.requests.newest("acme", 9)) == 1, "what has gone takes no room"

@@ -1,4 +1,4 @@
-"""When the sweeper looks at which column: in the second in which it may have expired, or before that."""
+"""When the sweeper looks at which column: in the second in which it may have expired, or earlier."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Final
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.policy import NEVER
 
-LOOK_AHEAD_SECONDS: Final = 3600  # what expires later is looked at before: no longer a list of seconds
+LOOK_AHEAD_SECONDS: Final = 3600  # columns that expire later are looked at before: it bounds the seconds
 
 
-class Agenda:
+class ExpirySchedule:
     def __init__(self) -> None:
-        self._due: dict[int, dict[Column, None]] = {}  # by the second
+        self._due: dict[int, dict[Column, None]] = {}  # by second
         self._seconds: list[int] = []  # a heap of those
         self._swept_at = 0.0
-        self._anew: deque[list[Column]] = deque()
+        self._to_reschedule: deque[list[Column]] = deque()
 
     def second(self, column: Column) -> int:
-        """The first in which it may have expired, or one before that; 0 for never."""
+        """The first second in which the column may have expired, or an earlier one; 0 for never."""
         expires_at = column.expires_at
         if expires_at == NEVER:
             return 0
@@ -32,7 +32,7 @@ class Agenda:
         self.put(column, self.second(column))
 
     def put(self, column: Column, second: int) -> None:
-        """Have it looked at in this second; 0 for never."""
+        """Schedule the column for this second; 0 for never."""
         if column.due == second:
             return
         if column.due:
@@ -46,31 +46,31 @@ class Agenda:
             heapq.heappush(self._seconds, second)
         due[column] = None
 
-    def schedule_anew(self, columns: Iterable[Column]) -> None:
-        """Their policy is another one. `catch_up` goes through them."""
+    def reschedule(self, columns: Iterable[Column]) -> None:
+        """The policy of these columns has changed. `catch_up` schedules them anew, in pieces."""
         if some := list(columns):
-            self._anew.append(some)
+            self._to_reschedule.append(some)
 
     @property
     def is_behind(self) -> bool:
-        return bool(self._anew)
+        return bool(self._to_reschedule)
 
     def catch_up(self, most: int) -> int:
-        """How many columns were looked at."""
+        """Reschedule up to so many columns; returns how many."""
         left = most
-        while self._anew and left > 0:
-            piece = self._anew[0][-left:]
+        while self._to_reschedule and left > 0:
+            piece = self._to_reschedule[0][-left:]
             for column in piece:
                 if column.state is State.READY:
                     self.schedule(column)
             left -= len(piece)
-            del self._anew[0][-len(piece) :]
-            if not self._anew[0]:
-                self._anew.popleft()
+            del self._to_reschedule[0][-len(piece) :]
+            if not self._to_reschedule[0]:
+                self._to_reschedule.popleft()
         return most - left
 
     def take(self, now: float, most: int) -> list[Column]:
-        """Columns that are to be looked at now."""
+        """Columns that are due."""
         self._swept_at = now
         taken: list[Column] = []
         while self._seconds and self._seconds[0] <= now and len(taken) < most:
