@@ -15,12 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvss_agent.http.api import Invalid, Refused, as_json, bearer
-from swdriver_shim.cache.missing import ColumnState
+from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.daemon import binary, verbs
 from swdriver_shim.daemon.admission import BODY_BYTES_LEAST, OrgAdmission
 from swdriver_shim.daemon.shim import VERBS_AT_ONCE, Shim, owner_of
 from swdriver_shim.daemon.verbs import Verb
-from swdriver_shim.deciding import Permit, Receipt, Worth
+from swdriver_shim.decider.decider import Permit
+from swdriver_shim.decider.removals import Receipt
+from swdriver_shim.decider.statistics import BreakEvenTokens
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.driver import Stored
 from swdriver_shim.keys import Keys, Prompt, isolation_tag
@@ -168,9 +170,9 @@ class PromptVerbs:
     def prefetch(self, call: Call[verbs.PrefetchBody]) -> verbs.PrefetchAnswer:
         return verbs.PrefetchAnswer(self._shim.driver.prefetch(call.org.name, call.body.continue_id))
 
-    def computed(self, call: Call[verbs.ComputedBody]) -> Worth:
+    def computed(self, call: Call[verbs.ComputedBody]) -> BreakEvenTokens:
         self._shim.driver.computed(call.org.name, call.body.tokens, call.body.seconds)
-        return self._shim.driver.worth()[call.org.name]
+        return self._shim.driver.statistics.break_even()[call.org.name]
 
     def delete(self, call: Call[verbs.DeleteBody]) -> Receipt:
         prompt = self._prompt(call.org, call.body)

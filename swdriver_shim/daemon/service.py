@@ -122,13 +122,13 @@ class Service:
         return as_json(await self._run(self.shim.observed))
 
     async def stats(self, _request: Request) -> Response:
-        return as_json([asdict(org) for org in self.shim.driver.orgs()])
+        return as_json([asdict(org) for org in self.shim.driver.statistics.orgs()])
 
     async def reuse(self, request: Request) -> Response:
         """How an org's columns come back; without one, of which orgs something is known."""
         ledger, org = self.shim.driver.ledger, request.query_params.get("org")
         if org is None:
-            accounts = list(ledger.stock.accounts.values())
+            accounts = list(ledger.accounts.values())
             return as_json([{"org": one.org, "requests": one.tally.requests} for one in accounts])
         sample = ledger.reuse(org, time.monotonic())  # the clock of a driver in a daemon
         if sample is None:

@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from kvss_agent.http.api import decode
-from swdriver_shim.cache.missing import ColumnState
+from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.daemon import binary
 from swdriver_shim.daemon.binary import LoadHead, ObjectsHead
-from swdriver_shim.deciding import Receipt, Worth
+from swdriver_shim.decider.removals import Receipt
+from swdriver_shim.decider.statistics import BreakEvenTokens
 from swdriver_shim.driver import Stored
 from swdriver_shim.keys import TOKEN_MAX
 from swdriver_shim.layout import GROUPS_MAX
@@ -219,7 +220,10 @@ PREFETCH: Final = Verb(
     "prefetch", "Fetch a conversation from tier 2 before it continues.", PrefetchBody, PrefetchAnswer
 )
 COMPUTED: Final = Verb(
-    "computed", "Report how long computing took, to compare with fetching.", ComputedBody, Worth
+    "computed",
+    "Report how long computing took, to compare with fetching.",
+    ComputedBody,
+    BreakEvenTokens,
 )
 DELETE: Final = Verb("delete", "Delete a prompt, with a receipt.", DeleteBody, Receipt)
 SET_PRIORITY: Final = Verb(
