@@ -359,7 +359,7 @@ def test_everything_works_without_scripts(browser: Browser, console: LiveConsole
     expect(page.get_by_role("row")).to_have_count(2)  # the head and the one
     page.get_by_role("searchbox", name="Find").fill("hool")
     page.keyboard.press("Enter")
-    page.get_by_role("region", name="What was found").get_by_role("link", name="Hooli").click()
+    page.get_by_role("region", name="Results").get_by_role("link", name="Hooli").click()
     expect(page.get_by_role("heading", name="Hooli")).to_be_visible()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("heading", name="Log in")).to_be_visible()

@@ -33,5 +33,5 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
         incident.Incident("http://here")._put_back(Shard.objects.get(index=1))
     assert str(told.value) == (
         "job7.full.1 may be left across the spine. "
-        "Bring it back: http://here/sessions/assistants/bring-back/"
+        "Restore it: http://here/sessions/assistants/bring-back/"
     )
