@@ -130,6 +130,7 @@ def test_histograms_of_two_drivers_add_up_to_those_of_one_that_saw_everything() 
     assert Histograms() + one == one
 
 
+@pytest.mark.slow
 def test_histograms_are_short_and_survive_a_journey() -> None:
     ledger = driver()
     for now, asked in enumerate(zipf(2000, 200, 8, seed=1)):
@@ -145,6 +146,7 @@ def test_histograms_of_nothing_say_that_there_was_nothing() -> None:
     assert Histograms().hit_rate_of_room(60) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sixteenth_of_the_columns_gives_about_the_same_curve(seed: int) -> None:
     ledger = driver()
@@ -163,6 +165,7 @@ def test_a_sixteenth_of_the_columns_gives_about_the_same_curve(seed: int) -> Non
 # The log
 
 
+@pytest.mark.slow
 def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -312,6 +315,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
     assert told.now.hit_rate == told.measured_hit_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "proposed",
     [
@@ -380,6 +384,7 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     assert nothing.expiring_columns == 40
 
 
+@pytest.mark.slow
 def test_who_stores_a_shared_beginning_anew_does_so_for_all_who_share_it() -> None:
     """With a time to live from the first use. Between the last column of the beginning that is in the
     sample and the first of each prompt that goes on there are some that all share."""
@@ -443,6 +448,7 @@ def test_a_sample_that_knows_little_says_so() -> None:
     assert any("wait for more traffic" in warning for warning in told.confidence.warnings)
 
 
+@pytest.mark.slow
 def test_policies_may_change_while_the_sample_is_taken() -> None:
     names: list[DisplacementName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
     ledger = driver(slots=100)

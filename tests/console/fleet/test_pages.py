@@ -22,7 +22,7 @@ from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from tests.conftest import People
-from tests.console.fleet.test_description import many
+from tests.console.fleet.descriptions import many
 from tests.console.fleet.worlds import World, refreshed
 
 Browser = Callable[..., Client]

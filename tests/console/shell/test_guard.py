@@ -23,6 +23,8 @@ from console.shell.request_context import note_known
 from kvss_agent.limits.shares import Shares
 from tests.live import LiveConsole, live_console, wait_until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 
@@ -90,7 +92,7 @@ FRAMINGS = (b"content-length: 536870912", b"transfer-encoding: chunked")
 
 
 def test_a_body_of_nobody_in_particular_is_not_stored(console: LiveConsole) -> None:
-    """Of each path, announced and chunked, all at once: together they take no more memory than one may."""
+    """Of each path, announced and chunked, all at once; together they take no more than one may."""
 
     def flood(path: bytes, framing: bytes) -> bytes:
         head = b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncookie: tidegate_session=made0up\r\n%s\r\n\r\n"
