@@ -17,7 +17,8 @@ from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.data_plane.agent_control import PullResult
-from swdriver_shim.data_plane.shard import Pull, Shard
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.moves import Pull
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout

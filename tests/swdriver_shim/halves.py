@@ -12,9 +12,9 @@ from kvss_agent.client import Credentials, Miss
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.homes import Home
-from swdriver_shim.data_plane.shard import EvictColumn, ViewColumn
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -29,7 +29,7 @@ class Halves:
         self.fleet = fleet
         self.told: list[object] = []
         self.workers = [WorkerServer(), WorkerServer()]
-        self.lines = [WorkerConnection(one.place, self.hear) for one in self.workers]
+        self.lines = [WorkerConnection(one.address, self.hear) for one in self.workers]
         held = {"0.0": 0, "0.1": 1, "1.0": 0}
         far = {name: RemoteShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
         self.far = far

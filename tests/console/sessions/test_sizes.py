@@ -10,9 +10,9 @@ from console.audit.models import AuditEntry
 from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
+from console.operations.plans import StalePlan
 from console.placement.rules import Cause
 from console.sessions import rules, services, sizing
-from console.sessions.changing import StalePlan
 from console.sessions.models import Session
 from console.sessions.planning import CannotPlan
 from telemetry.models import Event
