@@ -19,7 +19,7 @@ from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.moves import Pull
-from swdriver_shim.driver import Driver, Loading, Part
+from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
@@ -52,7 +52,7 @@ class Engine:
     def load(self, asked: Prompt, seconds: float = 0.0) -> int:
         return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
 
-    def loaded(self, asked: Prompt, ask: Callable[[Part], Loading]) -> Loading:
+    def loaded(self, asked: Prompt, ask: Callable[[Part], ResumableLoad]) -> ResumableLoad:
         """What a load gave, every byte of it checked."""
         got: dict[tuple[int, int, int, int], bytearray] = {}
 

@@ -15,7 +15,7 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.deciding import Decider
+from swdriver_shim.decider.decider import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER, SECRET, running
@@ -56,7 +56,7 @@ class Halves:
         store = self.driver.begin_store(asked, asked.tokens)
         failed: dict[Column, Reason] = {}
         for column, slot in store.places:
-            group, depth = column.home.group, column.depth
+            group, depth = column.group, column.depth
             for index, name in enumerate(self.names[group]):
                 payload = memoryview(kv(asked, group, index, depth, column.tokens))
                 out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)

@@ -18,7 +18,7 @@ C = COLUMN_TOKENS
 def ledger(slots: int = 8, layout: Layout = FULL, **policies: Policy) -> Ledger:
     made = Ledger(layout, "llama")
     for group in range(len(layout.groups)):
-        made.set_line(group, slots)
+        made.set_slot_limit(group, slots)
     made.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()}, 0)
     return made
 
@@ -31,7 +31,7 @@ def store(made: Ledger, asked: Prompt, now: float = 0, rules: Rules = AS_USUAL) 
 
 def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
     """What a match of this prompt counts as missed."""
-    tally = made.stock.account(asked.org).tally
+    tally = made._stock.account(asked.org).tally
     before = tally.missed.copy()
     made.release(made.match(asked, now))
     made.check_integrity()
@@ -45,12 +45,12 @@ def is_done(receipt: Removal) -> bool:
 def finish(made: Ledger) -> None:
     while made.reclaim():
         pass
-    while clears := made.slots.take_clears(64):
-        made.slots.cleared(clears)
-    while forgets := made.forgetting.take(64):
-        made.forgetting.forgotten(forgets)
-    while purge := made.forgetting.take_purge():
-        made.forgetting.purged(purge)
+    while clears := made.take_clears(64):
+        made.finish_clears(clears, is_done=True)
+    while forgets := made.tier2.take_deletes(64):
+        made.tier2.finish_deletes(forgets, is_done=True)
+    while purge := made.tier2.take_purge():
+        made.tier2.finish_purge(purge, is_done=True)
 
 
 def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:

@@ -35,7 +35,7 @@ def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
         assert both.store(asked) == 3 + 3
         assert both.load(asked) == asked.tokens
         assert both.load(prompt(tokens(1, 2), "globex")) == 0
-        assert both.driver.groups()[0].slots == 20
+        assert both.driver.statistics.groups()[0].slots == 20
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_only_bytes_that_are_damaged_are_said_to_be(
         loading = both.driver.begin_load(asked)
         why = both.driver.refuse({loading.match.columns[0][1]: miss})
         both.driver.end_load(loading, (0, why))
-        assert both.driver.orgs()[0].missed_tokens == {reason: asked.tokens}
+        assert both.driver.statistics.orgs()[0].missed_tokens == {reason: asked.tokens}
     assert (f"not served: {miss}" in caplog.text) == (reason is Reason.SEAL_REFUSED)
 
 
@@ -90,7 +90,9 @@ def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
             stored = both.store(prompt(tokens(1, 2)))
             assert waits.wait(30)
             stored += both.store(prompt(tokens(3, 4)))
-            wait_until("the second has expired", lambda: both.driver.orgs()[0].expired.dram == stored)
+            wait_until(
+                "the second has expired", lambda: both.driver.statistics.orgs()[0].expired.dram == stored
+            )
         finally:
             answers.set()
 
@@ -115,7 +117,7 @@ def test_an_agent_that_is_gone_is_seen_from_here_and_comes_back(tmp_path: Path) 
 def test_a_line_that_moves_is_followed(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         both.fleet.plane.shards["0.1"].resize(4)
-        wait_until("it is followed", lambda: both.driver.groups()[0].slots == 4)
+        wait_until("it is followed", lambda: both.driver.statistics.groups()[0].slots == 4)
 
 
 def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:

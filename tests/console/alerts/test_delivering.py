@@ -321,7 +321,6 @@ def test_who_is_killed_while_it_is_told_leaves_it_to_be_told_again(receiver: Hoo
     assert first[0]["Idempotency-Key"] == second[0]["Idempotency-Key"]
 
 
-@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_receiver_that_takes_its_time_holds_a_worker_for_ten_seconds() -> None:
     """Whatever it does meanwhile: without a deadline some of them would hold it for ever."""

@@ -9,8 +9,9 @@ from django.db import transaction
 from console.fleet.models import Box, Driver
 from console.operations.models import Operation
 from console.orgs.models import Org
-from console.sessions import jobs, rules, services, sizing
-from console.sessions.models import RuleSet, Session, Shard
+from console.sessions import rules, services
+from console.sessions.changes import jobs, sizes
+from console.sessions.models import RuleSet, Session, Stream
 from tests.conftest import People
 
 
@@ -21,8 +22,8 @@ def start_job(people: People, driver: Driver, **more: object) -> Operation:
         return jobs.start_job(admin, session, "serve", driver, **more)  # type: ignore[arg-type]
 
 
-def shards() -> list[Shard]:
-    return list(services.shards_of(Session.objects.get(name="chat")))
+def shards() -> list[Stream]:
+    return list(services.streams_of(Session.objects.get(name="chat")))
 
 
 def create(
@@ -34,14 +35,14 @@ def create(
     **more: Any,
 ) -> Operation:
     with transaction.atomic():
-        session = sizing.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
-        return sizing.create(people.principal("platform_admin"), session, **more)
+        session = sizes.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
+        return sizes.create(people.principal("platform_admin"), session, **more)
 
 
 def resize(people: People, boxes: int, name: str = "chat", **more: Any) -> Operation:
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        return sizing.resize(admin, services.for_change(admin, name), boxes, **more)
+        return sizes.resize(admin, services.for_change(admin, name), boxes, **more)
 
 
 def set_rules(people: People, org: Org | None = None, **values: Any) -> RuleSet:
