@@ -43,7 +43,7 @@ set for all, and where a rule is about orgs for each org. Every rule also has `b
 
 def main() -> None:
     _pretend_to_be_set_up()
-    from console.alerts.documented import table as rules
+    from console.alerts.rules.documentation import table as rules
     from console.metrics.catalog import table
     from console.stack import redis_users
 

@@ -25,8 +25,8 @@ from tests.console.alerts.things import make_alert
 from console.orgs.models import Org
 from django.utils import timezone
 acme = Org.objects.create(slug="acme", name="Acme")
-cause = make_alert("agent-silent", "node:ax-7", pk=1, begun_at=timezone.now())
-make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, hidden_by=cause, state="no_data")
+cause = make_alert("agent-not-reporting", "node:ax-7", pk=1, begun_at=timezone.now())
+make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, suppressed_by=cause, state="no_data")
 windows = {"windows": ["5 m and 1 h"]}
 make_alert("refill-slow", "org:acme", acme, pk=3, evidence=windows, value=0.4, threshold=0.25)
 from tests.console.sessions.fleets import make_across
@@ -37,14 +37,14 @@ make_alert("spine-placement", "session:chat", acme, pk=4, labels=stream)
 _OVER = """
 import django; django.setup()
 from django.db import transaction
-from console.alerts.flipping import observe
-from console.alerts.life import Patience, Verdict
+from console.alerts.state.transitions import observe
+from console.alerts.state.lifecycle import Delays, Verdict
 from console.alerts.models import Alert
-from console.alerts.rules import Finding
+from console.alerts.rules.rule import Finding
 from datetime import timedelta
 from django.utils import timezone
-at_once = Patience(timedelta(0), timedelta(0))
-well = Finding("org:acme", Verdict.FINE, "it is well")
+at_once = Delays(timedelta(0), timedelta(0))
+well = Finding("org:acme", Verdict.OK, "it is well")
 observe(Alert.objects.get(pk=3), well, at_once, timezone.now())
 """
 
@@ -99,7 +99,7 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.get_by_role("button", name="Comment").click()
         expect(page.get_by_text("its power is off")).to_be_visible()
         page.get_by_role("link", name="Silence it…").click()
-        expect(page.get_by_label("That match")).to_have_value("rule=agent-silent, node=ax-7")
+        expect(page.get_by_label("That match")).to_have_value("rule=agent-not-reporting, node=ax-7")
         page.get_by_label("Why").fill("new power supply")
         page.get_by_role("button", name="Silence", exact=True).click()
         expect(page.get_by_role("row", name=re.compile("new power supply"))).to_contain_text("active")

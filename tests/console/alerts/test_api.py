@@ -48,8 +48,8 @@ def test_members_see_the_alerts_of_their_own_orgs(people: People, api_of: Api) -
 def test_page_and_api_have_the_same_filters(
     people: People, api_of: Api, browser_of: Callable[..., Client]
 ) -> None:
-    cause = make_alert("agent-silent", "node:ax-7")
-    make_alert("queue-deep", "node:ax-7", labels={"shard": "a"}, hidden_by=cause)
+    cause = make_alert("agent-not-reporting", "node:ax-7")
+    make_alert("queue-deep", "node:ax-7", labels={"shard": "a"}, suppressed_by=cause)
     make_alert("hit-rate-drop", "org:acme", people.acme, severity="ticket", state="resolved")
     make_alert("tier2-near-cap", "node:ax-3", state="pending", fired_at=None)
     api, browser = api_of(people.platform_viewer), browser_of(people.platform_viewer)
@@ -59,7 +59,7 @@ def test_page_and_api_have_the_same_filters(
         "?state=resolved": ["acme"],
         "?state=pending": ["ax-3"],
         "?severity=ticket&state=all": ["acme"],
-        "?rule=agent-silent": ["ax-7"],
+        "?rule=agent-not-reporting": ["ax-7"],
         "?topic=node:ax-3": ["ax-3"],
         "?q=AX-3": ["ax-3"],
         "?org=acme&state=all": ["acme"],
@@ -75,9 +75,9 @@ def test_page_and_api_have_the_same_filters(
 def test_the_number_of_queries_does_not_grow_with_the_alerts(
     people: People, api_of: Api, browser_of: Callable[..., Client], django_assert_max_num_queries: Any
 ) -> None:
-    cause = make_alert("agent-silent", "node:ax-0")
+    cause = make_alert("agent-not-reporting", "node:ax-0")
     for number in range(30):
-        more = {"assignee": people.on_call, "hidden_by": cause}
+        more = {"assignee": people.on_call, "suppressed_by": cause}
         make_alert("refill-slow", f"org:acme-{number}", people.acme, **more)
     make_silence(["rule=refill-slow"])
     browser, api = browser_of(people.platform_admin), api_of(people.platform_admin)
@@ -105,7 +105,7 @@ def test_what_is_done_to_an_alert_is_recorded_once_and_does_not_touch_its_state(
     assert (said.status_code, said.json()["author"]) == (201, "carl by token test")
     whole = api.get(path).json()
     assert (whole["assignee"], [one["text"] for one in whole["comments"]]) == ("olga", ["disk"])
-    assert [flip["after"] for flip in whole["flips"]] == ["firing"]
+    assert [transition["after"] for transition in whole["transitions"]] == ["firing"]
     kinds = set(Event.objects.filter(topics__contains=["org:acme"]).values_list("kind", flat=True))
     assert kinds == {"alert.acknowledge", "alert.assign", "alert.comment"}
     api.post(f"{path}/unacknowledge", {}, content_type=JSON)
@@ -315,13 +315,13 @@ def test_pages_of_every_rule_and_state_can_be_seen(
     people: People, browser_of: Callable[..., Client]
 ) -> None:
     """With charts and runbooks, whatever the rule reads."""
-    from console.alerts.catalogue import RULES
+    from console.alerts.rules.catalogue import RULES
 
     browser = browser_of(people.platform_admin)
     make_channel("pager", "http://127.0.0.1:9/x")
     topics = {"org": "org:acme", "fleet": "fleet"}
     for rule in RULES:
-        labels = {name: "x" for reading in rule.readings.values() for name in reading.by[:2]}
+        labels = {name: "x" for reading in rule.queries.values() for name in reading.by[:2]}
         topic = topics.get(rule.scope, f"{rule.scope}:x")
         alert = make_alert(rule.slug, topic, people.acme, labels=labels, severity=rule.severity)
         page = browser.get(f"/alerts/{alert.pk}/")

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
-from console.alerts.world import world as known
+from console.alerts.state.snapshot import world as known
 from console.fleet import importing, joining, retiring
 from console.fleet.models import Node, RetiringStore
 from console.fleet.nodes import Impossible

@@ -35,7 +35,7 @@ def world(people: People) -> Operation:
     for org in (people.acme, people.globex):
         new_session(f"{org.slug}-chat", org, 1).save()
         make_alert("refill-slow", f"org:{org.slug}", org)
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     with transaction.atomic():
         return start(SYSTEM, "tests.waits", "session:acme-chat", "Wait", plan={}, org_id=people.acme.pk)
 
@@ -66,7 +66,7 @@ def test_who_is_called_just_so_comes_first_and_not_more_than_asked_for(people: P
     assert [one.name for one in group.found] == ["chat", "chatter", "a-chat", "zz-chat-0"]
     assert group.are_more
     make_world()
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     assert list(found(people, "platform_admin", "AX-1")) == ["nodes", "alerts"], "it is what was meant"
 
 
@@ -117,10 +117,10 @@ def test_it_takes_as_many_queries_however_much_is_found(people: People) -> None:
         return len(captured)
 
     make_world()
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     few = queries()
     for number in range(5):
         Org.objects.create(slug=f"a-{number}", name="A")
-        make_alert("agent-silent", f"node:a-{number}")
+        make_alert("agent-not-reporting", f"node:a-{number}")
         new_session(f"a-{number}", people.acme, 1).save()
     assert queries() <= few + 1
