@@ -30,7 +30,7 @@ from benchmarks.dataplane import Memory
 from benchmarks.harness import Row, percentile, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
-from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.deciding import CLEARS_AT_ONCE
 from swdriver_shim.driver import Driver
@@ -47,7 +47,7 @@ LAYOUT = Layout((Group("full", (64, 64)),))
 NAMESPACE = Namespace("bench", "1", "bf16", "full")
 FOREVER = OrgPolicies(policy=Policy(ttl_last_use_seconds=None))
 REPLAY_SCALE = 8192  # bytes per token: parts of columns of 87 to 175 KiB
-EVICTING_SLOTS = 250_000
+DISPLACING_SLOTS = 250_000
 MATCH_PROMPTS, MATCH_AT_ONCE = 100, 10
 MATCH_TOKENS, MATCH_MORE = PROMPT_COLUMNS * COLUMN_TOKENS, 1024
 
@@ -391,7 +391,7 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    totals = replay(requests, Emulator(InNumbers(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
+    totals = replay(requests, Emulator(LedgerCache(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
     rate = totals.requests / totals.seconds
     return Row(name, rate, "requests/s", "2,000 requests/s", rate / 2000, 1.0)
 
@@ -409,7 +409,7 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
         driver = Driver(wafer.layout, "bench", agents.shards())
         try:
             orgs = Orgs(4, 0, wafer.namespace)
-            totals = replay(requests, Emulator(InBytes(driver, wafer)), orgs, lambda _: None)
+            totals = replay(requests, Emulator(DriverCache(driver, wafer)), orgs, lambda _: None)
         finally:
             driver.close()
     assert not totals.wrong_bytes
@@ -466,7 +466,7 @@ def replay_rows(traces: Path | None, *, quick: bool) -> list[Row]:
     requests = list(islice(conversations(trace), 4000 if quick else None))
     return [
         metadata_row("replay.metadata", requests, 10 * MILLION),
-        metadata_row("replay.metadata.evicting", requests, EVICTING_SLOTS),
+        metadata_row("replay.metadata.displacing", requests, DISPLACING_SLOTS),
         *bytes_rows(requests[: 150 if quick else 600]),
     ]
 

@@ -28,7 +28,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.servers import lmcache_server, mooncake_master
 from kvss_agent import native
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from swdriver_shim.replaying.fleet import Agent
 
@@ -173,7 +173,7 @@ def tidegate(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
 
 
 def tidegate_tier2(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
-    policy = Policy(tiers=Tiers.TIER2, eviction="lru")
+    policy = Policy(tiers=Tiers.TIER2, displacement="lru")
     with_agent(engine, its, scratch / "tier2", LITTLE_BYTES, policy)
     engine.fills = True
 
@@ -210,7 +210,7 @@ def with_agent(
     engine.params = {"tidegate": claim(setting)}
 
 
-def claim(setting: Setting) -> str:
+def claim(setting: EngineConfig) -> str:
     return mint(setting.claims_key, setting.driver, ORG, seconds=CLAIM_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""What share of blocks the eviction policies hit on public traces, beside simple ones and the optimum.
+"""Hit rates of the displacement policies on public traces, beside simple policies and the optimum.
 
 A request hits its longest prefix of blocks that are present; then all its blocks are stored, a last one
 that is not full included. Room is made by the policies as the driver uses them, leaf-first. Who asks for
@@ -25,7 +25,7 @@ from typing import TypeAlias
 from benchmarks import simulators
 from benchmarks.harness import Row, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
-from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction
+from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
 from swdriver_shim.replaying.traces import Malformed, Request, read
 
 TRACES = traces_folder()
@@ -57,13 +57,13 @@ class Column:
     mark: object = None
 
 
-AnyEviction: TypeAlias = Eviction[Column]
+AnyPolicy: TypeAlias = DisplacementPolicy[Column]
 
 
 class Store:
     """So many blocks, and a policy that makes room: what the driver does, without bytes."""
 
-    def __init__(self, policy: AnyEviction, size: int, salt: int) -> None:
+    def __init__(self, policy: AnyPolicy, size: int, salt: int) -> None:
         self.policy = policy
         self.present: dict[int, Column] = {}
         self._size = size
@@ -85,7 +85,7 @@ class Store:
                 policy.leaf(tip)  # it has been read; what follows is stored later
             tip.holds += 1  # a pin, which goes on to the child
         for depth in range(hits, len(request.blocks)):
-            if len(present) >= self._size and not self._evict(now):
+            if len(present) >= self._size and not self._displace(now):
                 break
             block, tail = request.blocks[depth], depth >= request.whole_blocks
             column = Column(
@@ -106,7 +106,7 @@ class Store:
             path.append(column)
         return path
 
-    def _evict(self, now: float) -> bool:
+    def _displace(self, now: float) -> bool:
         column = self.policy.victim(now)
         if column is None:
             return False
@@ -147,7 +147,7 @@ class Trace:
         return hits / self.total
 
 
-def replay(policy: AnyEviction, size: int, requests: Sequence[Request], salt: int = 0) -> int:
+def replay(policy: AnyPolicy, size: int, requests: Sequence[Request], salt: int = 0) -> int:
     """Blocks that are hit. Another salt makes other keys, by which policies may sample."""
     store = Store(policy, size, salt)
     return sum(
@@ -235,24 +235,24 @@ def cross_check(trace: Trace, measured: dict[str, dict[str, float]]) -> Iterator
             yield Row(row, 100 * share, "%", ours[policy], share / measured[name][ours[policy]])
 
 
-def costs(make: Callable[[], AnyEviction], name: str, rounds: int) -> list[Row]:
-    """What a policy takes of a driver's time: per column stored, evicted, and hit."""
-    stored, evicted, hit = zip(*(_cost_round(make()) for _ in range(rounds)), strict=True)
-    stored_s, evicted_s, hit_s = map(statistics.median, (stored, evicted, hit))
+def costs(make: Callable[[], AnyPolicy], name: str, rounds: int) -> list[Row]:
+    """What a policy takes of a driver's time: per column stored, displaced, and hit."""
+    stored, displaced, hit = zip(*(_cost_round(make()) for _ in range(rounds)), strict=True)
+    stored_s, displaced_s, hit_s = map(statistics.median, (stored, displaced, hit))
     more = {
         "stored ns": 1e9 * stored_s,
-        "evicted ns": 1e9 * evicted_s,
+        "displaced ns": 1e9 * displaced_s,
         "hit column ns": 1e9 * hit_s / HIT_COLUMNS,
     }
     hit_us = 1e6 * hit_s
     return [
-        Row(f"eviction.{name}.us", 1e6 * (stored_s + evicted_s), "µs/column", more=more),
-        Row(f"eviction.{name}.hit512.us", hit_us, "µs", f"{HIT_US:g} µs", HIT_US / hit_us, 1.0),
+        Row(f"displacement.{name}.us", 1e6 * (stored_s + displaced_s), "µs/column", more=more),
+        Row(f"displacement.{name}.hit512.us", hit_us, "µs", f"{HIT_US:g} µs", HIT_US / hit_us, 1.0),
     ]
 
 
-def _cost_round(policy: AnyEviction) -> tuple[float, float, float]:
-    """Seconds per column stored, per column evicted, and of a long hit."""
+def _cost_round(policy: AnyPolicy) -> tuple[float, float, float]:
+    """Seconds per column stored, per column displaced, and of a long hit."""
     prompts = [_prompt(number, COST_COLUMNS) for number in range(COST_PROMPTS)]
     path = _prompt(COST_PROMPTS, HIT_COLUMNS)
     gc.collect()
@@ -261,11 +261,11 @@ def _cost_round(policy: AnyEviction) -> tuple[float, float, float]:
         stored = _timed(_store_all, policy, prompts)
         _store_all(policy, [path])
         hits = [_timed(_hit_all, policy, path, 5000.0 + number) for number in range(20)]
-        evicted = _timed(_evict_all, policy)
+        displaced = _timed(_displace_all, policy)
     finally:
         gc.enable()
     columns = COST_PROMPTS * COST_COLUMNS
-    return stored / columns, evicted / columns, statistics.median(hits)
+    return stored / columns, displaced / columns, statistics.median(hits)
 
 
 def _prompt(number: int, length: int) -> list[Column]:
@@ -279,7 +279,7 @@ def _prompt(number: int, length: int) -> list[Column]:
     return columns
 
 
-def _store_all(policy: AnyEviction, prompts: Sequence[Sequence[Column]]) -> None:
+def _store_all(policy: AnyPolicy, prompts: Sequence[Sequence[Column]]) -> None:
     for columns in prompts:
         for column in columns:
             column.holds = 1
@@ -288,13 +288,13 @@ def _store_all(policy: AnyEviction, prompts: Sequence[Sequence[Column]]) -> None
         policy.leaf(columns[-1])
 
 
-def _hit_all(policy: AnyEviction, path: Sequence[Column], now: float) -> None:
+def _hit_all(policy: AnyPolicy, path: Sequence[Column], now: float) -> None:
     """Without the driver's stamps, which cost the same for each policy."""
     policy.used(path, now)
     policy.leaf(path[-1])
 
 
-def _evict_all(policy: AnyEviction) -> None:
+def _displace_all(policy: AnyPolicy) -> None:
     for number in range(COST_PROMPTS * COST_COLUMNS):
         column = policy.victim(6000.0 + number * 1e-3)
         assert column is not None

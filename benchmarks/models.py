@@ -23,7 +23,7 @@ from transformers import (
 
 from benchmarks.harness import Row, options, show
 from swdriver_shim.adapters.transformers import Prefilled, PrefixCache, model_spec
-from swdriver_shim.daemon.octets import run_heads
+from swdriver_shim.daemon.binary import run_heads
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.prefixes import Here

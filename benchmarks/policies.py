@@ -24,7 +24,7 @@ import msgspec
 
 from benchmarks.harness import Row, percentile, show, traces_folder
 from benchmarks.push import push_rows
-from swdriver_shim.adapters.wafer import Emulator, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
@@ -59,7 +59,7 @@ class Case:
     first_s: int | None = None
     last_s: int | None = None
     quota: int | None = None
-    eviction: str = "default"
+    displacement: str = "default"
     slots: int = SLOTS
 
     def policy(self, orgs: int) -> Policy:
@@ -67,7 +67,7 @@ class Case:
             ttl_first_use_seconds=self.first_s,
             ttl_last_use_seconds=self.last_s,
             dram_bytes_max=None if self.quota is None else self.quota // orgs * COLUMN_BYTES,
-            eviction=self.eviction,  # type: ignore[arg-type]  # a name that is there
+            displacement=self.displacement,  # type: ignore[arg-type]  # a name that is there
         )
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Case:
             self.last_s and f"last {self.last_s} s",
             self.quota and f"quota {self.quota:,}",
             self.slots < SLOTS and f"pool {self.slots:,}",
-            self.eviction != "default" and self.eviction,
+            self.displacement != "default" and self.displacement,
         ]
         return ", ".join(part for part in parts if part)
 
@@ -114,7 +114,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    replay(requests, Emulator(InNumbers(ledger, clock)), who, before)
+    replay(requests, Emulator(LedgerCache(ledger, clock)), who, before)
     return ledger, clock.now
 
 

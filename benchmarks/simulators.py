@@ -60,13 +60,13 @@ class Arc:
         elif block in self._once_gone:
             step = max(1.0, len(self._often_gone) / len(self._once_gone))
             self._wanted = min(self._size, self._wanted + step)
-            self._evict(often_comes_back=False)
+            self._displace(often_comes_back=False)
             del self._once_gone[block]
             self._often[block] = None
         elif block in self._often_gone:
             step = max(1.0, len(self._once_gone) / len(self._often_gone))
             self._wanted = max(0.0, self._wanted - step)
-            self._evict(often_comes_back=True)
+            self._displace(often_comes_back=True)
             del self._often_gone[block]
             self._often[block] = None
         else:
@@ -80,15 +80,15 @@ class Arc:
         if once >= self._size:
             if len(self._once) < self._size:
                 self._once_gone.popitem(last=False)
-                self._evict(often_comes_back=False)
+                self._displace(often_comes_back=False)
             else:
                 self._once.popitem(last=False)
         elif everything >= self._size:
             if everything >= 2 * self._size:
                 self._often_gone.popitem(last=False)
-            self._evict(often_comes_back=False)
+            self._displace(often_comes_back=False)
 
-    def _evict(self, *, often_comes_back: bool) -> None:
+    def _displace(self, *, often_comes_back: bool) -> None:
         if len(self._once) + len(self._often) < self._size:
             return
         once = len(self._once)

@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.harness import Row, options, show
 from kvss_agent import daemon, native
-from swdriver_shim.adapters.lm_frames import SHAPE_BYTES
-from swdriver_shim.adapters.lm_front import Front
+from swdriver_shim.adapters.lmcache_frames import SHAPE_BYTES
+from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys
 from swdriver_shim.objects import Here, object_model
@@ -49,10 +49,10 @@ def serve(chunk_bytes: int) -> None:
     with fleet.started(layout, slots, 1) as agents:
         driver = Driver(layout, "bench", agents.shards())
         # What was got once is not wanted again here, which the usual policy would learn.
-        driver.set_policies({"bench": OrgPolicies(policy=Policy(eviction="lru"))})
+        driver.set_policies({"bench": OrgPolicies(policy=Policy(displacement="lru"))})
         objects = Here(driver, Keys("bench", bytes(32), model.namespace()))
         listener = daemon.listen(("127.0.0.1", 0))
-        front = Front(listener, lambda: objects)
+        front = LmcacheServer(listener, lambda: objects)
         print(json.dumps(listener.getsockname()[1]), flush=True)
         sys.stdin.read()
         front.stop()

@@ -19,7 +19,7 @@ from itertools import count
 from typing import NamedTuple, Self
 
 from benchmarks.harness import Row, percentile
-from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, Wafer, wafer_layout
 from swdriver_shim.cache.reasons import DRAM, TIER2
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, encode
@@ -89,7 +89,10 @@ class Load:
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
             engines = [
-                (stack.enter_context(ThreadPoolExecutor(1)), Emulator(InBytes(self.driver, self.wafer)))
+                (
+                    stack.enter_context(ThreadPoolExecutor(1)),
+                    Emulator(DriverCache(self.driver, self.wafer)),
+                )
                 for _ in range(self.engines)
             ]
             maker, began = keys(self.wafer), time.monotonic()
@@ -174,7 +177,7 @@ class Heard(NamedTuple):
 
 def ask_all(driver: Driver, wafer: Wafer, numbers: Sequence[int], pause_seconds: float = 0.0) -> Heard:
     """About these conversations."""
-    emulator, maker = Emulator(InBytes(driver, wafer, wait_seconds=2.0)), keys(wafer)
+    emulator, maker = Emulator(DriverCache(driver, wafer, wait_seconds=2.0)), keys(wafer)
     tally = driver.ledger.stock.account(ORG).tally
     heard = Heard(0, {DRAM: 0, TIER2: 0}, {DRAM: [], TIER2: []}, 0)
     for number in numbers:

@@ -35,6 +35,7 @@ from kvss_agent.certificates import (
 )
 from kvss_agent.identity import ProcessIdentity, Unusable, public_pem
 from kvss_agent.keeping import keep
+from kvss_agent.server_names import log_undecodable
 from telemetry.decoding import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Trust:
         context.verify_mode = mode
         context.num_tickets = 0
         context.sni_callback = self._go_on
+        log_undecodable()
         return context
 
     def _go_on(self, connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:

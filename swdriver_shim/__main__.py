@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
-from swdriver_shim.adapters.wafer import Emulator, InBytes, InNumbers, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.daemon import serve
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Tiers
+from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Tiers
 from swdriver_shim.replaying import fleet
 from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay, report
 from swdriver_shim.replaying.traces import Malformed, Request, read
@@ -81,8 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=_count, metavar="N", help="only the first so many")
     add("--speed", type=_positive, metavar="X", help="1 is real time (default: as fast as it goes)")
     add("--orgs", type=_count, default=4, metavar="N", help="how many share the cache (default: 4)")
-    names = get_args(EvictionName)
-    add("--eviction", choices=names, default="default", help="what goes first when room is needed")
+    names = get_args(DisplacementName)
+    add(
+        "--displacement",
+        choices=names,
+        default="default",
+        help="which columns are displaced to make room",
+    )
     add("--seed", type=int, default=0, help="another one deals sessions out to other orgs (default: 0)")
     add("--json", type=Path, metavar="FILE", help="also write the report there")
     where = verb.add_argument_group("where to").add_mutually_exclusive_group()
@@ -153,7 +158,7 @@ def _replay(given: argparse.Namespace) -> None:
     wafer = Wafer(layout)
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
     tiers = Tiers.TIER2 if given.tier2 else Tiers.DRAM
-    policies = OrgPolicies(policy=Policy(eviction=given.eviction, tiers=tiers))
+    policies = OrgPolicies(policy=Policy(displacement=given.displacement, tiers=tiers))
     with _serving(given, wafer) as (emulator, ledger, before_each), _progress(len(requests)) as advance:
 
         def before(request: Request) -> None:
@@ -194,7 +199,7 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
         driver = Driver(wafer.layout, wafer.namespace.model, shards)
         try:
             wait = given.wait if given.tier2 else 0.0
-            yield Emulator(InBytes(driver, wafer, wait)), driver.ledger, _nothing
+            yield Emulator(DriverCache(driver, wafer, wait)), driver.ledger, _nothing
         finally:
             driver.close()
 
@@ -208,7 +213,7 @@ def _in_numbers(layout: Layout, slots: int) -> Serving:
         clock.pass_to(request.at_s)
         keep_house(ledger, clock.now)
 
-    return Emulator(InNumbers(ledger, clock)), ledger, pass_time
+    return Emulator(LedgerCache(ledger, clock)), ledger, pass_time
 
 
 def _nothing(request: Request) -> None:

@@ -39,12 +39,12 @@ from swdriver_shim.cache.resuming import LedgerNote
 from swdriver_shim.cache.slots import Place
 from swdriver_shim.cache.storing import Store
 from swdriver_shim.cache.trails import Trail
+from swdriver_shim.data_plane.break_even import BreakEven
+from swdriver_shim.data_plane.shard import ShardControl
+from swdriver_shim.data_plane.tier2 import Tier2Lookup, Tier2Transfers, is_damage, reason_of
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.carrier import Carrier, Seeking, is_damage, reason_of
-from swdriver_shim.moving.pace import Pace
-from swdriver_shim.moving.shard import Keeper
-from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Asked(NamedTuple):
     """A prompt that is being loaded: what of it is in memory, and a look-up in tier 2 for the rest."""
 
     match: Match
-    seeking: Seeking | None
+    seeking: Tier2Lookup | None
 
     @property
     def coming(self) -> int:
@@ -146,7 +146,7 @@ class Decider:
         self,
         layout: Layout,
         model: str,
-        shards: Sequence[Sequence[Keeper]],
+        shards: Sequence[Sequence[ShardControl]],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -168,10 +168,10 @@ class Decider:
         self._housekept = threading.Condition()
         count = min(THREADS_MAX, sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="shard")
-        self._carrier = Carrier(
+        self._carrier = Tier2Transfers(
             self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake.set
         )
-        self._paces: dict[str, Pace] = {}  # of refills, by org
+        self._paces: dict[str, BreakEven] = {}  # of refills, by org
         self._moved: dict[str, Moved] = {}  # by org
         self._purges: dict[bytes, Removal] = {}  # of tags that are nobody's any more
         self._served: Mapping[str, bytes] | None = None  # tags by org; None: nobody has said so
@@ -232,7 +232,7 @@ class Decider:
             log.warning("No note can be left for the next life: %s", error)
 
     @property
-    def _all(self) -> list[Keeper]:
+    def _all(self) -> list[ShardControl]:
         return [shard for of in self._keepers for shard in of]
 
     # Requests
@@ -407,10 +407,10 @@ class Decider:
             self._carrier.data_keys = dict(keys)
             self.ledger.stock.orgs_with_keys = frozenset(keys)
 
-    def evict_policy(self, org: str, name: EvictionName) -> None:
+    def set_displacement(self, org: str, name: DisplacementName) -> None:
         """What goes first of this org's, also of what is stored; until its policies are set again."""
         with self._lock:
-            self.ledger.evict_policy(org, name, self._clock())
+            self.ledger.set_displacement(org, name, self._clock())
 
     def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
         """Group by group and column by column: what is there, until when, and why not. Asks tier 2."""
@@ -602,12 +602,12 @@ class Decider:
                 for org in self._carrier.orgs_that_compute
             }
 
-    def _pace(self, org: str) -> Pace:
+    def _pace(self, org: str) -> BreakEven:
         """Of refills, against the computing of an org's engines."""
         pace = self._paces.get(org)
         if pace is None:
             computing = self._carrier.pace(org).computing
-            pace = self._paces[org] = Pace([self._carrier.refilling], computing)
+            pace = self._paces[org] = BreakEven([self._carrier.refilling], computing)
         return pace
 
     # Housekeeping
@@ -641,7 +641,7 @@ class Decider:
                 self._emptying.add(shard.name)
                 self._emptiers.submit(self._empty_homes_of, shard, scrub)
 
-    def _empty_homes_of(self, shard: Keeper, scrub: bool) -> None:  # noqa: FBT001
+    def _empty_homes_of(self, shard: ShardControl, scrub: bool) -> None:  # noqa: FBT001
         try:
             shard.empty_former_homes(scrub=scrub)
         except Exception:

@@ -20,10 +20,10 @@ from kvss_agent.desired import Document, Name
 from kvss_agent.handshake import SECRET_BYTES_MIN
 from kvss_agent.http_api import Invalid, decode
 from kvss_agent.wire import DATA_KEY_BYTES
+from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
-from swdriver_shim.moving.paths import PathSpec
 from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000

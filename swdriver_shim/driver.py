@@ -22,11 +22,11 @@ from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
+from swdriver_shim.data_plane.shard import EvictColumn, RefillColumn, Shard
+from swdriver_shim.data_plane.tier2 import Tier2Lookup
 from swdriver_shim.deciding import Asked, Decider, Notes, Permit, always, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.carrier import Seeking
-from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.object_store import ObjectStore
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -55,7 +55,7 @@ class Loading(Loaded):
     """And how to ask for more."""
 
     match: Match = field(kw_only=True, repr=False)
-    seeking: Seeking | None = field(kw_only=True, repr=False)
+    seeking: Tier2Lookup | None = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Driver(Decider):
             mine = [place for place in places if place.column.home.group == group]
             for at in range(0, len(mine), BATCH_MAX):
                 columns = [
-                    Out(
+                    EvictColumn(
                         slot,
                         column.key,
                         prompt.maker.tag,
@@ -222,7 +222,7 @@ class Driver(Decider):
             for at in range(0, len(places), BATCH_MAX):
                 batch = places[at : at + BATCH_MAX]
                 wanted = [
-                    In(
+                    RefillColumn(
                         slot,
                         column.key,
                         match.prompt.maker.tag,

@@ -18,9 +18,9 @@ from kvss_agent.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.data_plane.shard import EvictColumn, RefillColumn, Shard
+from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
-from swdriver_shim.moving.carrier import Carrier, reason_of
-from swdriver_shim.moving.shard import In, Out, Shard
 from swdriver_shim.policy import AS_USUAL, Rules
 
 WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
@@ -60,7 +60,7 @@ class ObjectStore:
         ledger: Ledger,
         lock: threading.Lock,
         shards: Sequence[Shard],
-        carrier: Carrier,
+        carrier: Tier2Transfers,
         on_each: OnEach,
         is_served: Callable[[Keys], bool],
         *,
@@ -162,7 +162,7 @@ class ObjectStore:
                 for slot, key, value in columns[at : at + BATCH_MAX]:
                     part = value[self._parts[index]]
                     tokens = COLUMN_TOKENS if part else NOTHING
-                    outs.append(Out(slot, key, tag, tokens, part or _NOTHING_BYTES))
+                    outs.append(EvictColumn(slot, key, tag, tokens, part or _NOTHING_BYTES))
                 if not self._shards[index].evict(outs):
                     return False
             return True
@@ -181,7 +181,7 @@ class ObjectStore:
                     slot, key = found.slots[place], found.columns[place].key
                     tokens = COLUMN_TOKENS if room else NOTHING
                     room = room or memoryview(bytearray(len(_NOTHING_BYTES)))
-                    wanted.append(In(slot, key, found.asked.maker.tag, tokens, room))
+                    wanted.append(RefillColumn(slot, key, found.asked.maker.tag, tokens, room))
                 for answer, one in zip(self._shards[index].fetch(wanted), wanted, strict=True):
                     if isinstance(answer, Miss):
                         yield answer

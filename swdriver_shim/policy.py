@@ -21,7 +21,7 @@ Bytes = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
 Priority = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
-EvictionName = Literal["default", "lru", "lfu", "slru", "s3fifo", "cost"]
+DisplacementName = Literal["default", "lru", "lfu", "slru", "s3fifo", "cost"]
 
 NEVER: Final = float("inf")
 
@@ -53,7 +53,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     tier2_bytes_max: Bytes | None = None
     share: Share = 100  # of the memory, against the shares of others; who is over pays first
     priority: Priority = PRIORITY
-    eviction: EvictionName = "default"
+    displacement: DisplacementName = "default"  # which columns make room
     encrypt_tier2: bool = False
     scrub: bool = False  # overwrite what is deleted, purged or expired
 

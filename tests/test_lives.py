@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from swdriver_shim.cache.eviction.cost import Cost
+from swdriver_shim.cache.displacement.cost import Cost
 from tests.lives import Failure, Life, shrink
 from tests.worlds import WORLDS
 
@@ -72,7 +72,7 @@ def test_a_life_is_written_as_it_is_read(text: str) -> None:
 @pytest.mark.sim
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_fault_of_the_driver_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault put in on purpose: a queue of evictions counts one column too many once in a while."""
+    """A fault put in on purpose: a queue of displacements counts one column too many once in a while."""
     removed = Cost.removed
 
     def forgets(self: Cost[Any], column: Any) -> None:

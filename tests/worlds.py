@@ -19,7 +19,7 @@ OFTEN: Final = {
     "driver": (
         *("hit", "tokens from dram", "stored", "not stored", "spilled", "resized"),
         *("crash", "cut", "held up", "a bit flipped", "a file was spoilt", "a disk failed"),
-        *("a purge was done", "missed: expired", "missed: evicted", "missed: quota"),
+        *("a purge was done", "missed: expired", "missed: displaced", "missed: quota"),
         "missed: agent_lost",
         *("a process stood still", "a connection was slow", "an earlier version was spoken"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from console.alerts.web.rules_api import router as alert_rules
 from console.alerts.web.silences_api import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
+from console.api.etags import etag
 from console.api.parser import BoundedParser, sentence_of
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
@@ -38,6 +40,7 @@ from console.metrics.api import router as metrics
 from console.metrics.dead_letters import router as dead_letters
 from console.operations.api import busy
 from console.operations.api import router as operations
+from console.operations.plans import StalePlan
 from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.overview.api import router as overview
@@ -50,7 +53,6 @@ from console.policies.schedule_api import router as scheduled_policies
 from console.saved.api import router as saved
 from console.search.api import router as search
 from console.sessions.api import router as sessions
-from console.sessions.changing import StalePlan
 from console.sessions.leaving_api import router as leaving
 from console.sessions.planning import CannotPlan
 from console.sessions.removal_api import router as removal
@@ -160,34 +162,31 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
     return problems.response(problems.problem("NotFound", str(error) or problems.SENTENCES[404]))
 
 
-@api.exception_handler(Impossible)
-def _impossible(_request: HttpRequest, error: Impossible) -> HttpResponse:
-    return problems.response(problems.problem("Conflict", str(error)))
+REASONS: dict[type[Exception], str] = {
+    CannotUndo: "CannotUndo",
+    Impossible: "Conflict",
+    JobsRun: "Conflict",
+    Misconfigured: "Misconfigured",
+}
 
 
-@api.exception_handler(CannotUndo)
-def _cannot_undo(_request: HttpRequest, error: CannotUndo) -> HttpResponse:
-    return problems.response(problems.problem("CannotUndo", str(error)))
+def _answer_with(reason: str) -> Callable[[HttpRequest, Exception], HttpResponse]:
+    return lambda _request, error: problems.response(problems.problem(reason, str(error)))
+
+
+for kind, reason in REASONS.items():
+    api.exception_handler(kind)(_answer_with(reason))
+
+
+@api.exception_handler(StalePlan)
+def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
+    headers = {} if error.version is None else {"ETag": etag(error.version)}
+    return problems.response(problems.problem("StalePlan", str(error)), headers)
 
 
 @api.exception_handler(CannotPlan)
 def _cannot_plan(_request: HttpRequest, error: CannotPlan) -> HttpResponse:
     return problems.response(problems.problem(error.cause.value, error.sentence))
-
-
-@api.exception_handler(Misconfigured)
-def _misconfigured(_request: HttpRequest, error: Misconfigured) -> HttpResponse:
-    return problems.response(problems.problem("Misconfigured", str(error)))
-
-
-@api.exception_handler(StalePlan)
-def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
-    return problems.response(problems.problem("StalePlan", str(error)))
-
-
-@api.exception_handler(JobsRun)
-def _jobs_run(_request: HttpRequest, error: JobsRun) -> HttpResponse:
-    return problems.response(problems.problem("Conflict", str(error)))
 
 
 @api.exception_handler(Busy)

@@ -3,6 +3,7 @@
 A session's fair share is the memory of all nodes times its boxes, divided by all boxes. Its jobs divide
 it by their boxes. All shards of a job keep the same columns, so a job's share is split in proportion to
 the bytes per token: an equal split would be as good as its largest shard allows, and waste the rest.
+No shard gets more than the largest node has.
 """
 
 from __future__ import annotations
@@ -116,9 +117,16 @@ def fair_share_bytes(fleet: Fleet, session: Session) -> int:
 
 
 def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
-    """A job's part of its session's share, by boxes. Boxes that jobs have in common count for each."""
+    """A job's part of its session's share, by boxes. Boxes that jobs have in common count for each.
+
+    No more than what lets the largest shard fit on the largest node: a few boxes can't use all memory of
+    many nodes.
+    """
     parts = sum(len(one.boxes) for one in session.jobs)
-    return fair_share_bytes(fleet, session) * len(job.boxes) // parts
+    share = fair_share_bytes(fleet, session) * len(job.boxes) // parts
+    sizes = [shard.slot_bytes for shard in job.shards]
+    largest = max((node.memory_bytes for node in fleet.nodes), default=0)
+    return min(share, largest // max(sizes) * sum(sizes))
 
 
 def effective(job: Job, memory_bytes: int) -> Effective:

@@ -12,13 +12,13 @@ from console.policies.models import REASON_MAX
 from swdriver_shim.policy import PRIORITY_MAX, Policy, Tiers
 from telemetry import units
 
-EVICTIONS = [
-    ("default", "the default: what is learned to come back last"),
-    ("lru", "lru: what was used longest ago"),
-    ("lfu", "lfu: what was used least often"),
-    ("slru", "slru: what was used once, before what was used twice"),
-    ("s3fifo", "s3fifo: what was not used again, in order of arrival"),
-    ("cost", "cost: what is cheapest to compute again"),
+DISPLACEMENTS = [
+    ("default", "default: cost"),
+    ("lru", "lru: least recently used first"),
+    ("lfu", "lfu: least frequently used first"),
+    ("slru", "slru: used once before used twice"),
+    ("s3fifo", "s3fifo: oldest without a second use first"),
+    ("cost", "cost: least expected savings first"),
 ]
 
 
@@ -89,7 +89,7 @@ class PolicyForm(forms.Form):
         label=words.LABELS["priority"],
         help_text="0 to 100. Lower ones go first.",
     )
-    eviction = forms.ChoiceField(label=words.LABELS["eviction"], choices=EVICTIONS)
+    displacement = forms.ChoiceField(label=words.LABELS["displacement"], choices=DISPLACEMENTS)
     encrypt_tier2 = forms.BooleanField(
         required=False,
         label="Encrypt what lies in tier 2",
@@ -186,8 +186,8 @@ class BulkForm(forms.Form):
     priority = forms.IntegerField(
         required=False, min_value=0, max_value=PRIORITY_MAX, label=words.LABELS["priority"]
     )
-    eviction = forms.ChoiceField(
-        required=False, label=words.LABELS["eviction"], choices=[UNCHANGED, *EVICTIONS]
+    displacement = forms.ChoiceField(
+        required=False, label=words.LABELS["displacement"], choices=[UNCHANGED, *DISPLACEMENTS]
     )
     encrypt_tier2 = forms.ChoiceField(
         required=False, label=words.LABELS["encrypt_tier2"], choices=YES_OR_NO

@@ -19,7 +19,7 @@ LABELS: Final = {
     "tier2_bytes_max": "Tier 2 at most",
     "share": "Share of memory",
     "priority": "Priority",
-    "eviction": "What goes first",
+    "displacement": "Displacement policy",
     "encrypt_tier2": "Encrypted in tier 2",
     "scrub": "Overwritten when it goes",
 }

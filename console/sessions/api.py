@@ -13,7 +13,7 @@ from console.accounts.browser import requester
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.operations.api import OperationOut, accepted
@@ -48,10 +48,6 @@ router = Router(tags=["sessions"])
 
 Name = Annotated[str, Path(pattern=SLUG, max_length=48, description="The session.")]
 JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
-ValidateOnly = Annotated[
-    bool,
-    Query(description="Check everything, change nothing, answer with the plan and its `plan_token`."),
-]
 PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
 
 
@@ -75,29 +71,26 @@ def list_sessions(
     response={200: PlanOut, 202: OperationOut, **documented(404, 409, 412)},
     summary="Make a session",
 )
+@with_dry_run
 def create_session(
-    request: HttpRequest, payload: SessionIn, key: IdempotencyKey, validate_only: ValidateOnly = False
-) -> HttpResponse:
+    request: HttpRequest, payload: SessionIn, validate_only: ValidateOnly = False
+) -> Answer:
     principal = requester(request)
-
-    def create() -> Answer:
-        org = get_org(principal, payload.org) if payload.org else None
-        services.check_may_create(principal, org)
-        session = _new(payload, org)
-        if validate_only:
-            return Answer(
-                200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
-            )
-        operation = sizing.create(
-            principal,
-            session,
-            wait_seconds=payload.wait_seconds,
-            plan_token=payload.plan_token,
-            reason=payload.reason,
+    org = get_org(principal, payload.org) if payload.org else None
+    services.check_may_create(principal, org)
+    session = _new(payload, org)
+    if validate_only:
+        return Answer(
+            200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
         )
-        return accepted(operation, _needs(session))
-
-    return once(request, key, payload, create, keep=not validate_only)
+    operation = sizing.create(
+        principal,
+        session,
+        wait_seconds=payload.wait_seconds,
+        plan_token=payload.plan_token,
+        reason=payload.reason,
+    )
+    return accepted(operation, _needs(session))
 
 
 def _new(payload: SessionIn, org: Org | None) -> Session:
@@ -122,33 +115,29 @@ def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> Ses
     response=PLANNED,
     summary="Give a session another size; its jobs go on",
 )
+@with_dry_run
 def resize_session(
     request: HttpRequest,
     name: Name,
     payload: ResizeIn,
     if_match: IfMatch,
-    key: IdempotencyKey,
     validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def resize() -> Answer:
-        session = _for_change(principal, name, if_match)
-        if validate_only:
-            return Answer(
-                200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
-            )
-        operation = sizing.resize(
-            principal,
-            session,
-            payload.boxes,
-            wait_seconds=payload.wait_seconds,
-            plan_token=payload.plan_token,
-            reason=payload.reason,
+    session = _for_change(principal, name, if_match)
+    if validate_only:
+        return Answer(
+            200, [_needs(session)], _shown_plan(principal, sizing.plan_size(session, payload.boxes))
         )
-        return accepted(operation, _needs(session), ETag=etag(session.version))
-
-    return once(request, key, payload, resize, keep=not validate_only)
+    operation = sizing.resize(
+        principal,
+        session,
+        payload.boxes,
+        wait_seconds=payload.wait_seconds,
+        plan_token=payload.plan_token,
+        reason=payload.reason,
+    )
+    return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
 @router.delete(
@@ -156,20 +145,16 @@ def resize_session(
     response={202: OperationOut, **documented(404, 409, 412, 428)},
     summary="Delete a session",
 )
+@idempotent
 def delete_session(
     request: HttpRequest,
     name: Name,
     if_match: IfMatch,
-    key: IdempotencyKey,
     end_jobs: Annotated[bool, Query(description="Also if it has jobs: they end.")] = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def delete() -> Answer:
-        session = _for_change(principal, name, if_match)
-        return accepted(sizing.delete(principal, session, end_jobs=end_jobs), _needs(session))
-
-    return once(request, key, None, delete)
+    session = _for_change(principal, name, if_match)
+    return accepted(sizing.delete(principal, session, end_jobs=end_jobs), _needs(session))
 
 
 def _for_change(
@@ -204,35 +189,31 @@ def list_jobs(
     response=PLANNED,
     summary="Register a job: its shards are made, and its driver is told",
 )
+@with_dry_run
 def start_job(
     request: HttpRequest,
     name: Name,
     payload: JobIn,
     if_match: IfMatch,
-    key: IdempotencyKey,
     validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def start() -> Answer:
-        session = _for_change(principal, name, if_match)
-        driver = services.get_driver(principal, payload.driver)
-        if validate_only:
-            plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
-            return Answer(200, [_needs(session)], _shown_plan(principal, plan))
-        operation = jobs.start_job(
-            principal,
-            session,
-            payload.name,
-            driver,
-            payload.boxes,
-            wait_seconds=payload.wait_seconds,
-            plan_token=payload.plan_token,
-            reason=payload.reason,
-        )
-        return accepted(operation, _needs(session), ETag=etag(session.version))
-
-    return once(request, key, payload, start, keep=not validate_only)
+    session = _for_change(principal, name, if_match)
+    driver = services.get_driver(principal, payload.driver)
+    if validate_only:
+        plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
+        return Answer(200, [_needs(session)], _shown_plan(principal, plan))
+    operation = jobs.start_job(
+        principal,
+        session,
+        payload.name,
+        driver,
+        payload.boxes,
+        wait_seconds=payload.wait_seconds,
+        plan_token=payload.plan_token,
+        reason=payload.reason,
+    )
+    return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
 @router.delete(
@@ -240,17 +221,12 @@ def start_job(
     response={202: OperationOut, **documented(404, 409, 412, 428)},
     summary="End a job: what it keeps in memory goes",
 )
-def end_job(
-    request: HttpRequest, name: Name, job: JobName, if_match: IfMatch, key: IdempotencyKey
-) -> HttpResponse:
+@idempotent
+def end_job(request: HttpRequest, name: Name, job: JobName, if_match: IfMatch) -> Answer:
     principal = requester(request)
-
-    def end() -> Answer:
-        session = _for_change(principal, name, if_match)
-        operation = jobs.end_job(principal, session, job)
-        return accepted(operation, _needs(session), ETag=etag(session.version))
-
-    return once(request, key, None, end)
+    session = _for_change(principal, name, if_match)
+    operation = jobs.end_job(principal, session, job)
+    return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
 @router.get(
@@ -286,19 +262,14 @@ def get_memory(request: HttpRequest, name: Name) -> MemoryOut:
     response={202: OperationOut, **documented(404, 409, 412, 428)},
     summary="Move a stream to another node; its job goes on",
 )
-def move_stream(
-    request: HttpRequest, name: Name, payload: MoveIn, if_match: IfMatch, key: IdempotencyKey
-) -> HttpResponse:
+@idempotent
+def move_stream(request: HttpRequest, name: Name, payload: MoveIn, if_match: IfMatch) -> Answer:
     principal = requester(request)
-
-    def move() -> Answer:
-        session = _for_change(principal, name, if_match, Role.ON_CALL)
-        shard = services.get_shard(session, payload.shard)
-        node = services.get_node(principal, session, payload.node)
-        operation = moves.move(principal, session, shard, node, reason=payload.reason)
-        return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
-
-    return once(request, key, payload, move)
+    session = _for_change(principal, name, if_match, Role.ON_CALL)
+    shard = services.get_shard(session, payload.shard)
+    node = services.get_node(principal, session, payload.node)
+    operation = moves.move(principal, session, shard, node, reason=payload.reason)
+    return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
 
 
 @router.post(
@@ -306,24 +277,18 @@ def move_stream(
     response={200: BringBackOut, 202: OperationOut, **documented(404, 409, 412, 428)},
     summary="Bring its streams back on rails",
 )
+@with_dry_run
 def bring_back(
     request: HttpRequest,
     name: Name,
     payload: BringBackIn,
     if_match: IfMatch,
-    key: IdempotencyKey,
     validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def bring() -> Answer:
-        session = _for_change(principal, name, if_match, Role.ON_CALL)
-        if validate_only:
-            plan = moves.plan_back_on_rails(session, payload.moves_max)
-            return Answer(200, [_needs(session, Role.ON_CALL)], show_bring_back(plan))
-        operation = moves.bring_back(
-            principal, session, moves_max=payload.moves_max, reason=payload.reason
-        )
-        return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
-
-    return once(request, key, payload, bring, keep=not validate_only)
+    session = _for_change(principal, name, if_match, Role.ON_CALL)
+    if validate_only:
+        plan = moves.plan_back_on_rails(session, payload.moves_max)
+        return Answer(200, [_needs(session, Role.ON_CALL)], show_bring_back(plan))
+    operation = moves.bring_back(principal, session, moves_max=payload.moves_max, reason=payload.reason)
+    return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))

@@ -12,17 +12,11 @@ from console.accounts.roles import Role
 from console.audit import services as audit
 from console.operations import services as operations
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.placement.rules import Cause
 from console.sessions.models import Session
 from console.sessions.planning import CannotPlan, Proposal
 from telemetry.topics import of_org, of_session
-
-
-class StalePlan(Exception):
-    """The world is not what it was when the plan was made."""
-
-    def __init__(self) -> None:
-        super().__init__("What this plan was made of has changed since. Make a new one, then decide.")
 
 
 def now_or_later(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import Field, Path, Router
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Input, Reason
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, idempotent
 from console.api.problems import documented
 from console.fleet.models import NAME
 from console.operations.api import OperationOut, accepted
@@ -36,17 +36,10 @@ class DrainIn(Input):
     response={202: OperationOut, **documented(404, 409)},
     summary="Move everything off a node while jobs go on",
 )
-def drain_node(
-    request: HttpRequest, name: NodeName, payload: DrainIn, key: IdempotencyKey
-) -> HttpResponse:
+@idempotent
+def drain_node(request: HttpRequest, name: NodeName, payload: DrainIn) -> Answer:
     principal = requester(request)
-
-    def drain() -> Answer:
-        return accepted(
-            leaving.drain(principal, name, reason=payload.reason), Authority(None, Role.ON_CALL)
-        )
-
-    return once(request, key, payload, drain)
+    return accepted(leaving.drain(principal, name, reason=payload.reason), Authority(None, Role.ON_CALL))
 
 
 @router.post(
@@ -54,13 +47,8 @@ def drain_node(
     response={202: OperationOut, **documented(404, 409)},
     summary="Drain a node, wait for its upgraded agent, and use it again",
 )
-def upgrade_node(
-    request: HttpRequest, name: NodeName, payload: UpgradeIn, key: IdempotencyKey
-) -> HttpResponse:
+@idempotent
+def upgrade_node(request: HttpRequest, name: NodeName, payload: UpgradeIn) -> Answer:
     principal = requester(request)
-
-    def upgrade() -> Answer:
-        operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
-        return accepted(operation, Authority(None, Role.ON_CALL))
-
-    return once(request, key, payload, upgrade)
+    operation = leaving.upgrade(principal, name, version=payload.version, reason=payload.reason)
+    return accepted(operation, Authority(None, Role.ON_CALL))

@@ -16,11 +16,11 @@ from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.operations.services import Busy
 from console.placement import explain
 from console.placement.topology import Misconfigured
 from console.sessions import jobs, leaving, moves, services
-from console.sessions.changing import StalePlan
 from console.sessions.forms import JobForm, LeavingForm, MoveForm
 from console.sessions.planning import CannotPlan, Proposal
 from console.sessions.views import planned, refusal

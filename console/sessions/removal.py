@@ -23,8 +23,8 @@ from console.operations import services as operations
 from console.operations.core import State
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.sessions import machines
-from console.sessions.changing import StalePlan
 from console.sessions.models import Job
 from telemetry.topics import FLEET, of_org, of_session, of_source
 

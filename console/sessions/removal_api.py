@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import Field, Router, Schema
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Input, Reason
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.problems import documented
 from console.fleet import services
 from console.fleet.api import Name
 from console.operations.api import OperationOut, accepted
-from console.orgs.api import ValidateOnly
 from console.sessions import removal
 from console.sessions.removal import Consequences
 from console.sessions.schemas import PlanToken
@@ -64,23 +63,19 @@ def show_removal(found: Consequences) -> RemovalOut:
     response={200: RemovalOut, 202: OperationOut, **documented(404, 409, 412)},
     summary="Remove a driver from the fleet: its job ends, and nobody waits for it any more",
 )
+@with_dry_run
 def remove_driver(
     request: HttpRequest,
     name: Name,
     payload: RemoveDriverIn,
-    key: IdempotencyKey,
     validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
     needs = Authority(None, Role.PLATFORM_ADMIN)
-
-    def remove() -> Answer:
-        if validate_only:
-            driver = services.for_change(
-                principal, services.visible_drivers(principal), name, Role.PLATFORM_ADMIN
-            )
-            return Answer(200, [needs], show_removal(removal.consequences(driver)))
-        operation = removal.remove(principal, name, plan_token=payload.plan_token, reason=payload.reason)
-        return accepted(operation, needs)
-
-    return once(request, key, payload, remove, keep=not validate_only)
+    if validate_only:
+        driver = services.for_change(
+            principal, services.visible_drivers(principal), name, Role.PLATFORM_ADMIN
+        )
+        return Answer(200, [needs], show_removal(removal.consequences(driver)))
+    operation = removal.remove(principal, name, plan_token=payload.plan_token, reason=payload.reason)
+    return accepted(operation, needs)

@@ -13,9 +13,9 @@ from console.accounts.roles import Role
 from console.authority.capabilities import STEP_SECONDS
 from console.fleet import services
 from console.fleet.joining import lost_after
+from console.operations.plans import StalePlan
 from console.operations.services import Busy
 from console.sessions import removal
-from console.sessions.changing import StalePlan
 from console.sessions.forms import RemovalForm
 
 

@@ -18,13 +18,13 @@ from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.fleet.models import Node
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.operations.services import Busy, running_on
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured, State, Tier
 from console.sessions import picture, services, sizing
 from console.sessions import rules as ruling
-from console.sessions.changing import StalePlan
 from console.sessions.forms import (
     DeleteForm,
     FilterForm,

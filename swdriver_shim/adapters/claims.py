@@ -46,7 +46,7 @@ def carried_by(params: object) -> object:
     return params.get("tidegate") if isinstance(params, dict) else None
 
 
-class Refusal(StrEnum):
+class ClaimRefusal(StrEnum):
     """Why a claim is not followed. None of it is told to the client."""
 
     NONE = "unsigned"
@@ -97,35 +97,35 @@ def check_key(key: bytes) -> None:
         raise ValueError(f"a key for claims has {KEY_BYTES_MIN} bytes or more")
 
 
-class Judge:
+class ClaimVerifier:
     """Says whose a claim is. Counts what it refuses, by reason."""
 
     def __init__(
         self, key: bytes, audience: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         check_key(key)
-        self.refused: Counter[Refusal] = Counter()
+        self.refused: Counter[ClaimRefusal] = Counter()
         self._key = key
         self._audience = audience
         self._clock = clock
         self._logged_at = -LOG_SECONDS
 
-    def judge(self, token: object) -> Claim | Refusal:
+    def judge(self, token: object) -> Claim | ClaimRefusal:
         """Of whatever a request carries. Raises nothing."""
         found = self._judged(token)
-        if isinstance(found, Refusal):
+        if isinstance(found, ClaimRefusal):
             self.refused[found] += 1
             now = self._clock()
-            if found is not Refusal.NONE and now >= self._logged_at + LOG_SECONDS:
+            if found is not ClaimRefusal.NONE and now >= self._logged_at + LOG_SECONDS:
                 self._logged_at = now
                 log.warning("A claim is not valid and is not followed: %s", found)
         return found
 
-    def _judged(self, token: object) -> Claim | Refusal:
+    def _judged(self, token: object) -> Claim | ClaimRefusal:
         if token is None:
-            return Refusal.NONE
+            return ClaimRefusal.NONE
         if not isinstance(token, str) or len(token) > TOKEN_LENGTH_MAX:
-            return Refusal.MALFORMED
+            return ClaimRefusal.MALFORMED
         try:
             told = jwt.decode(
                 token,
@@ -137,19 +137,19 @@ class Judge:
                 options={"require": ["iss", "aud", "sub", "iat", "exp"], "strict_aud": True},
             )
         except jwt.InvalidSignatureError:
-            return Refusal.SIGNATURE
+            return ClaimRefusal.SIGNATURE
         except jwt.ExpiredSignatureError:
-            return Refusal.EXPIRED
+            return ClaimRefusal.EXPIRED
         except jwt.InvalidAudienceError:
-            return Refusal.AUDIENCE
+            return ClaimRefusal.AUDIENCE
         except (jwt.PyJWTError, UnicodeEncodeError):  # JSON may carry what is no text
-            return Refusal.MALFORMED
+            return ClaimRefusal.MALFORMED
         issued, until = told["iat"], told["exp"]
         if not told["sub"] or isinstance(issued, str) or isinstance(until, str):
-            return Refusal.MALFORMED
+            return ClaimRefusal.MALFORMED
         if until - issued > SECONDS_MAX:
-            return Refusal.TOO_LONG
+            return ClaimRefusal.TOO_LONG
         try:
             return Claim(told["sub"], msgspec.convert(told.get("rules", {}), Rules))
         except msgspec.ValidationError:
-            return Refusal.RULES
+            return ClaimRefusal.RULES

@@ -27,7 +27,7 @@ from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from swdriver_shim.adapters.opening import opened
+from swdriver_shim.adapters.objects_config import open_objects
 from swdriver_shim.objects import in_a_row
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class KvssConnector(RemoteConnector):
         }
         self._head_bytes = self.remote_metadata_bytes if self.save_chunk_meta else 0
         rank = local_cpu_backend.metadata.worker_id
-        self._opened = opened(told, rank, self._head_bytes + self.full_chunk_size_bytes)
+        self._opened = open_objects(told, rank, self._head_bytes + self.full_chunk_size_bytes)
         self._objects = self._opened.objects
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
         self._backend = local_cpu_backend

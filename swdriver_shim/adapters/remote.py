@@ -22,8 +22,8 @@ from msgspec import Struct
 from kvss_agent.blocking import JSON, BlockingExchange
 from kvss_agent.exchange import Budget, Unanswered
 from kvss_agent.http_api import Invalid
-from swdriver_shim.adapters.expected import Expected
-from swdriver_shim.daemon.octets import (
+from swdriver_shim.adapters.expected_driver import ExpectedDriver
+from swdriver_shim.daemon.binary import (
     KV_BYTES_MAX,
     OCTETS,
     Kv,
@@ -72,10 +72,10 @@ class RemovedAnswer(Struct, frozen=True):
     done: bool
 
 
-class Asking:
+class DaemonClient:
     """A daemon, asked in the name of the org that a token belongs to."""
 
-    def __init__(self, url: str, token: str, expected: Expected | None = None) -> None:
+    def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
         """`expected`: whose certificate it has to show, where it is joined to a console. Raises OSError
         and ValueError where that can't be used."""
         self.lost_because: str | None = None  # since the last answer
@@ -135,7 +135,7 @@ class Asking:
         self.lost_because = because
 
 
-class Remote(Asking):
+class RemotePrefixes(DaemonClient):
     """The prefixes of an org. May be used from any thread."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Remote(Asking):
         model: ModelSpec,
         *,
         adapter: str = "",
-        expected: Expected | None = None,
+        expected: ExpectedDriver | None = None,
     ) -> None:
         super().__init__(url, token, expected)
         self.layout = model.shape()
@@ -235,7 +235,7 @@ def _named(request: str) -> dict[str, str]:
     return {"request": request} if request else {}
 
 
-class RemoteObjects(Asking):
+class RemoteObjects(DaemonClient):
     """The objects of an org: `objects.Objects`. May be used from any thread.
 
     An engine that stores objects has nobody to tell of a mistake while it serves: what the daemon
@@ -244,7 +244,7 @@ class RemoteObjects(Asking):
     proxy's page, is a miss, too.
     """
 
-    def __init__(self, url: str, token: str, expected: Expected | None = None) -> None:
+    def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
         super().__init__(url, token, expected)
         self._value_bytes_max: int | None = None
         self._not_before = 0.0

@@ -33,7 +33,7 @@ from sglang.srt.mem_cache.pool_host import HostKVCache
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
-from swdriver_shim.adapters.opening import Misconfigured, opened
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.objects import in_a_row
 
@@ -108,7 +108,7 @@ class KvssStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, _kwargs: object = None) -> None:
         """Raises Misconfigured."""
         told = storage_config.extra_config or {}
-        self._opened = opened(told, rank_of(storage_config))
+        self._opened = open_objects(told, rank_of(storage_config))
         self._objects = self._opened.objects
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
         self._in_place = bool(told.get("interface_v1", 0))

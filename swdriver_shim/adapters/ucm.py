@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
-from swdriver_shim.adapters.opening import Misconfigured, opened
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.objects import in_a_row
 
 FORMAT: Final = "ucm.1"  # of names, and of what is under them
@@ -50,7 +50,7 @@ class KvssStore(UcmKVStoreBaseV1):
         if config.get("device_id", -1) >= 0 and torch.accelerator.is_available():
             raise Misconfigured("This store moves blocks in memory of the host, not of an accelerator.")
         self._sizes: list[int] = list(config.get("tensor_size_list", []))
-        self._opened = opened(config, value_bytes=sum(self._sizes))
+        self._opened = open_objects(config, value_bytes=sum(self._sizes))
         self._objects = self._opened.objects
         self._wait_seconds = float(config.get("wait_seconds", TIER2_SECONDS))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")

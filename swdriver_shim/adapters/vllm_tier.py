@@ -35,8 +35,8 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from swdriver_shim.adapters.claims import Claim, Judge, carried_by
-from swdriver_shim.adapters.opening import Misconfigured, opened
+from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.objects import Objects
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -49,7 +49,7 @@ OrgKey = tuple[str, OffloadKey]  # what one org has is not what another has
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """In whose name a request is asked."""
 
     org: str
@@ -58,7 +58,7 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
+class NotCached:
     """A request that is cached for nobody."""
 
 
@@ -94,7 +94,7 @@ class KvssTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality else None
         self._judge = _judge(told)
-        self._opened = opened(told, value_bytes=self.block_size_bytes)
+        self._opened = open_objects(told, value_bytes=self.block_size_bytes)
         self._org = str(told.get("org", ""))
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
         self._rows = primary_kv_view.cast("B")
@@ -116,20 +116,20 @@ class KvssTier(SecondaryTierManager):
         req_context.set_state(self._who(req_context))
         return RequestOffloadingContext()
 
-    def _asker(self, context: ReqContext) -> Asker | None:
-        if not (context.get_state(Asker) or context.get_state(Nobody)):
+    def _asker(self, context: ReqContext) -> Requester | None:
+        if not (context.get_state(Requester) or context.get_state(NotCached)):
             context.set_state(self._who(context))
-        found: Asker | None = context.get_state(Asker)
+        found: Requester | None = context.get_state(Requester)
         return found
 
-    def _who(self, context: ReqContext) -> Asker | Nobody:
+    def _who(self, context: ReqContext) -> Requester | NotCached:
         if self._judge is None:
-            return Asker(self._org, self._opened.objects)
+            return Requester(self._org, self._opened.objects)
         claim = self._judge.judge(carried_by(context.kv_transfer_params))
         objects = self._opened.of(claim.org) if isinstance(claim, Claim) else None
         if objects is None or not isinstance(claim, Claim):
-            return Nobody()
-        return Asker(claim.org, objects, claim.rules)
+            return NotCached()
+        return Requester(claim.org, objects, claim.rules)
 
     # Looking
 
@@ -167,12 +167,16 @@ class KvssTier(SecondaryTierManager):
         done = threads.submit(work, self._asker(job.req_context), list(job.keys), job.chunk_ids)
         self._jobs[job.job_id] = Job(job, time.perf_counter(), done)
 
-    def _store(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
+    def _store(
+        self, asker: Requester | None, keys: Sequence[OffloadKey], rows: Sequence[int]
+    ) -> list[bool]:
         if asker is None or asker.rules.no_store:
             return [True] * len(keys)  # as asked for: nothing of it is kept
         return asker.objects.put(self._names(keys), self._at(rows), asker.rules)
 
-    def _load(self, asker: Asker | None, keys: Sequence[OffloadKey], rows: Sequence[int]) -> list[bool]:
+    def _load(
+        self, asker: Requester | None, keys: Sequence[OffloadKey], rows: Sequence[int]
+    ) -> list[bool]:
         if asker is None:
             return [False] * len(keys)
         lengths = asker.objects.get(self._names(keys), self._at(rows), self._wait_seconds)
@@ -222,7 +226,7 @@ class KvssTier(SecondaryTierManager):
         return [self._rows[int(row) * size : (int(row) + 1) * size] for row in rows]
 
 
-def _judge(told: dict[str, Any]) -> Judge | None:
+def _judge(told: dict[str, Any]) -> ClaimVerifier | None:
     """Of claims, if there are to be any."""
     if not (path := told.get("claims_key_file")):
         return None
@@ -232,6 +236,6 @@ def _judge(told: dict[str, Any]) -> Judge | None:
             "in this process (state_dir and org): a daemon's token is one org's."
         )
     try:
-        return Judge(Path(str(path)).read_bytes(), str(driver))
+        return ClaimVerifier(Path(str(path)).read_bytes(), str(driver))
     except (OSError, ValueError) as error:
         raise Misconfigured(f"The key for claims can't be used: {error}.") from error

@@ -177,7 +177,7 @@ class Kv:
         return made
 
 
-class Moved(NamedTuple):
+class Transferred(NamedTuple):
     """What a load or a store did."""
 
     bytes: int
@@ -189,34 +189,34 @@ class Moved(NamedTuple):
 class Cache(Protocol):
     """What the emulator serves through: one request after the other."""
 
-    def load(self, prompt: Prompt, tokens: Tokens) -> Moved:
+    def load(self, prompt: Prompt, tokens: Tokens) -> Transferred:
         """Bring back what is there of a prompt of these tokens."""
 
-    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Moved:
+    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Transferred:
         """Store the prompt that was loaded last, which has gone on with this output."""
 
 
-class InNumbers:
+class LedgerCache:
     """The ledger alone: it decides everything as it would, and no byte is moved."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
         self._clock = clock
 
-    def load(self, prompt: Prompt, tokens: Tokens) -> Moved:  # noqa: ARG002 - there is no KV of them
+    def load(self, prompt: Prompt, tokens: Tokens) -> Transferred:  # noqa: ARG002 - there is no KV of them
         began = time.perf_counter()
         match = self._ledger.match(prompt, self._clock())
         self._ledger.release(match)
-        return Moved(0, time.perf_counter() - began, match.tokens)
+        return Transferred(0, time.perf_counter() - began, match.tokens)
 
-    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Moved:  # noqa: ARG002 - likewise
+    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Transferred:  # noqa: ARG002 - likewise
         began = time.perf_counter()
         store = self._ledger.begin_store(prompt, prompt.tokens, self._clock(), rules)
         self._ledger.finish_store(store, self._clock())
-        return Moved(0, time.perf_counter() - began)
+        return Transferred(0, time.perf_counter() - began)
 
 
-class InBytes:
+class DriverCache:
     """A driver, and the wafer's own memory. Every byte that comes back is looked at."""
 
     def __init__(self, driver: Driver, wafer: Wafer, wait_seconds: float = 0.0) -> None:
@@ -228,7 +228,7 @@ class InBytes:
         self._loaded = 0  # tokens of the request that is served
         self._memory: dict[tuple[int, int, int], bytearray] = {}  # by group, shard and depth
 
-    def load(self, prompt: Prompt, tokens: Tokens) -> Moved:
+    def load(self, prompt: Prompt, tokens: Tokens) -> Transferred:
         self._kv = self._wafer.kv(tokens)
         landed: set[ColumnPart] = set()
 
@@ -245,9 +245,9 @@ class InBytes:
             got = self._place(part) if part in landed else memoryview(b"")
             moved += got.nbytes
             wrong += self._kv.wrong_bytes(part, got)
-        return Moved(moved, seconds, loaded, wrong)
+        return Transferred(moved, seconds, loaded, wrong)
 
-    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Moved:
+    def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Transferred:
         kv, sizes = self._kv, list[int]()
         kv.extend(output)
         kv.compute(self._loaded)
@@ -259,7 +259,7 @@ class InBytes:
 
         began = time.perf_counter()
         self._driver.store(prompt, prompt.tokens, read, rules)
-        return Moved(sum(sizes), time.perf_counter() - began)
+        return Transferred(sum(sizes), time.perf_counter() - began)
 
     def _place(self, part: ColumnPart) -> memoryview:
         """Where a part lands: always at the same place, as on a wafer."""
@@ -277,8 +277,8 @@ class Served:
 
     asked: int  # tokens
     hit: int
-    load: Moved
-    store: Moved
+    load: Transferred
+    store: Transferred
     ttft_seconds: float  # by the model
     ttft_cold_seconds: float  # what it would have been without a cache
 

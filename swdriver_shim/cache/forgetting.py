@@ -85,19 +85,15 @@ class Forgetting:
         self._forgetting[forget.group, forget.key] += 1
 
     def _put(self, forget: Forget, moment: int) -> None:
-        self._forgets.put(forget.tag, (moment, forget))
+        self._forgets.put(forget.tag, (moment, forget), forget.group)
         if forget.removal is None:
             self._waiting.add(forget)
 
     def take(self, most: int) -> list[Forget]:
         """Those of one group together, of each org in turn. `forgotten` has to follow, or
         `not_forgotten`."""
-
-        def fits(first: tuple[int, Forget] | None, one: tuple[int, Forget]) -> bool:
-            is_other = first is not None and one[1].group != first[1].group
-            return not is_other and self._slots.is_over(one[0])
-
-        taken = [forget for _, forget in self._forgets.take(most, fits)]
+        due = self._forgets.take(most, lambda one: self._slots.is_over(one[0]))
+        taken = [forget for _, forget in due]
         self._waiting.difference_update(taken)
         return taken
 
@@ -135,7 +131,7 @@ class Forgetting:
 
     def take_purge(self) -> Purge | None:
         """`purged` has to follow, or `not_purged`."""
-        taken = self._purges.take(1, lambda _, one: self._slots.is_over(one.moment))
+        taken = self._purges.take(1, lambda one: self._slots.is_over(one.moment))
         for purge in taken:
             self._waiting_purges[purge.account, frozenset(purge.tags)] -= 1
             self._waiting_purges = +self._waiting_purges

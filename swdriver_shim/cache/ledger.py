@@ -41,7 +41,7 @@ from swdriver_shim.cache.stock import NAMESPACES_MAX, Stock
 from swdriver_shim.cache.storing import Store, Storing
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import AS_USUAL, EvictionName, OrgPolicies, Rules
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
 
@@ -78,7 +78,7 @@ class Ledger:
         if shrinks:
             for account in self.stock.accounts.values():
                 for column in [one for one in account.columns(group) if one.slot >= slots]:
-                    self.stock.remove(column, Reason.EVICTED)
+                    self.stock.remove(column, Reason.DISPLACED)
 
     # Match
 
@@ -233,10 +233,10 @@ class Ledger:
             self.forgetting.forget(home, prompt.keys)  # where nothing can be noted of it
         return len(columns)
 
-    def evict_policy(self, org: str, name: EvictionName, now: float) -> None:
-        """Let another eviction policy decide, also on what is stored; until policies are set again."""
+    def set_displacement(self, org: str, name: DisplacementName, now: float) -> None:
+        """Use another displacement policy, also for stored columns, until policies are set again."""
         account = self.stock.account(org)
-        account.set_policy(replace(account.policy, eviction=name), now)
+        account.set_policy(replace(account.policy, displacement=name), now)
 
     def purge(self, org: str, namespace: Namespace | None = None, tag: bytes | None = None) -> Removal:
         """Nothing of this org, or of it in one namespace, is found from here on; `reclaim` does the

@@ -1,6 +1,6 @@
 """Columns that stand alone, in the ledger: each is there or missed by itself, whatever is before it.
 
-What stores, expires, is evicted, spilled, recalled and purged is the ledger's, as for any column. Only
+What stores, expires, is displaced, spilled, recalled and purged is the ledger's, as for any column. Only
 to look them up is different: there is no prefix to agree on.
 """
 

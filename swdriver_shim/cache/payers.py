@@ -1,6 +1,6 @@
 """Who gives some of its memory up, when a group has no free slot.
 
-The org that is furthest above its share gives up the column that its own eviction policy would miss
+The org that is furthest above its share gives up the column that its own displacement policy would miss
 least. Columns that are in use, or have others behind them, are never taken.
 """
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, Final
 
-from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction, move
+from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.reuse.sample import Recorder
@@ -73,7 +73,7 @@ class Column:
         self.due = 0  # the second in which the sweeper looks at it next
         self.holds = 0  # columns behind it, and matches that end with it
         self.kept_at: float | None = None  # tier 2 has it, and has noted this as its last use
-        self.mark: Any = None  # the eviction policy's
+        self.mark: Any = None  # the displacement policy's
 
     def __repr__(self) -> str:
         return f"<column {self.depth} of {self.home.account.org}, {self.state.name}, slot {self.slot}>"
@@ -227,18 +227,18 @@ class Account:
         self.tally = Tally()
         self.expired = Expired()
         self.recorder = Recorder()
-        self._queues: list[dict[int, Eviction[Column]]] = [{} for _ in range(groups)]
+        self._queues: list[dict[int, DisplacementPolicy[Column]]] = [{} for _ in range(groups)]
 
     def set_policy(self, policy: Policy, now: float) -> None:
         """From now on, for what is stored already, too."""
         before, self.policy = self.policy, policy
         if _ttls(policy) != _ttls(before):
             self.held_since = now
-        if self.policy.eviction == before.eviction:
+        if self.policy.displacement == before.displacement:
             return
         for group, queues in enumerate(self._queues):
             for priority in queues:
-                fresh = queues[priority] = _eviction(self.policy)
+                fresh = queues[priority] = _displacement(self.policy)
                 move(self._queued(group, priority), fresh, now)
 
     @property
@@ -259,16 +259,16 @@ class Account:
         ready = (one for one in self.columns(group) if one.state is State.READY)
         return [one for one in ready if one.priority == priority]
 
-    def queue(self, column: Column) -> Eviction[Column]:
-        """Where a column waits for its eviction."""
+    def queue(self, column: Column) -> DisplacementPolicy[Column]:
+        """Where a column waits for its displacement."""
         queues = self._queues[column.home.group]
         found = queues.get(column.priority)
         if found is None:
-            found = queues[column.priority] = _eviction(self.policy)
+            found = queues[column.priority] = _displacement(self.policy)
         return found
 
     def stamp(self, hit: Sequence[Column], now: float) -> None:
-        """These were asked for. Eviction policies hear of it before it is noted."""
+        """These were asked for. Displacement policies hear of it before it is noted."""
         priorities = {column.priority for column in hit}
         for priority in priorities:
             path = hit
@@ -280,7 +280,7 @@ class Account:
             column.uses += 1
 
     def victim(self, group: int, now: float) -> Column | None:
-        """What this org would miss least: of the lowest priority, by its eviction policy."""
+        """What this org would miss least: of the lowest priority, by its displacement policy."""
         queues = self._queues[group]
         for priority in sorted(queues):
             if found := queues[priority].victim(now):
@@ -308,8 +308,8 @@ def _ttls(policy: Policy) -> tuple[int | None, int | None]:
     return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
 
 
-def _eviction(policy: Policy) -> Eviction[Any]:
-    return POLICIES[DEFAULT if policy.eviction == "default" else policy.eviction]()
+def _displacement(policy: Policy) -> DisplacementPolicy[Any]:
+    return POLICIES[DEFAULT if policy.displacement == "default" else policy.displacement]()
 
 
 def _must(holds: bool, what: str) -> None:  # noqa: FBT001

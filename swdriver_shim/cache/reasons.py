@@ -17,7 +17,7 @@ class Reason(StrEnum):
     NEVER_STORED = "never_stored"  # or so long ago that nobody remembers
     WRITING = "writing"  # on its way out at this moment
     EXPIRED = "expired"
-    EVICTED = "evicted"  # room was needed
+    DISPLACED = "displaced"  # room was needed
     QUOTA = "quota"  # its org had as much as it may have
     PURGED = "purged"
     DELETED = "deleted"

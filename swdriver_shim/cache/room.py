@@ -52,14 +52,14 @@ class Room:
             victim = account.victim(group, now)
             if victim is None:
                 return None
-            self._evict(victim, Reason.QUOTA)
+            self._displace(victim, Reason.QUOTA)
         while (slot := pool.take()) is None:
             if coming_free[group] > coming:
                 return None  # a slot is scrubbed first: it is for whoever stores next
             victim = payers.victim(now)
             if victim is None:
                 return None
-            self._evict(victim, Reason.EVICTED)
+            self._displace(victim, Reason.DISPLACED)
         return slot
 
     def enforce_quotas(self, most: int, now: float) -> int:
@@ -71,12 +71,12 @@ class Room:
                 victim = account.victim_of_any(now)
                 if victim is None:
                     break  # all of it is in use at the moment
-                self._evict(victim, Reason.QUOTA)
+                self._displace(victim, Reason.QUOTA)
                 count += 1
         return count
 
-    def _evict(self, leaf: Column, reason: Reason) -> None:
+    def _displace(self, leaf: Column, reason: Reason) -> None:
         """There is no time to copy it."""
         if leaf.home.account.policy.tiers is Tiers.TIER2:
-            self._spilling.evicted(leaf)
+            self._spilling.displaced(leaf)
         self._stock.remove(leaf, reason, idle=True)

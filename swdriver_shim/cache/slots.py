@@ -1,6 +1,6 @@
 """What keeps slots safe: none is given to somebody else while it is read, written or not yet emptied.
 
-A column that is evicted for room is a leaf that nobody is using: its slot is free at once. One that goes
+A column that is displaced is a leaf that nobody is using: its slot is free at once. One that goes
 for another reason may be in use. Its slot waits until every use that was under way has ended, and then,
 if nothing of it may stay, until all agents have emptied it.
 """
@@ -55,7 +55,6 @@ class Clear(NamedTuple):
     slot: int
     scrub: bool
     removal: Removal | None
-    org: str
 
 
 class Slots:
@@ -140,11 +139,11 @@ class Slots:
         return any((group, slot) in removal.earlier for removal in self._removals)
 
     def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
-        self._clearing[home.group, slot] = home
-        self.coming_free[home.group] += 1
-        account = home.account
-        clear = Clear(home.group, slot, account.policy.scrub, removal, account.org)
-        self._clears.put(account.org, clear)
+        group, account = home.group, home.account
+        self._clearing[group, slot] = home
+        self.coming_free[group] += 1
+        scrub = account.policy.scrub
+        self._clears.put(account.org, Clear(group, slot, scrub, removal), (group, scrub))
 
     def remove_rest(self, removal: Removal, is_meant: Callable[[PrefixMap], bool]) -> None:
         """The removal is also of what lies in slots that were given up before."""
@@ -174,7 +173,7 @@ class Slots:
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to be emptied, those of one group and kind together, of each org in turn. `cleared` has
         to follow."""
-        return self._clears.take(most, _go_together)
+        return self._clears.take(most)
 
     def cleared(self, clears: Iterable[Clear]) -> None:
         """Nothing is left in these slots, on any agent."""
@@ -197,7 +196,8 @@ class Slots:
     def not_cleared(self, clears: Sequence[Clear]) -> None:
         """They could not be emptied; they are to be tried again."""
         for clear in reversed(clears):
-            self._clears.put_back(clear.org, clear)
+            org = self._clearing[clear.group, clear.slot].account.org
+            self._clears.put_back(org, clear, (clear.group, clear.scrub))
 
     def check_integrity(self, columns: Iterable[tuple[int, int]]) -> None:
         """Raise RuntimeError unless each slot is one of these columns', free, or waiting."""
@@ -208,10 +208,6 @@ class Slots:
             waiting = [*self._clearing, *((freed.home.group, 0) for _, freed in self._limbo)]
             if self.coming_free[group] != sum(which == group for which, _ in waiting):
                 raise RuntimeError("the slots that are coming free are counted")
-
-
-def _go_together(first: Clear | None, clear: Clear) -> bool:
-    return first is None or (clear.group == first.group and clear.scrub == first.scrub)
 
 
 def prune(column: Column) -> None:

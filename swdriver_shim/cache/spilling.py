@@ -68,7 +68,7 @@ class Spilled:
     columns: int = 0
     bytes: int = 0
     not_spilled: int = 0  # tier 2 had no room, or failed
-    no_time: int = 0  # evicted at once: room was needed sooner than it could be copied
+    no_time: int = 0  # displaced at once: room was needed sooner than it could be copied
 
 
 class Spilling:
@@ -91,7 +91,7 @@ class Spilling:
         if account.policy.tiers is Tiers.TIER2 and len(self._ahead) < AHEAD_MAX:
             self._ahead.extend(column for column in hit if column.uses == 1 and column.kept_at is None)
 
-    def evicted(self, leaf: Column) -> None:
+    def displaced(self, leaf: Column) -> None:
         """It goes at once, copied or not."""
         self.spilled.no_time += self._may_keep(leaf) and leaf.kept_at is None
 
@@ -175,7 +175,7 @@ class Spilling:
             victim = payers.victim(now)
             if victim is None:
                 return
-            self._give_up(victim, Reason.EVICTED, spill)
+            self._give_up(victim, Reason.DISPLACED, spill)
 
     def _make_reserve_of(self, account: Account, spill: Spill, now: float, most: int) -> bool:
         """Below its quota, where it has one. Whether it is done with."""

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from swdriver_shim.cache.agenda import Agenda
-from swdriver_shim.cache.eviction import Eviction
+from swdriver_shim.cache.displacement import DisplacementPolicy
 from swdriver_shim.cache.forgetting import Forgetting
 from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, Reason
@@ -152,7 +152,7 @@ class Stock:
         """The bytes of these, which are one org's, are in their slots, on all agents."""
         ready, forget, agenda = State.READY, self.ghosts.forget if self.ghosts else None, self.agenda
         leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
-        queues: dict[tuple[int, int], Eviction[Column]] = {}
+        queues: dict[tuple[int, int], DisplacementPolicy[Column]] = {}
         seconds: dict[tuple[float, float, int | None], int] = {}  # of columns of one age
         for column in columns:
             column.state = ready
@@ -273,7 +273,7 @@ class Stock:
     def take_apart(self, most: int) -> int:
         """What was purged; how many columns were looked at."""
         left = most
-        while left > 0 and (taken := self._purged.take(1, lambda _first, _one: True)):
+        while left > 0 and (taken := self._purged.take(1)):
             home, removal = taken[0]
             for _ in range(min(left, TAKEN_APART, len(home.columns))):
                 left -= 1

@@ -97,7 +97,7 @@ class Storing:
 
     def _take_places_of_window(self, run: _Run, places: list[Place]) -> None:
         """First for its end, and with the room that is left for what is before it, since other prompts
-        may go on from there. That goes out first, and is evicted first."""
+        may go on from there. That goes out first, and is displaced first."""
         first = self._stock.layout.groups[run.home.group].first_needed(run.verified)
         window: list[Place] = []
         self._take_places(run._replace(first=first), window)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvss_agent.metrics import put_http
 from swdriver_shim.cache.stock import SWEPT_SECONDS
+from swdriver_shim.data_plane.paths import PathTraffic
 from swdriver_shim.driver import Driver
-from swdriver_shim.moving.paths import Carried
 from telemetry.exposition import Page
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
@@ -196,7 +196,7 @@ def collect(shim: Shim, into: Sink) -> None:
     )
 
 
-def _way(stream: str, one: Carried) -> dict[str, str]:
+def _way(stream: str, one: PathTraffic) -> dict[str, str]:
     path = one.path
     return {
         "stream": stream,
@@ -211,7 +211,7 @@ def _way(stream: str, one: Carried) -> dict[str, str]:
     }
 
 
-def _speed(stream: str, one: Carried) -> tuple[dict[str, str], Histogram]:
+def _speed(stream: str, one: PathTraffic) -> tuple[dict[str, str], Histogram]:
     way = _way(stream, one)
     labels = {name: way[name] for name in PATH_SECONDS.labels}
     return labels, Histogram(one.counts, one.seconds)

@@ -20,7 +20,7 @@ from kvss_agent.logs import set_up
 from kvss_agent.options import WrongSettings
 from kvss_agent.settings import warn_of_plain_control
 from kvss_agent.trust import Trust
-from swdriver_shim.adapters.lm_front import Front
+from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings, parse
@@ -69,7 +69,7 @@ async def _serve(settings: Settings) -> int:
     )
     await asyncio.to_thread(shim.start)
     application = Service(shim, settings.token, own).application()
-    fronts = {org: Front(one, partial(shim.objects_of, org)) for org, one in listeners}
+    fronts = {org: LmcacheServer(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
     telling = daemon.telling(
         own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,

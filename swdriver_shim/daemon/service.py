@@ -47,8 +47,8 @@ from kvss_agent.http_peers import check_console
 from kvss_agent.identity import ProcessIdentity
 from kvss_agent.shares import FairShare, NoShare, Shares
 from swdriver_shim.cache.reuse.sample import Sample
-from swdriver_shim.daemon import explaining, metrics, octets
-from swdriver_shim.daemon.explaining import TOKENS_MAX, ExplainOrgBody, RequestName, Token
+from swdriver_shim.daemon import binary, explanations, metrics
+from swdriver_shim.daemon.explanations import TOKENS_MAX, ExplainOrgBody, RequestName, Token
 from swdriver_shim.daemon.shim import (
     VERBS_AT_ONCE,
     VERBS_OF_ONE_ORG,
@@ -64,7 +64,7 @@ from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
-from swdriver_shim.policy import EvictionName, Priority, Rules, Seconds
+from swdriver_shim.policy import DisplacementName, Priority, Rules, Seconds
 from telemetry.exposition import CONTENT_TYPE
 
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -144,10 +144,10 @@ class TtlBody(PromptBody, frozen=True, kw_only=True):
     seconds: Seconds
 
 
-class EvictionBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DisplacementBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Until the next document says otherwise."""
 
-    eviction: EvictionName
+    displacement: DisplacementName
 
 
 class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -212,7 +212,12 @@ class Service:
             _Route("/v1/delete", "Remove a prompt, with a receipt.", DeleteBody, self.delete),
             _Route("/v1/set_priority", "Of what is stored.", PriorityBody, self.set_priority),
             _Route("/v1/set_ttl", "Of what is stored; it only shortens.", TtlBody, self.set_ttl),
-            _Route("/v1/evict_policy", "What goes first.", EvictionBody, self.evict_policy),
+            _Route(
+                "/v1/displacement",
+                "Set which columns are displaced to make room.",
+                DisplacementBody,
+                self.set_displacement,
+            ),
             _Route("/v1/purge", "Remove all of the org, with a receipt.", PurgeBody, self.purge),
             _Route("/v1/objects/exists", "Which of them are there.", FindBody, self.objects_exist),
             _Route("/v1/objects/get", "The values of those that are there.", FindBody, self.get_objects),
@@ -302,7 +307,7 @@ class Service:
     async def explain_org(self, request: Request) -> Response:
         """What the org itself may ask, with `/v1/explain`; and what became of a request."""
         body = decode(await body_of(request, HEADER_BYTES_MAX), _EXPLAIN_ORG)
-        return as_json(await _in(self._for_controller, explaining.explain, self.shim, body))
+        return as_json(await _in(self._for_controller, explanations.explain, self.shim, body))
 
     async def requests(self, request: Request) -> Response:
         """The last requests of an org that had a name; or whose one of this name was."""
@@ -310,7 +315,7 @@ class Service:
             found = await _in(self._for_controller, self.shim.driver.orgs_of_request, name)
             return as_json([{"org": org} for org in found])
         org = request.query_params.get("org", "")
-        return as_json(await _in(self._for_controller, explaining.newest, self.shim, org))
+        return as_json(await _in(self._for_controller, explanations.newest, self.shim, org))
 
     # For callers
 
@@ -327,11 +332,11 @@ class Service:
         there = prompt.tokens if body.seconds else driver.query(prompt)
 
         def make() -> bytes:
-            kv = octets.Kv(driver.layout, prompt.tokens)
+            kv = binary.Kv(driver.layout, prompt.tokens)
             loaded = driver.load(prompt, kv.part, seconds=body.seconds)
             return kv.encode(loaded.tokens)
 
-        return self._answer(org, octets.bytes_of(driver.layout, there), make)
+        return self._answer(org, binary.bytes_of(driver.layout, there), make)
 
     def computed(self, org: OrgSpec, body: ComputedBody) -> Response:
         self.shim.driver.computed(org.name, body.tokens, body.seconds)
@@ -343,11 +348,11 @@ class Service:
     async def store(self, request: Request) -> Response:
         org = self._org(request)
         permit = self.shim.permit(bearer(request), org)
-        async with self._body(org, request, octets.KV_BYTES_MAX) as raw, self._turn(org):
+        async with self._body(org, request, binary.KV_BYTES_MAX) as raw, self._turn(org):
             return await _in(self._for_callers, self._store, org, raw, permit)
 
     def _store(self, org: OrgSpec, raw: memoryview, permit: Permit) -> Response:
-        body, kv_raw = octets.unpack(raw, _STORE)
+        body, kv_raw = binary.unpack(raw, _STORE)
         prompt, driver = self._prompt(org, body), self.shim.mover
         verified = prompt.tokens if body.verified is None else body.verified
         if verified > prompt.tokens:
@@ -357,7 +362,7 @@ class Service:
         first = [body.first_tokens.get(group.name, 0) for group in driver.layout.groups]
         if max(first) > verified:
             raise Invalid(f"KV from token {max(first)} on is behind the {verified} that are verified.")
-        kv = octets.Kv(driver.layout, verified, kv_raw, first)
+        kv = binary.Kv(driver.layout, verified, kv_raw, first)
         stored = driver.store(prompt, verified, kv.part, body.rules, first, permit)
         return _permitted(as_json(stored), permit)
 
@@ -372,9 +377,9 @@ class Service:
     def set_ttl(self, org: OrgSpec, body: TtlBody) -> Response:
         return as_json({"columns": self.shim.driver.set_ttl(self._prompt(org, body), body.seconds)})
 
-    def evict_policy(self, org: OrgSpec, body: EvictionBody) -> Response:
-        self.shim.driver.evict_policy(org.name, body.eviction)
-        return as_json({"eviction": body.eviction})
+    def set_displacement(self, org: OrgSpec, body: DisplacementBody) -> Response:
+        self.shim.driver.set_displacement(org.name, body.displacement)
+        return as_json({"displacement": body.displacement})
 
     def purge(self, org: OrgSpec, body: PurgeBody) -> Response:
         driver = self.shim.driver
@@ -396,25 +401,25 @@ class Service:
         objects = self._objects(org)
         keys = self._named(org, body)
         size = objects.value_bytes_max
-        most = min(octets.KV_BYTES_MAX, self.shim.transfers.shares.per_owner) // size
+        most = min(binary.KV_BYTES_MAX, self.shim.transfers.shares.per_owner) // size
 
         def make() -> bytes:
             places = [memoryview(bytearray(size)) for _ in keys[:most]]
             lengths = objects.get(keys[:most], places, body.seconds)
             values = [place[:length] for place, length in zip(places, lengths, strict=True) if length]
-            head = octets.ObjectsHead(lengths=[*lengths, *[None] * (len(keys) - len(lengths))])
-            return octets.pack(head, *values)
+            head = binary.ObjectsHead(lengths=[*lengths, *[None] * (len(keys) - len(lengths))])
+            return binary.pack(head, *values)
 
         return self._answer(org, len(keys[:most]) * size, make)
 
     async def put_objects(self, request: Request) -> Response:
         org = self._org(request)
         permit = self.shim.permit(bearer(request), org)
-        async with self._body(org, request, octets.KV_BYTES_MAX) as raw, self._turn(org):
+        async with self._body(org, request, binary.KV_BYTES_MAX) as raw, self._turn(org):
             return await _in(self._for_callers, self._put_objects, org, raw, permit)
 
     def _put_objects(self, org: OrgSpec, raw: memoryview, permit: Permit) -> Response:
-        body, values = octets.unpack(raw, _PUT)
+        body, values = binary.unpack(raw, _PUT)
         if len(body.lengths) != len(body.keys) or sum(body.lengths) != len(values):
             raise Invalid(
                 f"{len(body.keys)} values are named, of {sum(body.lengths)} bytes in all; "
@@ -424,7 +429,7 @@ class Service:
             self._objects(org)
             named = self.shim.keys(org).named(self._named(org, body))
             kept = self.shim.mover.objects.put(
-                named, octets.cut(values, body.lengths), body.rules, permit
+                named, binary.cut(values, body.lengths), body.rules, permit
             )
         except TooLarge as error:
             raise Invalid(str(error)) from error
@@ -578,8 +583,8 @@ class Service:
                     "operationId": path.rpartition("/")[2],
                     "requestBody": {
                         "required": True,
-                        "description": octets.__doc__,
-                        "content": {octets.OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+                        "description": binary.__doc__,
+                        "content": {binary.OCTETS: {"schema": {"type": "string", "format": "binary"}}},
                     },
                     "responses": {
                         "200": {"description": done},
@@ -650,7 +655,7 @@ class _Counted(Response):
     """Octets that count as an org's until they are sent."""
 
     def __init__(self, content: bytes, held: contextlib.ExitStack) -> None:
-        super().__init__(content, media_type=octets.OCTETS)
+        super().__init__(content, media_type=binary.OCTETS)
         self._held = held
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:

@@ -23,18 +23,18 @@ from kvss_agent.keeping import keep
 from kvss_agent.shares import FairShare, Shares
 from kvss_agent.trust import Trust
 from swdriver_shim import desired as documents
-from swdriver_shim.daemon.buried import Buried
-from swdriver_shim.daemon.places import Place, Places
+from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
+from swdriver_shim.daemon.purged_tags import PurgedTags
+from swdriver_shim.data_plane.agent_control import AgentControl
+from swdriver_shim.data_plane.homes import Home, MovableShard, SlotPull
+from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
+from swdriver_shim.data_plane.worker_client import RemoteShard
 from swdriver_shim.deciding import Decider, Notes
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
-from swdriver_shim.moving.agents import Control
-from swdriver_shim.moving.far import FarShard
-from swdriver_shim.moving.homes import Home, Movable, Pulling
-from swdriver_shim.moving.paths import Carried, PathSpec
-from swdriver_shim.moving.shard import Shard
-from swdriver_shim.moving.slowest import KEPT, Slow
 from swdriver_shim.objects import Here, Objects
 from telemetry.metrics import LabelLimits
 from telemetry.transfers import Transfer
@@ -82,7 +82,7 @@ class Shim:
         state_dir: Path | None,
         software: str = "",
         *,
-        far: Callable[[str, int, Home, PathSpec | None], FarShard] | None = None,
+        far: Callable[[str, int, Home, PathSpec | None], RemoteShard] | None = None,
         notes: Path | None = None,
         trust: Trust | None = None,
         transfer_bytes: int = TRANSFER_BYTES,
@@ -103,12 +103,12 @@ class Shim:
         self.standing = Standing()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
-        self._buried = Buried(state_dir / "purged_tags" if state_dir else None)
-        self._places = Places(self._notes / "places" if self._notes else None)
+        self._buried = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._places = LeftHomes(self._notes / "places" if self._notes else None)
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
-        self._shards: dict[tuple[str, int], Movable] = {}
+        self._shards: dict[tuple[str, int], MovableShard] = {}
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
@@ -353,7 +353,7 @@ class Shim:
                 earlier.join()
             old = self._here[at]
 
-            pull = Pulling(control, new.shard, old.address, old.shard, driver)
+            pull = SlotPull(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
                 if self._note_down(at, old) and self._shards[at].move(self._home(new), pull, new.path):
@@ -376,15 +376,15 @@ class Shim:
             return False
         return True
 
-    def _control(self, at: tuple[str, int], given: ControlSpec) -> Control:
+    def _control(self, at: tuple[str, int], given: ControlSpec) -> AgentControl:
         def capability() -> str:
             told = self._homes[at].control
             return (told and told.capability) or given.capability or ""
 
         if given.token is not None:
-            return Control(given.url, given.token)
+            return AgentControl(given.url, given.token)
         tls = self.trust.client_context if self.trust else None
-        return Control(given.url, "", capability, given.key or "", tls)
+        return AgentControl(given.url, "", capability, given.key or "", tls)
 
     # Who asks
 
@@ -454,7 +454,7 @@ class Shim:
 
     # What it is
 
-    def carried(self) -> list[tuple[str, Carried]]:
+    def carried(self) -> list[tuple[str, PathTraffic]]:
         """What each stream has moved, by path. A stream is named after its group and number."""
         shards = sorted(self._shards.items())
         return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
@@ -491,7 +491,7 @@ class Shim:
         return [
             one
             for each in kept.values()
-            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT:]
+            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT_PER_ORG:]
         ]
 
     def _state(self, at: tuple[str, int]) -> str:
@@ -539,7 +539,7 @@ class Shim:
         }
 
 
-def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
+def _transfer(stream: str, org: str, slow: SlowTransfer) -> Transfer:
     path = slow.path
     return Transfer(
         at=slow.at,
@@ -560,5 +560,5 @@ def _transfer(stream: str, org: str, slow: Slow) -> Transfer:
     )
 
 
-def _place(home: HomeSpec) -> Place:
-    return Place(home.address, home.shard)
+def _place(home: HomeSpec) -> HomeAddress:
+    return HomeAddress(home.address, home.shard)

@@ -24,10 +24,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import kvss_agent
 from kvss_agent.client import Credentials
+from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
+from swdriver_shim.data_plane.homes import Home
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.layout import Layout
-from swdriver_shim.moving.agents import Control, Pulled
-from swdriver_shim.moving.homes import Home
-from swdriver_shim.moving.shard import Shard
 
 DRIVER: Final = "replay"
 START_SECONDS_MAX: Final = 30.0
@@ -99,7 +99,7 @@ class Fleet:
         source, target = self._homes[name], self._agents[to]
         self._tell(to, self._at(to) | {name: shard.count_from})
 
-        def pull(slots: Sequence[int], after: int) -> Pulled:
+        def pull(slots: Sequence[int], after: int) -> PullResult:
             nonlocal pulled
             address = self._agents[source].address
             found = target.control.pull(name, address, name, DRIVER, after, slots)
@@ -204,9 +204,9 @@ class Agent:
         self._wait("was not granted its memory", GRANT_SECONDS_MAX, self._has_all)
 
     @property
-    def control(self) -> Control:
+    def control(self) -> AgentControl:
         token = (self._directory / "token").read_text().strip()
-        return Control(f"http://127.0.0.1:{self._port}", token)
+        return AgentControl(f"http://127.0.0.1:{self._port}", token)
 
     def _listens(self) -> bool:
         found = re.search(r"control on 127\.0\.0\.1:(\d+)", self._log.read_text())

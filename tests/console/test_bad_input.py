@@ -108,7 +108,7 @@ FORMS = {
     "/orgs/acme/delete/": "typed={0}&reason={0}",
     "/orgs/acme/policy/": (
         "ttl_last_use_seconds={0}&ttl_first_use_seconds={0}&tiers={0}&dram_bytes_max={0}&share={0}"
-        "&priority={0}&eviction={0}&reason={0}&version={0}&model={0}&starts_at={0}&lasts={0}"
+        "&priority={0}&displacement={0}&reason={0}&version={0}&model={0}&starts_at={0}&lasts={0}"
     ),
     "/orgs/acme/policy/preview/": "ttl_last_use_seconds={0}&tiers={0}&model={0}&starts_at={0}",
     "/orgs/acme/policy/model/": "model={0}",

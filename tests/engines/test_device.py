@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Unfit, unit_tokens
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, Blocks, Layer, Unsupported, unit_tokens
 
 pytestmark = pytest.mark.engines
 torch: Any = pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def test_what_has_landed_is_in_its_blocks_and_nowhere_else(block_tokens: int, se
     shape, numbers = host.shape, random.Random(seed)
     blocks = numbers.sample(range(COUNT), shape.unit_blocks)
     if len(blocks) > 1:
-        blocks[0] = LEAVE
+        blocks[0] = SKIP_BLOCK
     landing = device.landing(blocks, device.mark())
     columns = [memoryview(numbers.randbytes(shape.column_bytes)) for _ in range(shape.unit_columns)]
     for layer in range(3):
@@ -76,7 +76,7 @@ def test_what_has_landed_is_in_its_blocks_and_nowhere_else(block_tokens: int, se
 def test_nothing_to_land_is_nothing() -> None:
     device, _, rows = banks(16, 2, 1)
     before = [one.clone() for one in rows]
-    landing = device.landing([LEAVE], device.mark())
+    landing = device.landing([SKIP_BLOCK], device.mark())
     device.wait(landing.flush(0))
     assert all(torch.equal(one, other) for one, other in zip(rows, before, strict=True))
 
@@ -96,5 +96,5 @@ def test_rows_are_found_in_every_layout_that_kernels_have() -> None:
     beside = flat.view(6, 2, 4, 8)[:, 1]  # two layers' blocks beside each other
     [one] = rows_of("x", beside, 6)
     assert bytes(one[1].tolist()) == flat[96:128].numpy().tobytes()
-    with pytest.raises(Unfit, match="whole pieces"):
+    with pytest.raises(Unsupported, match="whole pieces"):
         rows_of("x", flat.view(4, 12, 8).transpose(0, 1), 12)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from swdriver_shim.adapters.opening import Misconfigured
+from swdriver_shim.adapters.objects_config import Misconfigured
 from tests.engines import importing
 from tests.engines.store import Store, store
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from console.environment import PROJECT
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.setting import AgentSpec, ApiSpec, NameSpec, Setting, fresh
+from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from tests.engines.vllm_process import STOP_SECONDS
 from tests.kvss_agent.process import AgentProcess, agent
@@ -38,7 +38,7 @@ class Vllm:
 
     process: subprocess.Popen[str]
     answers: Any
-    setting: Setting | None
+    setting: EngineConfig | None
     log: Path
     cached: list[int] = field(default_factory=list)
 
@@ -77,7 +77,7 @@ class Vllm:
 @contextlib.contextmanager
 def vllm(
     models: Path,
-    setting: Setting | None = None,
+    setting: EngineConfig | None = None,
     file: Path | None = None,
     model: str = "llama",
     environment: dict[str, str] | None = None,
@@ -119,7 +119,7 @@ class Place:
     """An agent of one's own, and the file that names it."""
 
     agent: AgentProcess
-    setting: Setting
+    setting: EngineConfig
     file: Path
     models: Path
 

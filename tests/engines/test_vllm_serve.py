@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, fresh
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.engines.test_vllm import prompt
 from tests.engines.vllm_process import QUIET, build
@@ -35,7 +35,7 @@ KEPT = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
 @dataclass
 class Server:
     http: httpx.Client
-    setting: Setting
+    setting: EngineConfig
 
     def ask(self, tokens: list[int], org: str) -> tuple[list[int], int]:
         """What it answers, and how much of the prompt it did not compute."""
@@ -58,7 +58,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: Path, setting: Setting, home: Path) -> Iterator[Server]:
+def serving(model: Path, setting: EngineConfig, home: Path) -> Iterator[Server]:
     file, log = home / f"{setting.driver}.json", home / f"{setting.driver}.log"
     file.write_bytes(msgspec.json.encode(setting))
     with socket.socket() as free:

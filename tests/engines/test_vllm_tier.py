@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.opening import Misconfigured
+from swdriver_shim.adapters.objects_config import Misconfigured
 from swdriver_shim.policy import Rules
 from tests.engines import importing
 from tests.engines.store import Store, store

@@ -133,7 +133,7 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         from kvss_agent.client import Miss
-        from swdriver_shim.moving.shard import Sight
+        from swdriver_shim.data_plane.shard import ColumnViews
 
         engine = self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
@@ -147,7 +147,10 @@ class Engine:
                 given_up.extend(scheduler.requests)
                 scheduler.finish_requests(set(given_up), RequestStatus.FINISHED_ABORTED)
 
-        worker.computed, shard.view = computing, lambda looks: Sight([Miss.CORRUPT] * len(looks), ())
+        worker.computed, shard.view = (
+            computing,
+            lambda looks: ColumnViews([Miss.CORRUPT] * len(looks), ()),
+        )
         try:
             engine.add_request("given up", {"prompt_token_ids": prompt}, sampling(claim, 12))
             while scheduler.has_requests():

@@ -27,12 +27,12 @@ from kvss_agent.tier2 import address as of_files
 from kvss_agent.tier2 import column_file
 from kvss_agent.wire import FrameReader, Role
 from swdriver_shim import desired as of_drivers
-from swdriver_shim.adapters import lm_frames
-from swdriver_shim.adapters.claims import Claim, Judge, Refusal, mint
+from swdriver_shim.adapters import lmcache_frames
+from swdriver_shim.adapters.claims import Claim, ClaimRefusal, ClaimVerifier, mint
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import _COUNTS, _HEAD, _REFERENCE, ALL_KEYS, Sample
 from swdriver_shim.cache.reuse.sample import Kind as ReuseKind
-from swdriver_shim.daemon import octets, service
+from swdriver_shim.daemon import binary, service
 from swdriver_shim.policy import Policy, Rules
 from telemetry import decoding, records, transfers
 from telemetry.cells import Cells
@@ -308,7 +308,7 @@ def packed_anything() -> list[bytes]:
 # Callers, viewers, gateways, engines
 
 
-_JUDGE: Final = Judge(SECRET, "job7")
+_JUDGE: Final = ClaimVerifier(SECRET, "job7")
 
 
 def claims(raw: bytes) -> None:
@@ -316,13 +316,13 @@ def claims(raw: bytes) -> None:
     import jwt
 
     text = raw.decode("utf-8", "surrogateescape")
-    assert isinstance(_JUDGE.judge(text), Claim | Refusal)
+    assert isinstance(_JUDGE.judge(text), Claim | ClaimRefusal)
     try:
         told = json.loads(raw)
         signed = jwt.encode(told, SECRET, algorithm="HS256")
     except (ValueError, TypeError, RecursionError, OverflowError):
         return
-    assert isinstance(_JUDGE.judge(signed), Claim | Refusal)
+    assert isinstance(_JUDGE.judge(signed), Claim | ClaimRefusal)
 
 
 def told_claims() -> list[bytes]:
@@ -347,8 +347,8 @@ _LAYOUT: Final = of_drivers.parse(driver_documents()[0]).model.shape()
 
 def bodies(raw: bytes) -> None:
     """What engines send to a driver: a header and KV behind it, or JSON alone."""
-    header, kv = octets.unpack(memoryview(raw), _STORE)
-    octets.Kv(_LAYOUT, len(header.tokens), kv)
+    header, kv = binary.unpack(memoryview(raw), _STORE)
+    binary.Kv(_LAYOUT, len(header.tokens), kv)
 
 
 def told_bodies() -> list[bytes]:
@@ -373,8 +373,8 @@ def told_questions() -> list[bytes]:
 
 
 def objects(raw: bytes) -> None:
-    header, kv = octets.unpack(memoryview(raw), _PUT)
-    octets.cut(kv, header.lengths)
+    header, kv = binary.unpack(memoryview(raw), _PUT)
+    binary.cut(kv, header.lengths)
 
 
 def told_objects() -> list[bytes]:
@@ -384,15 +384,16 @@ def told_objects() -> list[bytes]:
 
 def lm(raw: bytes) -> None:
     """One request of LMCache's protocol, which always has this length."""
-    exact = raw[: lm_frames.REQUEST_BYTES].ljust(lm_frames.REQUEST_BYTES, b" ")
-    found = lm_frames.parse(exact)
-    lm_frames.answer(lm_frames.Code.SUCCESS, found.length, found.shape)
+    exact = raw[: lmcache_frames.REQUEST_BYTES].ljust(lmcache_frames.REQUEST_BYTES, b" ")
+    found = lmcache_frames.parse(exact)
+    lmcache_frames.answer(lmcache_frames.Code.SUCCESS, found.length, found.shape)
 
 
 def told_lm() -> list[bytes]:
-    key = b"vllm@llama@1@0@abc@bfloat16".ljust(lm_frames.KEY_BYTES)
+    key = b"vllm@llama@1@0@abc@bfloat16".ljust(lmcache_frames.KEY_BYTES)
     return [
-        lm_frames._REQUEST.pack(command, 16, 1, 2, 0, 1, 2, 3, 4, key) for command in (1, 2, 3, 4, 5, 6)
+        lmcache_frames._REQUEST.pack(command, 16, 1, 2, 0, 1, 2, 3, 4, key)
+        for command in (1, 2, 3, 4, 5, 6)
     ]
 
 
@@ -541,7 +542,7 @@ TARGETS: Final[Targets] = {
     "bodies": _target(bodies, Invalid, told_bodies, with_a_header),
     "questions": _target(questions, Invalid, told_questions, behind_a_byte(json_of)),
     "objects": _target(objects, Invalid, told_objects, with_a_header),
-    "lm": _target(lm, lm_frames.Malformed, told_lm),
+    "lm": _target(lm, lmcache_frames.Malformed, told_lm),
     "viewers": _target(viewers, (messages.NotUnderstood, UnicodeDecodeError), told_by_viewers, json_of),
     "joining": _target(joining_answers, (), told_by_consoles, behind_a_byte(json_of)),
     "samples": _target(samples, decoding.Malformed, told_samples, json_of),

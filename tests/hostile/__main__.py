@@ -1,8 +1,9 @@
 """`python -m tests.hostile --minutes 10`: all evil peers against a whole stack, for that long.
 
-Calm and attack take turns of equal length, so that others' latency with and without the attack is
-measured on the same machine in the same minutes. Each figure is printed with its limit; the exit code is
-1 if a promise broke. `--json FILE` writes rows as the benchmarks do.
+Calm, attackers who are busy elsewhere, and attack take turns of equal length, so that others' latency
+with and without the attack is measured on the same machine in the same minutes. What the attack costs
+others is compared with attackers who are busy elsewhere, since theirs are other machines. Each figure is
+printed with its limit; the exit code is 1 if a promise broke. `--json FILE` writes rows like benchmarks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from tests.hostile.attacks import ATTACKS
-from tests.hostile.battle import ATTACKED, CALM, Result, fight
+from tests.hostile.battle import ATTACKED, CALM, ELSEWHERE, Result, fight
+from tests.hostile.driver import EvilDriver
 from tests.hostile.figures import Figure, combined, table
-from tests.hostile.moves import LIFE_SECONDS
+from tests.hostile.moves import LIFE_SECONDS, MOVER
 from tests.hostile.scene import scene
 
 TURN_SECONDS: Final = 20.0  # of attack, after as long a calm
@@ -35,9 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     told = parser.parse_args(arguments)
     chosen = {name: ATTACKS[name] for name in told.attack or ATTACKS}
-    print(f"Seed {told.seed}: {TURN_SECONDS:.0f} s of calm and as long an attack, in turns.", flush=True)
+    print(
+        f"Seed {told.seed}: calm, elsewhere and attack, {TURN_SECONDS:.0f} s each, in turns.", flush=True
+    )
     results: list[Result] = []
     with scene() as stage:
+        with EvilDriver(stage.console, MOVER, stage.directory) as evil:
+            stage.give_a_job(evil)  # while there is room: evil agents say what they like of theirs
         ends = time.monotonic() + told.minutes * 60
         signed_at = time.monotonic()
         while not results or time.monotonic() < ends:
@@ -50,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     stage,
                     chosen,
                     calm_seconds=TURN_SECONDS,
+                    elsewhere_seconds=TURN_SECONDS,
                     seconds=TURN_SECONDS,
                     seed=seed,
                     yields=True,
@@ -70,7 +77,8 @@ def _say(number: int, result: Result) -> None:
     at = {one.name: one.value for one in result.figures}
     print(
         f"round {number}: p99 {at['others.attacked.p99']:.1f} ms "
-        f"(calm {at['others.calm.p99']:.1f} ms), {len(result.broken)} promises broken",
+        f"(elsewhere {at['others.elsewhere.p99']:.1f} ms, calm {at['others.calm.p99']:.1f} ms), "
+        f"{len(result.broken)} promises broken",
         flush=True,
     )
     for sentence in result.broken:
@@ -84,11 +92,12 @@ def _figures(results: Sequence[Result]) -> list[Figure]:
     at = {one.name: one.value for one in others}
     ratios = [
         Figure(
-            f"others.{share}.attacked to calm",
-            at[f"others.{ATTACKED}.{share}"] / at[f"others.{CALM}.{share}"],
+            f"others.{share}.attacked to {base}",
+            at[f"others.{ATTACKED}.{share}"] / at[f"others.{base}.{share}"],
             "",
-            SLOWER_MAX if share == "p99" else None,
+            SLOWER_MAX if (share, base) == ("p99", ELSEWHERE) else None,
         )
+        for base in (ELSEWHERE, CALM)
         for share in SHARES
     ]
     return [*ratios, *others]

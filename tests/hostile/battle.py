@@ -1,8 +1,10 @@
-"""A battle: a good tenant is timed in calm, then while the attacks run, then what they left is judged.
+"""A battle: a good tenant is timed in calm, then while attackers are busy with somebody else, then while
+they attack, then what they left is judged.
 
-    calm ──▶ attack (all peers at once) ──▶ aftermath: numbers rolled up, a purge with its receipt
+    calm ▶ elsewhere ▶ attack (all peers at once) ▶ aftermath: roll-up, purge, receipt
 
-The tenant and each attack are processes of their own; who watches is this one.
+What this machine's processors and caches lose to attackers, `elsewhere` shows: theirs are other
+machines. The tenant and each attack are processes of their own; who watches is this one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 import psycopg
 
-from tests.hostile import tenant
+from tests.hostile import elsewhere, tenant
 from tests.hostile.apart import Apart, Failed
 from tests.hostile.figures import Figure, Over
 from tests.hostile.ground import Attack, Deeds, work
@@ -32,7 +34,7 @@ DESCRIPTORS_LEFT_MAX: Final = 64  # more than before, when it is over
 ALERTS_AGE_SECONDS_MAX: Final = 30.0  # they are evaluated every ten seconds
 RECONCILE_SECONDS_MAX: Final = 10.0
 END_SECONDS_MAX: Final = 300.0  # from being told to end to the end of what an attack has begun
-CALM, ATTACKED = "calm", "attacked"
+CALM, ELSEWHERE, ATTACKED = "calm", "elsewhere", "attacked"
 
 
 @dataclass
@@ -60,6 +62,7 @@ def fight(
     attacks: Mapping[str, Attack],
     *,
     calm_seconds: float,
+    elsewhere_seconds: float = 0.0,
     seconds: float,
     seed: int,
     yields: bool = False,
@@ -76,10 +79,23 @@ def fight(
             )
             for name, attack in attacks.items()
         }
+        decoys = [
+            stack.enter_context(Apart(f"decoy {number}", elsewhere.work, yields=yields))
+            for number in range(len(attacks) if elsewhere_seconds else 0)
+        ]
         good = stack.enter_context(Apart("tenant", partial(tenant.serve, scene)))
         with Health(scene) as health:
             good.begin()
-            time.sleep(calm_seconds)  # both have a length; nothing is waited for
+            time.sleep(calm_seconds)  # all have a length; nothing is waited for
+            calm_ended = time.monotonic()
+            for decoy in decoys:
+                decoy.begin()
+            time.sleep(elsewhere_seconds)
+            elsewhere_ended = time.monotonic()
+            for decoy in decoys:
+                decoy.end()
+            for decoy in decoys:
+                assert decoy.result(patience * END_SECONDS_MAX), "It sends something."
             began = time.monotonic()
             for one in attackers.values():
                 one.begin()
@@ -91,7 +107,8 @@ def fight(
             good.end()
             report = good.result(patience * END_SECONDS_MAX)
         result.load_seconds = {
-            CALM: report.load_seconds(0, began),
+            CALM: report.load_seconds(0, calm_ended),
+            ELSEWHERE: report.load_seconds(calm_ended, elsewhere_ended),
             ATTACKED: report.load_seconds(began, ended),
         }
         _judge_tenant(result, report, scene)
@@ -127,6 +144,8 @@ def _tell_deeds(result: Result, deeds: list[Deeds]) -> None:
 
 def _judge_tenant(result: Result, report: tenant.Report, scene: Scene) -> None:
     for phase, seconds in result.load_seconds.items():
+        if phase == ELSEWHERE and not seconds:
+            continue
         for short, share in (("p50", 0.5), ("p99", 0.99)):
             value = 1000 * tenant.percentile(seconds, share)
             result.measured(f"others.{phase}.{short}", value, "ms", over=Over.MEDIAN)

@@ -88,7 +88,11 @@ stamps:
   east:
     leaves: {leaf-1: {}, leaf-2: {}, leaf-evil: {}}
     nodes:
-      ax-good: {nics: {eth0: {leaf: leaf-1}}, memory: 64M, tier2: {kind: posix, path: %s, cap: 64M}}
+      ax-good:
+        nics: {eth0: {leaf: leaf-1}}
+        memory: 64M
+        shards_max: 8
+        tier2: {kind: posix, path: %s, cap: 64M}
     boxes:
       cs-1: {domains: [{wio: 8, leaves: [leaf-1]}]}
       cs-2: {domains: [{wio: 8, leaves: [leaf-1]}]}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
 import ssl
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -313,3 +315,53 @@ def test_where_there_are_no_files_in_memory_it_is_in_one_for_a_moment(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert process(tmp_path, Role.NODE, "ax-1", root).has_certificate
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def handshake(server: ssl.SSLContext, name: str, *, patched: bytes) -> None:
+    """A client's first message with this server name, of which the first letters are replaced. Python's
+    own client refuses to send a name that is not ASCII. Raises what the server raises."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.wrap_bio(received, sent, server_hostname=name).do_handshake()
+    hello = sent.read()
+    assert hello.count(name.encode()) == 1
+    incoming = ssl.MemoryBIO()
+    incoming.write(hello.replace(name[: len(patched)].encode(), patched, 1))
+    server.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
+
+
+def test_a_server_name_that_is_not_ascii_is_refused_with_one_line(
+    tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: shown.append(unraisable.exc_type))
+    server = process(tmp_path, Role.NODE, "ax-1", root)
+    caplog.set_level("INFO")
+    for context in (server.for_control, server.for_data):
+        caplog.clear()
+        with pytest.raises(ssl.SSLWantReadError):  # a usual name: the handshake goes on
+            handshake(context, "agent.internal", patched=b"a")
+        assert not caplog.records
+        with pytest.raises(ssl.SSLError, match="CALLBACK_FAILED"):
+            handshake(context, "agent.internal", patched=b"\xff")
+        [record] = caplog.records
+        assert record.getMessage().startswith("Refused a TLS handshake")
+        assert not record.exc_info
+    assert not shown
+
+
+def test_other_errors_that_nobody_can_catch_are_shown_as_before(
+    tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: shown.append(unraisable.exc_type))
+    process(tmp_path, Role.NODE, "ax-1", root)
+
+    class Broken:
+        def __del__(self) -> None:
+            b"\xff".decode("ascii")
+
+    Broken()
+    gc.collect()
+    assert shown == [UnicodeDecodeError]

@@ -29,6 +29,8 @@ from kvss_agent.keeping import keep
 from swdriver_shim import deciding, desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.shim import Conflict, Shim
+from swdriver_shim.data_plane import former_homes, homes, tier2
+from swdriver_shim.data_plane import shard as moving
 from swdriver_shim.desired import (
     ControlSpec,
     Desired,
@@ -39,12 +41,10 @@ from swdriver_shim.desired import (
     token_hash,
 )
 from swdriver_shim.keys import isolation_tag
-from swdriver_shim.moving import carrier, former, homes
-from swdriver_shim.moving import shard as moving
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 
-MODULES: Final = (deciding, driver, shims, carrier, former, moving)
+MODULES: Final = (deciding, driver, shims, tier2, former_homes, moving)
 ORGS: Final = ("acme", "globex", "initech")
 UNDER_WAY_MAX: Final = 6
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of our own in it

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swdriver_shim.adapters.claims import SECONDS_MAX, Claim, Judge, Refusal, mint
+from swdriver_shim.adapters.claims import SECONDS_MAX, Claim, ClaimRefusal, ClaimVerifier, mint
 from swdriver_shim.policy import Rules
 
 KEY = b"a key that gateway and engine share"
@@ -29,7 +29,7 @@ def signed(key: bytes = KEY, algorithm: str = "HS256", **other: Any) -> str:
 
 
 def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
-    judge = Judge(KEY, "job7")
+    judge = ClaimVerifier(KEY, "job7")
     assert judge.judge(mint(KEY, "job7", "acme")) == Claim("acme")
     rules = Rules(no_store=True, ttl_seconds=60, priority=80, continue_id="chat-7")
     assert judge.judge(mint(KEY, "job7", "globex", rules)) == Claim("globex", rules)
@@ -40,36 +40,38 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        (lambda: None, Refusal.NONE),
-        (lambda: 7, Refusal.MALFORMED),
-        (lambda: "", Refusal.MALFORMED),
-        (lambda: "acme", Refusal.MALFORMED),
-        (lambda: "x" * 5000, Refusal.MALFORMED),
-        (lambda: "\ud800.a.b", Refusal.MALFORMED),  # as JSON may say it: no text that has bytes
-        (lambda: signed(KEY[::-1]), Refusal.SIGNATURE),
-        (lambda: signed(KEY * 2, algorithm="HS512"), Refusal.MALFORMED),
-        (lambda: jwt.encode(payload(), "", algorithm="none"), Refusal.MALFORMED),
-        (lambda: signed(age=70), Refusal.EXPIRED),
-        (lambda: signed(aud="job8"), Refusal.AUDIENCE),
-        (lambda: signed(aud=["job7", "job8"]), Refusal.AUDIENCE),
-        (lambda: signed(aud=None), Refusal.MALFORMED),
-        (lambda: signed(iss="somebody"), Refusal.MALFORMED),
-        (lambda: signed(iss=None), Refusal.MALFORMED),
-        (lambda: signed(sub=None), Refusal.MALFORMED),
-        (lambda: signed(sub=""), Refusal.MALFORMED),
-        (lambda: signed(exp=None), Refusal.MALFORMED),
-        (lambda: signed(iat=None), Refusal.MALFORMED),
-        (lambda: signed(age=-100), Refusal.MALFORMED),
-        (lambda: signed(iat=str(int(time.time()))), Refusal.MALFORMED),
-        (lambda: signed(exp=str(int(time.time()) + 60)), Refusal.MALFORMED),
-        (lambda: signed(good_for=SECONDS_MAX + 10), Refusal.TOO_LONG),
-        (lambda: signed(rules={"priority": 101}), Refusal.RULES),
-        (lambda: signed(rules={"tiers": "dram"}), Refusal.RULES),
-        (lambda: signed(rules=7), Refusal.RULES),
+        (lambda: None, ClaimRefusal.NONE),
+        (lambda: 7, ClaimRefusal.MALFORMED),
+        (lambda: "", ClaimRefusal.MALFORMED),
+        (lambda: "acme", ClaimRefusal.MALFORMED),
+        (lambda: "x" * 5000, ClaimRefusal.MALFORMED),
+        (lambda: "\ud800.a.b", ClaimRefusal.MALFORMED),  # as JSON may say it: no text that has bytes
+        (lambda: signed(KEY[::-1]), ClaimRefusal.SIGNATURE),
+        (lambda: signed(KEY * 2, algorithm="HS512"), ClaimRefusal.MALFORMED),
+        (lambda: jwt.encode(payload(), "", algorithm="none"), ClaimRefusal.MALFORMED),
+        (lambda: signed(age=70), ClaimRefusal.EXPIRED),
+        (lambda: signed(aud="job8"), ClaimRefusal.AUDIENCE),
+        (lambda: signed(aud=["job7", "job8"]), ClaimRefusal.AUDIENCE),
+        (lambda: signed(aud=None), ClaimRefusal.MALFORMED),
+        (lambda: signed(iss="somebody"), ClaimRefusal.MALFORMED),
+        (lambda: signed(iss=None), ClaimRefusal.MALFORMED),
+        (lambda: signed(sub=None), ClaimRefusal.MALFORMED),
+        (lambda: signed(sub=""), ClaimRefusal.MALFORMED),
+        (lambda: signed(exp=None), ClaimRefusal.MALFORMED),
+        (lambda: signed(iat=None), ClaimRefusal.MALFORMED),
+        (lambda: signed(age=-100), ClaimRefusal.MALFORMED),
+        (lambda: signed(iat=str(int(time.time()))), ClaimRefusal.MALFORMED),
+        (lambda: signed(exp=str(int(time.time()) + 60)), ClaimRefusal.MALFORMED),
+        (lambda: signed(good_for=SECONDS_MAX + 10), ClaimRefusal.TOO_LONG),
+        (lambda: signed(rules={"priority": 101}), ClaimRefusal.RULES),
+        (lambda: signed(rules={"tiers": "dram"}), ClaimRefusal.RULES),
+        (lambda: signed(rules=7), ClaimRefusal.RULES),
     ],
 )
-def test_whatever_is_not_valid_is_nobody_and_counted(token: Callable[[], object], why: Refusal) -> None:
-    judge = Judge(KEY, "job7")
+def test_whatever_is_not_valid_is_nobody_and_counted(
+    token: Callable[[], object], why: ClaimRefusal
+) -> None:
+    judge = ClaimVerifier(KEY, "job7")
     assert judge.judge(token()) is why
     assert judge.refused == {why: 1}
 
@@ -82,7 +84,7 @@ def test_whatever_is_not_valid_is_nobody_and_counted(token: Callable[[], object]
     | st.dictionaries(st.text(), st.text())
 )
 def test_nothing_that_a_client_writes_raises(token: object) -> None:
-    assert isinstance(Judge(KEY, "job7").judge(token), Refusal)
+    assert isinstance(ClaimVerifier(KEY, "job7").judge(token), ClaimRefusal)
 
 
 @given(st.data())
@@ -90,14 +92,16 @@ def test_one_changed_letter_is_enough(data: st.DataObject) -> None:
     token = mint(KEY, "job7", "acme")
     at = data.draw(st.integers(0, len(token) - 2))  # the last one has bits that do not count
     letter = "A" if token[at] != "A" else "B"
-    assert isinstance(Judge(KEY, "job7").judge(token[:at] + letter + token[at + 1 :]), Refusal)
+    assert isinstance(
+        ClaimVerifier(KEY, "job7").judge(token[:at] + letter + token[at + 1 :]), ClaimRefusal
+    )
 
 
 def test_neither_token_nor_key_is_logged_and_not_every_refusal_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     token, now = signed(KEY[::-1]), [0.0]
-    judge = Judge(KEY, "job7", clock=lambda: now[0])
+    judge = ClaimVerifier(KEY, "job7", clock=lambda: now[0])
     for _ in range(100):
         judge.judge(token)
     now[0] = 61.0
@@ -118,4 +122,4 @@ def test_what_is_no_claim_can_not_be_minted() -> None:
         with pytest.raises(ValueError, match=r"a claim|a key"):
             mint(key, audience, org, seconds=seconds)
     with pytest.raises(ValueError, match="a key"):
-        Judge(b"short", "job7")
+        ClaimVerifier(b"short", "job7")

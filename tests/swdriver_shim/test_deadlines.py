@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from swdriver_shim.adapters import remote
-from swdriver_shim.adapters.remote import Remote, RemoteObjects
+from swdriver_shim.adapters.remote import RemoteObjects, RemotePrefixes
+from swdriver_shim.data_plane import agent_control
+from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.desired import GroupSpec, ModelSpec
-from swdriver_shim.moving import agents
-from swdriver_shim.moving.agents import Control, Pulled
 from tests.hostile.agent import Peer
 from tests.hostile.answers import Answer, Asked, head
 
@@ -50,11 +50,11 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[Peer]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "ANSWER_SECONDS_MAX", SECONDS)
-    monkeypatch.setattr(agents, "ASK_SECONDS", SECONDS)
+    monkeypatch.setattr(agent_control, "ASK_SECONDS", SECONDS)
 
 
 def test_a_daemon_that_drips_is_a_miss(dripping: Peer) -> None:
-    mine = Remote(dripping.url, "token", MODEL)
+    mine = RemotePrefixes(dripping.url, "token", MODEL)
     assert mine.query([1, 2, 3]) == 0
     assert "within 1 s" in (mine.lost_because or "")
     mine.close()
@@ -64,6 +64,6 @@ def test_a_daemon_that_drips_is_a_miss(dripping: Peer) -> None:
 
 
 def test_an_agent_that_drips_has_not_pulled(dripping: Peer) -> None:
-    assert Control(dripping.url, "token").pull("s", "tcp:127.0.0.1:9", "s", "job7", 0, [1]) == Pulled(
-        False, 0
-    )
+    assert AgentControl(dripping.url, "token").pull(
+        "s", "tcp:127.0.0.1:9", "s", "job7", 0, [1]
+    ) == PullResult(False, 0)

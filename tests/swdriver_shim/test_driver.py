@@ -25,19 +25,19 @@ from kvss_agent.client import (
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.data_plane import shard as moving
+from swdriver_shim.data_plane.agent_control import PullResult
+from swdriver_shim.data_plane.shard import EvictColumn, Pull, RecallColumn, RefillColumn, Shard
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import shard as moving
-from swdriver_shim.moving.agents import Pulled
-from swdriver_shim.moving.shard import Back, In, Out, Pull, Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import prompt
 
 C = COLUMN_TOKENS
-PULLED = Pulled(done=True, bytes=0)
+PULLED = PullResult(done=True, bytes=0)
 LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
 
 
@@ -273,7 +273,7 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
 def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
     """What the new agent's control does, slot by slot."""
 
-    def pull(slots: Sequence[int], _after: int) -> Pulled:
+    def pull(slots: Sequence[int], _after: int) -> PullResult:
         old, target = fleet.plane.shards[name], fleet.plane.shards[new]
         for slot in slots:
             if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
@@ -346,7 +346,7 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
         shard, afters = engine.driver._shards[0][1], list[int]()
         fleet.make_one("moved", 32 * C, 20, 0)
 
-        def is_reached_again_first(slots: Sequence[int], after: int) -> Pulled:
+        def is_reached_again_first(slots: Sequence[int], after: int) -> PullResult:
             if not afters:
                 client = shard._client
                 assert client
@@ -354,7 +354,7 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
                 wait_until("it is reached again", lambda: shard.is_open)
             afters.append(after)
             assert shard.left_to_move == 3
-            return Pulled(done=False, bytes=0)
+            return PullResult(done=False, bytes=0)
 
         assert shard.move(fleet.connect("moved", "unix"), is_reached_again_first)
         assert all(after > 0 for after in afters)
@@ -371,10 +371,10 @@ def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
             engine.store(asked)
         shard, pull, failed = engine.driver._shards[0][1], pull_with(fleet, "0.1", "moved"), set[int]()
 
-        def fails_at_first(slots: Sequence[int], after: int) -> Pulled:
+        def fails_at_first(slots: Sequence[int], after: int) -> PullResult:
             if slots[0] not in failed:
                 failed.add(slots[0])
-                return Pulled(done=False, bytes=0)
+                return PullResult(done=False, bytes=0)
             return pull(slots, after)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from)
@@ -395,7 +395,7 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
             engine.store(asked)
         shard, pull, pulls = engine.driver._shards[0][1], pull_with(fleet, "0.1", "moved"), list[int]()
 
-        def dies(slots: Sequence[int], after: int) -> Pulled:
+        def dies(slots: Sequence[int], after: int) -> PullResult:
             pulls.append(slots[0])
             if len(pulls) == 1:
                 return pull(slots, after)
@@ -405,7 +405,7 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
                 wait_until("all goes on", lambda: engine.driver.ledger.stock.reachable)
                 assert engine.load(prompts[4]) == 0
                 assert engine.driver.ledger.stock.reachable, "one home is gone, nobody waits"
-            return Pulled(done=False, bytes=0)
+            return PullResult(done=False, bytes=0)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from)
         assert shard.move(fleet.connect("moved", "unix"), dies)
@@ -430,9 +430,9 @@ def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pyt
     with driving(fleet, "unix") as engine:
         engine.store(prompt(tokens(1, 2)))
         shard, pulled = engine.driver._shards[0][1], list[int]()
-        back = threading.Thread(target=shard.recall, args=([Back(1, bytes(16), bytes(16))],))
+        back = threading.Thread(target=shard.recall, args=([RecallColumn(1, bytes(16), bytes(16))],))
 
-        def pull(slots: Sequence[int], _after: int) -> Pulled:
+        def pull(slots: Sequence[int], _after: int) -> PullResult:
             pulled.extend(slots)
             if slots == [0]:
                 back.start()
@@ -527,15 +527,17 @@ def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet)
     shard = fleet.shard("0.0", "unix")
     assert shard.open()
     payload = memoryview(bytes(64 * C))
-    assert shard.evict([Out(0, b"k" * 16, b"t" * 16, C, payload)])
+    assert shard.evict([EvictColumn(0, b"k" * 16, b"t" * 16, C, payload)])
     client = shard._client
     assert isinstance(client, StreamClient)
     with client._evicting:  # an evict that takes its time
-        evict = threading.Thread(target=shard.evict, args=([Out(1, b"k" * 16, b"t" * 16, C, payload)],))
+        evict = threading.Thread(
+            target=shard.evict, args=([EvictColumn(1, b"k" * 16, b"t" * 16, C, payload)],)
+        )
         evict.start()
         wait_until("it is under way", shard._writing.locked)
         into = memoryview(bytearray(64 * C))
-        assert shard.refill([In(0, b"k" * 16, b"t" * 16, C, into)]) == [None]
+        assert shard.refill([RefillColumn(0, b"k" * 16, b"t" * 16, C, into)]) == [None]
         assert evict.is_alive()
     evict.join()
     shard.close()

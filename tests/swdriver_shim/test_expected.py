@@ -12,9 +12,9 @@ import pytest
 from console.authority.issuing import Root, make_root
 from kvss_agent.certificates import Role
 from kvss_agent.trust import AUTHORITIES_FILE, Trust
-from swdriver_shim.adapters.expected import Expected
-from swdriver_shim.adapters.opening import Misconfigured, opened
-from swdriver_shim.adapters.remote import Remote
+from swdriver_shim.adapters.expected_driver import ExpectedDriver
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
+from swdriver_shim.adapters.remote import RemotePrefixes
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from tests.kvss_agent.test_trust import NOW, issue, process
 
@@ -65,8 +65,8 @@ def test_a_root_is_replaced_without_a_request_that_fails(
     trust: Trust, url: str, root: Root, tmp_path: Path
 ) -> None:
     following = make_root("two", NOW)
-    expected = Expected(tmp_path / "job7" / AUTHORITIES_FILE, "job7")
-    engine = Remote(url, "t" * 40, MODEL, expected=expected)
+    expected = ExpectedDriver(tmp_path / "job7" / AUTHORITIES_FILE, "job7")
+    engine = RemotePrefixes(url, "t" * 40, MODEL, expected=expected)
     both = root.certificate + following.certificate
     assert engine.query([1] * 64) == 64
     for signing, believed in (
@@ -81,11 +81,11 @@ def test_a_root_is_replaced_without_a_request_that_fails(
 
 
 def test_another_driver_at_its_address_is_a_miss_that_says_why(trust: Trust, url: str) -> None:
-    expected = Expected(trust.identity.state_dir / AUTHORITIES_FILE, "job8")
-    engine = Remote(url, "t" * 40, MODEL, expected=expected)
+    expected = ExpectedDriver(trust.identity.state_dir / AUTHORITIES_FILE, "job8")
+    engine = RemotePrefixes(url, "t" * 40, MODEL, expected=expected)
     assert engine.query([1] * 64) == 0
     assert "of another process" in (engine.lost_because or "")
-    unbelieved = Remote(url, "t" * 40, MODEL)
+    unbelieved = RemotePrefixes(url, "t" * 40, MODEL)
     assert unbelieved.query([1] * 64) == 0
     assert "of another authority" in (unbelieved.lost_because or "")
 
@@ -100,4 +100,4 @@ def test_a_configuration_that_can_not_work_is_said(tmp_path: Path, url: str) -> 
         ("job7", "", "Say where the driver is"),
     ):
         with pytest.raises(Misconfigured, match=said):
-            opened({**given, "driver": driver, "authorities": authorities})
+            open_objects({**given, "driver": driver, "authorities": authorities})

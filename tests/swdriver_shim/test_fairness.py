@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.rounds import Rounds
 from swdriver_shim.cache.slots import Clear
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.live import wait_until
@@ -140,23 +141,23 @@ def test_rounds_lose_nothing_and_keep_the_order_of_each(
     rounds: Rounds[tuple[str, str, int]] = Rounds()
     put = [(org, kind, number) for number, (org, kind) in enumerate(items)]
     for item in put:
-        rounds.put(item[0], item)
+        rounds.put(item[0], item, item[1])
     taken: list[tuple[str, str, int]] = []
     at = 0
     while rounds:
-        some = rounds.take(mosts[at % len(mosts)], lambda first, one: not first or first[1] == one[1])
+        some = rounds.take(mosts[at % len(mosts)])
         assert 0 < len(some) <= mosts[at % len(mosts)]
         assert len({kind for _, kind, _ in some}) == 1
         if at % 3 == 2 and len(some) > 1:
             for item in reversed(some[1:]):
-                rounds.put_back(item[0], item)
+                rounds.put_back(item[0], item, item[1])
             del some[1:]
         taken += some
         at += 1
         assert len(rounds) + len(taken) == len(put)
     assert sorted(taken) == sorted(put)
-    for org in "abc":
-        assert [one for one in taken if one[0] == org] == [one for one in put if one[0] == org]
+    for one in product("abc", "xy"):
+        assert [item for item in taken if item[:2] == one] == [item for item in put if item[:2] == one]
 
 
 @pytest.mark.parametrize("what", ["delete", "purge"])
@@ -182,8 +183,9 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
             really_cleared = slots.cleared
 
             def cleared(clears: Sequence[Clear]) -> None:
-                slots.not_cleared([clear for clear in clears if clear.org == "greedy"])
-                really_cleared(clear for clear in clears if clear.org != "greedy")
+                greedys = [clear for clear in clears if clear.removal is deleted]
+                slots.not_cleared(greedys)
+                really_cleared(clear for clear in clears if clear not in greedys)
 
             with monkeypatch.context() as patch:
                 patch.setattr(slots, "cleared", cleared)

@@ -10,9 +10,9 @@ import pytest
 
 from kvss_agent import seal
 from kvss_agent.client import Lost, ShardClient
-from swdriver_shim.moving import shard as moving
-from swdriver_shim.moving.agents import Pulled
-from swdriver_shim.moving.shard import Shard
+from swdriver_shim.data_plane import shard as moving
+from swdriver_shim.data_plane.agent_control import PullResult
+from swdriver_shim.data_plane.shard import Shard
 from tests.live import wait_until
 from tests.swdriver_shim.prompts import keys, prompt
 from tests.swdriver_shim.test_driver import (
@@ -28,7 +28,7 @@ from tests.swdriver_shim.test_driver import (
 
 __all__ = ["fleet"]
 
-NOT_PULLED = Pulled(done=False, bytes=0)
+NOT_PULLED = PullResult(done=False, bytes=0)
 
 
 def holds(fleet: Fleet, name: str, org: str) -> bool:
@@ -60,7 +60,7 @@ def moving_on(
     monkeypatch.setattr(moving, "PULL_TRIES", 10_000)
     begun, go_on = threading.Event(), threading.Event()
 
-    def pull(_slots: Sequence[int], _after: int) -> Pulled:
+    def pull(_slots: Sequence[int], _after: int) -> PullResult:
         begun.set()
         if is_lost and (old := shard._old):
             shard._lose(old, Lost("a connection has broken"))
@@ -202,7 +202,7 @@ def test_what_a_pull_brings_when_nobody_waits_for_it_any_more_is_not_there_after
         shard, asked = engine.driver._shards[0][1], list[Sequence[int]]()
         gate = shard._connect = Gate(shard._connect)
 
-        def is_given_up(slots: Sequence[int], _after: int) -> Pulled:
+        def is_given_up(slots: Sequence[int], _after: int) -> PullResult:
             asked.append(list(slots))
             gate.is_shut = True
             old = shard._old

@@ -17,14 +17,14 @@ from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Lost, Miss
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.data_plane import worker_server as halving
+from swdriver_shim.data_plane.homes import Home, SlotPull
+from swdriver_shim.data_plane.shard import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker_protocol import shut
+from swdriver_shim.data_plane.worker_server import WorkerServer
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import Prompt
-from swdriver_shim.moving import halves as halving
-from swdriver_shim.moving.between_halves import shut
-from swdriver_shim.moving.far import FarShard, Line
-from swdriver_shim.moving.halves import MovingHalf
-from swdriver_shim.moving.homes import Home, Pulling
-from swdriver_shim.moving.shard import Look, Out
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.live import wait_until
@@ -38,10 +38,10 @@ class Halves:
     def __init__(self, fleet: Fleet, **policies: Policy) -> None:
         self.fleet = fleet
         self.told: list[object] = []
-        self.workers = [MovingHalf(), MovingHalf()]
-        self.lines = [Line(one.place, self.hear) for one in self.workers]
+        self.workers = [WorkerServer(), WorkerServer()]
+        self.lines = [WorkerConnection(one.place, self.hear) for one in self.workers]
         held = {"0.0": 0, "0.1": 1, "1.0": 0}
-        far = {name: FarShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
+        far = {name: RemoteShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
         self.far = far
         self.driver = Decider(LAYOUT, "llama", [[far["0.0"], far["0.1"]], [far["1.0"]]])
         self.driver.set_policies({org: OrgPolicies(policy=one) for org, one in policies.items()})
@@ -69,7 +69,7 @@ class Halves:
             group, depth = column.home.group, column.depth
             for index, name in enumerate(self.names[group]):
                 payload = memoryview(kv(asked, group, index, depth, column.tokens))
-                out = Out(slot, column.key, asked.maker.tag, column.tokens, payload)
+                out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)
                 if not self.workers[self.held[name]].shards[name].evict([out]):
                     failed[column] = Reason.AGENT_LOST
         self.driver.end_store(store, failed)
@@ -83,7 +83,7 @@ class Halves:
         for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
             for index, name in enumerate(self.names[group]):
                 looks = [
-                    Look(slot, column.key, asked.maker.tag, column.tokens)
+                    ViewColumn(slot, column.key, asked.maker.tag, column.tokens)
                     for column, slot in zip(hit, slots, strict=True)
                 ]
                 with self.workers[self.held[name]].shards[name].view(looks) as found:
@@ -157,14 +157,14 @@ def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
 ) -> None:
     """The slots of the first prompt are being emptied, which takes as long as a path is slow."""
     waits, answers = threading.Event(), threading.Event()
-    clear = FarShard.clear
+    clear = RemoteShard.clear
 
-    def slowly(shard: FarShard, slots: Sequence[int], *, scrub: bool) -> bool:
+    def slowly(shard: RemoteShard, slots: Sequence[int], *, scrub: bool) -> bool:
         waits.set()
         answers.wait(60)
         return clear(shard, slots, scrub=scrub)
 
-    monkeypatch.setattr(FarShard, "clear", slowly)
+    monkeypatch.setattr(RemoteShard, "clear", slowly)
     with halves(tmp_path, acme=Policy(ttl_last_use_seconds=1, scrub=True)) as both:
         try:
             stored = both.store(prompt(tokens(1, 2)))
@@ -204,7 +204,7 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         both.store(asked)
         far = both.far["0.1"]
         both.fleet.make_one("moved", 32 * C, 20, far.count_from)
-        pulling = Pulling(None, "moved", "unix:nowhere", "0.1", DRIVER)
+        pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert not far.move(both.home("nowhere"), pulling)
         assert both.load(asked) == 2 * C, "a move to nowhere changes nothing"
         assert far.move(both.home("moved"), pulling)
@@ -219,7 +219,7 @@ def test_a_home_that_a_worker_has_left_is_emptied_before_a_receipt(tmp_path: Pat
     with halves(tmp_path) as both:
         both.store(prompt(tokens(1, 2)))
         both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from)
-        pulling = Pulling(None, "moved", "unix:nowhere", "0.1", DRIVER)
+        pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert both.far["0.1"].move(both.home("moved"), pulling)
         assert both.driver.purge("acme", seconds=20).done
         old = both.fleet.plane.shards["0.1"]
@@ -238,7 +238,7 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         shard._connect = left
         shard._lose(client, Lost("a node is lost"))
         both.fleet.make_one("moved", 32 * C, 20, far.count_from)
-        assert far.move(both.home("moved"), Pulling(None, "moved", "unix:/nowhere", "0.1", DRIVER))
+        assert far.move(both.home("moved"), SlotPull(None, "moved", "unix:/nowhere", "0.1", DRIVER))
         assert not both.driver.purge("acme", seconds=0.5).done
         assert len(far.former_homes) == 1
         far.forget_removed(["unix:/nowhere"])
@@ -251,7 +251,7 @@ def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Pat
         both.fleet.make_one("moved", 32 * C, 20, far.count_from)
         address = f"unix:{both.fleet.plane.unix}"
         new = Home(address, "moved", lambda: Credentials(DRIVER, secret[0]), 0)
-        assert far.move(new, Pulling(None, "moved", address, "0.1", DRIVER))
+        assert far.move(new, SlotPull(None, "moved", address, "0.1", DRIVER))
         both.fleet.end_one("0.1")
         both.fleet.end_one("moved")
         wait_until("it is lost", lambda: not far.is_open)
@@ -307,9 +307,9 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
         knocking.send_bytes(b"nonsense")
         with pytest.raises(EOFError):
             knocking.recv_bytes()
-        again = Line(place, both.hear)
+        again = WorkerConnection(place, both.hear)
         try:
-            far = FarShard("0.0", again, both.home("0.0"))
+            far = RemoteShard("0.0", again, both.home("0.0"))
             assert far.open()
             assert far.slots == 20
         finally:
@@ -317,7 +317,7 @@ def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_p
 
 
 def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    half, is_let_in, is_shut = MovingHalf(), threading.Event(), threading.Event()
+    half, is_let_in, is_shut = WorkerServer(), threading.Event(), threading.Event()
     accept = half._listener.accept
 
     def accepting() -> Any:
@@ -353,7 +353,7 @@ def test_a_shard_ends_with_its_agent_while_it_is_read(tmp_path: Path) -> None:
         loading = both.driver.begin_load(asked)
         [column], [slot] = loading.match.columns[0], loading.match.slots[0]
         shard = both.workers[0].shards["0.0"]
-        with shard.view([Look(slot, column.key, asked.maker.tag, C)]) as [found]:
+        with shard.view([ViewColumn(slot, column.key, asked.maker.tag, C)]) as [found]:
             both.fleet.plane.shards.pop("0.0").end(Cause.GONE, "killed")
             wait_until("it is lost", lambda: shard.slots is None or not shard.is_open)
             assert not isinstance(found, Miss)

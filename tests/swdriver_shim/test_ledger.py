@@ -229,13 +229,13 @@ def test_who_may_keep_it_for_longer_does() -> None:
 
 
 def test_room_is_made_from_the_end_of_what_was_used_longest_ago() -> None:
-    made = ledger(4, acme=Policy(eviction="lru"))
+    made = ledger(4, acme=Policy(displacement="lru"))
     old, new = prompt(conversation(1, 2, 3)), prompt(conversation(4, 5, 6))
     store(made, old, 0)
     store(made, new, 1)
     assert made.query(new, 1) == 3 * C
     assert made.query(old, 1) == C
-    assert missed(made, old, 1) == {Reason.EVICTED: 2 * C}
+    assert missed(made, old, 1) == {Reason.DISPLACED: 2 * C}
 
 
 def test_a_prompt_larger_than_everything_keeps_its_beginning() -> None:
@@ -255,7 +255,7 @@ def test_what_is_being_read_does_not_make_room() -> None:
 
 
 def test_low_priority_goes_first_and_can_be_changed_later() -> None:
-    made = ledger(3, acme=Policy(eviction="lru"))
+    made = ledger(3, acme=Policy(displacement="lru"))
     one, two, three = (prompt(conversation(kind)) for kind in (1, 2, 3))
     store(made, one, 0, Rules(priority=10))
     for at, asked in enumerate((two, three), 1):
@@ -266,7 +266,7 @@ def test_low_priority_goes_first_and_can_be_changed_later() -> None:
 
 
 def test_a_hard_quota_is_never_exceeded_and_pays_for_itself() -> None:
-    made = ledger(8, acme=Policy(dram_bytes_max=2 * COLUMN_BYTES, eviction="lru"))
+    made = ledger(8, acme=Policy(dram_bytes_max=2 * COLUMN_BYTES, displacement="lru"))
     store(made, prompt(conversation(9), "globex"))
     store(made, prompt(conversation(1, 2)), 0)
     store(made, prompt(conversation(3)), 1)
@@ -386,7 +386,7 @@ def test_a_purge_is_at_once_and_done_when_every_slot_is_empty() -> None:
 
 
 def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot() -> None:
-    made = ledger(2, acme=Policy(eviction="lru"))
+    made = ledger(2, acme=Policy(displacement="lru"))
     store(made, prompt(conversation(1, 2)))
     made.set_line(0, 1)
     made.set_line(0, 2)
@@ -397,7 +397,7 @@ def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot()
 
 
 def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> None:
-    made = ledger(1, acme=Policy(eviction="lru"))
+    made = ledger(1, acme=Policy(displacement="lru"))
     store(made, prompt(conversation(1)))
     began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
     receipt = made.purge("acme")
@@ -411,7 +411,7 @@ def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> No
 
 
 def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_them() -> None:
-    made = ledger(1, acme=Policy(eviction="lru"))
+    made = ledger(1, acme=Policy(displacement="lru"))
     store(made, prompt(conversation(1)))
     began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
     receipt = made.purge("acme")

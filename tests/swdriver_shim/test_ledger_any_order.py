@@ -51,7 +51,7 @@ POLICIES = st.builds(
     dram_bytes_max=st.sampled_from([None, None, 0, 100_000, 30_000]),
     share=st.integers(1, 3),
     priority=st.integers(30, 31),
-    eviction=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
+    displacement=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
     scrub=st.booleans(),
 )
 RULES = st.builds(
@@ -430,7 +430,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for column, slot in recall.places:
             name = column.home.group, column.key
             if name not in self.disk or is_given_up:
-                found[column] = Reason.EVICTED
+                found[column] = Reason.DISPLACED
             elif data.draw(st.sampled_from([True, True, True, False])):
                 held, dates = self.disk[name]
                 found[column] = dates

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvss_agent import daemon
-from swdriver_shim.adapters.lm_frames import (
+from swdriver_shim.adapters.lmcache_frames import (
     ANSWER_BYTES,
     LENGTH_MAX,
     REQUEST_BYTES,
@@ -27,7 +27,7 @@ from swdriver_shim.adapters.lm_frames import (
     answer,
     parse,
 )
-from swdriver_shim.adapters.lm_front import SILENT_PER_ORIGIN, Front
+from swdriver_shim.adapters.lmcache_server import SILENT_PER_ORIGIN, LmcacheServer
 from swdriver_shim.driver import Driver
 from swdriver_shim.objects import Here, Objects
 from tests.kvss_agent.plane import running
@@ -94,13 +94,13 @@ def _clients() -> Iterator[None]:
 class World:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.fronts: list[Front] = []
+        self.fronts: list[LmcacheServer] = []
 
     def front(self, org: str = "acme", objects: Objects | None = None, **how: float) -> int:
         """A listener for this org: its port."""
         listener = daemon.listen(("127.0.0.1", 0))
         given = objects or Here(self.driver, keys(org))
-        front = Front(listener, lambda: given, **how)  # type: ignore[arg-type]
+        front = LmcacheServer(listener, lambda: given, **how)  # type: ignore[arg-type]
         self.fronts.append(front)
         return int(listener.getsockname()[1])
 
@@ -157,7 +157,7 @@ def test_what_is_too_large_is_left_out_and_the_connection_goes_on(world: World) 
 
 
 def test_before_anything_is_kept_for_an_org_all_is_a_miss() -> None:
-    front = Front(listener := daemon.listen(("127.0.0.1", 0)), lambda: None)
+    front = LmcacheServer(listener := daemon.listen(("127.0.0.1", 0)), lambda: None)
     client = Client(listener.getsockname()[1])
     client.put(KEY, b"nobody wants it")
     assert client.get(KEY) is None

@@ -96,9 +96,9 @@ def test_a_place_that_is_too_small_is_a_miss_and_spoils_no_other(fleet: Fleet) -
                 assert places[2] == value(b"page-3")
 
 
-@pytest.mark.parametrize("eviction", ["lru", "cost", "s3fifo", "slru", "lfu"])
-def test_the_end_of_a_prompt_goes_before_its_beginning(fleet: Fleet, eviction: str) -> None:
-    with keeping(fleet, acme=Policy(eviction=eviction)) as driver:  # type: ignore[arg-type]
+@pytest.mark.parametrize("displacement", ["lru", "cost", "s3fifo", "slru", "lfu"])
+def test_the_end_of_a_prompt_goes_before_its_beginning(fleet: Fleet, displacement: str) -> None:
+    with keeping(fleet, acme=Policy(displacement=displacement)) as driver:  # type: ignore[arg-type]
         mine = keeper(driver)
         mine.put(names(*range(SLOTS)))
         mine.put(names(*range(100, 105)))

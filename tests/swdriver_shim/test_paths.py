@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from swdriver_shim.moving.paths import PATHS_MAX, Carried, PathSpec, Tally, between
+from swdriver_shim.data_plane.paths import PATHS_MAX, PathSpec, PathTraffic, TrafficCounter, path_between
 from telemetry import topics
 from telemetry.metrics import Kind
 from telemetry.shapes import Series
@@ -29,31 +29,31 @@ SPINE = PathSpec("chat", "spine", "cs1", 2, "leaf1", "leaf2", "ax2", link="leaf1
 
 
 def test_what_took_a_path_is_added_to_what_took_it_before() -> None:
-    tally = Tally(RAIL)
+    tally = TrafficCounter(RAIL)
     for path, size in [(RAIL, 5), (SPINE, 7), (None, 1), (RAIL, 5), (SPINE, 0)]:
         tally.add(path, "out", size)
     tally.add(RAIL, "in", 3)
     assert set(tally.carried()) == {
-        Carried(RAIL, "out", 10),
-        Carried(SPINE, "out", 7),
-        Carried(None, "out", 1),
-        Carried(RAIL, "in", 3),
+        PathTraffic(RAIL, "out", 10),
+        PathTraffic(SPINE, "out", 7),
+        PathTraffic(None, "out", 1),
+        PathTraffic(RAIL, "in", 3),
     }
 
 
 def test_a_shard_that_has_been_everywhere_knows_the_paths_that_it_took_last() -> None:
-    tally = Tally()
+    tally = TrafficCounter()
     for number in range(3 * PATHS_MAX):
         tally.add(RAIL, "out", 1)
         tally.add(structs.replace(SPINE, node=f"ax{number}"), "out", 1)
     carried = tally.carried()
     assert len(carried) == PATHS_MAX
-    assert Carried(RAIL, "out", 3 * PATHS_MAX) in carried
+    assert PathTraffic(RAIL, "out", 3 * PATHS_MAX) in carried
     assert carried[-1].path == structs.replace(SPINE, node=f"ax{3 * PATHS_MAX - 1}")
 
 
 def test_many_threads_add_and_nothing_is_lost() -> None:
-    tally = Tally(RAIL)
+    tally = TrafficCounter(RAIL)
 
     def add() -> None:
         for _ in range(500):
@@ -64,11 +64,11 @@ def test_many_threads_add_and_nothing_is_lost() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert tally.carried() == [Carried(RAIL, "out", 8 * 500 * 3)]
+    assert tally.carried() == [PathTraffic(RAIL, "out", 8 * 500 * 3)]
 
 
 def test_how_long_it_took_is_counted_where_somebody_has_looked() -> None:
-    tally = Tally(RAIL)
+    tally = TrafficCounter(RAIL)
     tally.add(RAIL, "out", 5, 0.001)
     tally.add(RAIL, "out", 5, 0.1)
     tally.add(RAIL, "pull", 5)
@@ -78,15 +78,15 @@ def test_how_long_it_took_is_counted_where_somebody_has_looked() -> None:
 
 
 def test_a_move_goes_from_nic_to_nic() -> None:
-    over = between(RAIL, SPINE)
+    over = path_between(RAIL, SPINE)
     assert over == structs.replace(
         SPINE, tier="spine", box="", domain=0, port_leaf="leaf1", nic_leaf="leaf2", link=""
     )
-    beside = between(RAIL, structs.replace(RAIL, node="ax3"))
+    beside = path_between(RAIL, structs.replace(RAIL, node="ax3"))
     assert beside is not None
     assert (beside.tier, beside.node) == ("rail", "ax3")
-    assert between(RAIL, None) is None
-    assert between(None, RAIL) is None
+    assert path_between(RAIL, None) is None
+    assert path_between(None, RAIL) is None
 
 
 def test_bytes_are_summed_up_by_session_and_node_with_their_paths_and_in_the_fleet_by_leaves() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swdriver_shim.daemon.places import Place, Places
+from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 
-HERE, THERE = Place("unix:/here", "0.1"), Place("unix:/there", "0.1")
+HERE, THERE = HomeAddress("unix:/here", "0.1"), HomeAddress("unix:/there", "0.1")
 AT = "full", 1
 
 
@@ -18,44 +18,44 @@ def test_shards_that_move_at_once_are_all_written_down(tmp_path: Path) -> None:
     shards, together = [("full", index) for index in range(8)], threading.Barrier(8)
     with ThreadPoolExecutor(len(shards)) as threads:
         for number in range(10):
-            places = Places(tmp_path / f"{number}")
+            places = LeftHomes(tmp_path / f"{number}")
 
-            def leave(at: tuple[str, int], places: Places = places) -> None:
+            def leave(at: tuple[str, int], places: LeftHomes = places) -> None:
                 together.wait(60)
                 places.add(at, HERE)
 
             list(threads.map(leave, shards))
-            known = Places(tmp_path / f"{number}")
+            known = LeftHomes(tmp_path / f"{number}")
             assert [known.left_by(at) for at in shards] == [[HERE]] * len(shards)
 
 
 def test_what_is_added_after_the_look_is_not_struck_off(tmp_path: Path) -> None:
     """Also where it is a place that was listed already: it is being left once more."""
-    places = Places(tmp_path / "places")
+    places = LeftHomes(tmp_path / "places")
     places.add(AT, HERE)
     seen = places.marks(AT)
     places.add(AT, THERE)
     places.add(AT, HERE)
     places.strike_off(AT, seen)
-    assert places.left_by(AT) == Places(tmp_path / "places").left_by(AT) == [THERE, HERE]
+    assert places.left_by(AT) == LeftHomes(tmp_path / "places").left_by(AT) == [THERE, HERE]
     places.strike_off(AT, places.marks(AT))
-    assert places.left_by(AT) == Places(tmp_path / "places").left_by(AT) == []
+    assert places.left_by(AT) == LeftHomes(tmp_path / "places").left_by(AT) == []
 
 
 def test_what_cannot_be_written_down_is_said_and_may_be_tried_again(tmp_path: Path) -> None:
-    places = Places(tmp_path / "places")
+    places = LeftHomes(tmp_path / "places")
     (tmp_path / "places").mkdir()
     with pytest.raises(OSError, match="places"):
         places.add(AT, HERE)
     (tmp_path / "places").rmdir()
     places.add(AT, HERE)
-    assert Places(tmp_path / "places").left_by(AT) == [HERE]
+    assert LeftHomes(tmp_path / "places").left_by(AT) == [HERE]
 
 
 def test_what_cannot_be_crossed_out_stays_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = Places(tmp_path / "places")
+    places = LeftHomes(tmp_path / "places")
     places.add(AT, HERE)
     (tmp_path / "places").unlink()
     (tmp_path / "places").mkdir()
@@ -67,8 +67,8 @@ def test_what_cannot_be_crossed_out_stays_listed(
 def test_without_a_file_no_shard_has_ever_moved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Places(tmp_path / "notes" / "places").left_by(AT) == []
-    assert Places(None).left_by(AT) == []
+    assert LeftHomes(tmp_path / "notes" / "places").left_by(AT) == []
+    assert LeftHomes(None).left_by(AT) == []
     assert not caplog.records
 
 
@@ -78,11 +78,11 @@ def test_a_file_that_cannot_be_read_is_said_and_nothing_goes_on_without_it(
 ) -> None:
     (tmp_path / "places").write_bytes(content)
     with pytest.raises(OSError, match="Where shards of this driver have been can't be read"):
-        Places(tmp_path / "places")
+        LeftHomes(tmp_path / "places")
     assert (tmp_path / "places").read_bytes() == content
 
 
 def test_a_file_that_is_none_is_said_as_well(tmp_path: Path) -> None:
     (tmp_path / "places").mkdir()
     with pytest.raises(OSError, match="can't be read"):
-        Places(tmp_path / "places")
+        LeftHomes(tmp_path / "places")

@@ -37,12 +37,12 @@ def test_what_was_hit_and_why_the_rest_was_not_is_known_column_by_column() -> No
     made = ledger(8)
     store(made, asked(3))
     store(made, asked(5))
-    made.stock.remove(known_column(made, asked(5), 4), Reason.EVICTED)
+    made.stock.remove(known_column(made, asked(5), 4), Reason.DISPLACED)
     loaded(made, asked(7, rest=9))
     found = known(made)
-    assert found.runs() == [("dram", 4), ("evicted", 1), ("never_stored", 2)]
+    assert found.runs() == [("dram", 4), ("displaced", 1), ("never_stored", 2)]
     assert (found.hit, found.asked) == (4 * C, 7 * C + 9)
-    assert found.missed == {Reason.EVICTED: C, Reason.NEVER_STORED: 2 * C + 9}
+    assert found.missed == {Reason.DISPLACED: C, Reason.NEVER_STORED: 2 * C + 9}
     assert found.keys == asked(7).keys
 
 

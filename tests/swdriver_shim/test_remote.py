@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swdriver_shim.adapters.remote import Refused, Remote
+from swdriver_shim.adapters.remote import Refused, RemotePrefixes
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
@@ -32,7 +32,7 @@ def kv(tokens: Sequence[int], group: int, shard: int, depth: int, count: int) ->
 class Engine:
     """What computes KV from tokens, and looks at every byte that comes back."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemotePrefixes) -> None:
         self.remote = remote
         self.read: list[tuple[int, int, int, int]] = []
 
@@ -107,7 +107,7 @@ def daemon(tmp_path: Path, where: AgentProcess) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def asking(daemon: Daemon, token: str = ACME, model: ModelSpec = MODEL) -> Iterator[Engine]:
-    remote = Remote(str(daemon.http.base_url), token, model)
+    remote = RemotePrefixes(str(daemon.http.base_url), token, model)
     yield Engine(remote)
     remote.close()
 

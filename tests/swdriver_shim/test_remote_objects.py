@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from kvss_agent.http_api import Invalid
-from swdriver_shim.adapters.opening import Misconfigured, Opened, opened
+from swdriver_shim.adapters.objects_config import Misconfigured, OpenObjects, open_objects
 from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.desired import parse
 from swdriver_shim.object_store import TooLarge
@@ -221,7 +221,7 @@ def test_an_operator_says_where_they_are(
     token = tmp_path / "acme.token"
     token.write_text(ACME + "\n")
     at_daemon = {"url": str(daemon.http.base_url), "token_file": str(token), "other": 1}
-    with contextlib.closing(opened(at_daemon, value_bytes=BYTES_MAX)) as made:
+    with contextlib.closing(open_objects(at_daemon, value_bytes=BYTES_MAX)) as made:
         assert Keeper(made.objects).put(names(1)) == [True]
         assert Keeper(made.objects).get(names(1)) == [BYTES_MAX]
         assert made.of("globex") is None
@@ -230,11 +230,11 @@ def test_an_operator_says_where_they_are(
     state_dir.mkdir()
     (state_dir / "desired.json").write_text(json.dumps(objects_document(agents)))
     in_process = {"state_dir": str(tmp_path / "rank-{rank}"), "org": "acme"}
-    with contextlib.closing(opened(in_process, rank=3)) as made:
+    with contextlib.closing(open_objects(in_process, rank=3)) as made:
         _is_kept_apart(made)
 
 
-def _is_kept_apart(made: Opened) -> None:
+def _is_kept_apart(made: OpenObjects) -> None:
     mine, globex = Keeper(made.objects), made.of("globex")
     assert globex is not None
     wait_until("the agent is there", lambda: mine.put(names(1)) == [True])
@@ -266,16 +266,16 @@ def test_documents_of_objects_that_can_not_be_are_refused(agents: list[AgentProc
 )
 def test_what_an_operator_says_wrong_is_told(told: dict[str, str], because: str) -> None:
     with pytest.raises(Misconfigured, match=because):
-        opened(told)
+        open_objects(told)
 
 
 def test_a_document_that_is_missing_or_of_another_org_is_told(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:
     with pytest.raises(Misconfigured, match="no valid document"):
-        opened({"state_dir": str(tmp_path / "new"), "org": "acme"})
+        open_objects({"state_dir": str(tmp_path / "new"), "org": "acme"})
     (tmp_path / "desired.json").write_text(json.dumps(objects_document(agents)))
     with pytest.raises(Misconfigured, match="no org nobody"):
-        opened({"state_dir": str(tmp_path), "org": "nobody"})
+        open_objects({"state_dir": str(tmp_path), "org": "nobody"})
     with pytest.raises(Misconfigured, match="97 bytes_per_token"):
-        opened({"state_dir": str(tmp_path), "org": "acme"}, value_bytes=BYTES_MAX + 1)
+        open_objects({"state_dir": str(tmp_path), "org": "acme"}, value_bytes=BYTES_MAX + 1)

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.harness import traces_folder
 from kvss_agent.client import Credentials
 from swdriver_shim.__main__ import main
-from swdriver_shim.adapters.wafer import Emulator, InBytes, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import DriverCache, Emulator, Wafer, wafer_layout
 from swdriver_shim.cache.reasons import Reason, Tally
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
@@ -99,8 +99,8 @@ def test_tokens_that_no_block_names_are_like_no_others() -> None:
 
 def test_a_reason_that_no_token_was_missed_for_is_left_out() -> None:
     tally = Tally()
-    tally.missed.update({Reason.EVICTED: 5, Reason.TIER2_LATE: 0})  # they came after all
-    assert report(Totals(), {"acme": tally})["all"]["missed_tokens"] == {"evicted": 5}
+    tally.missed.update({Reason.DISPLACED: 5, Reason.TIER2_LATE: 0})  # they came after all
+    assert report(Totals(), {"acme": tally})["all"]["missed_tokens"] == {"displaced": 5}
 
 
 def test_prefixes_that_come_again_are_hits_and_the_rest_has_its_reason(trace: Path) -> None:
@@ -129,7 +129,7 @@ def test_orgs_share_nothing_and_who_asked_nothing_has_no_rate(trace: Path) -> No
 
 def test_where_little_fits_much_is_evicted(trace: Path) -> None:
     made = replayed(trace, "--metadata", "--orgs", "1", "--slots", "24")
-    assert made["all"]["missed_tokens"]["evicted"] > 0
+    assert made["all"]["missed_tokens"]["displaced"] > 0
     assert made["all"]["hit_rate"] < replayed(trace, "--metadata", "--orgs", "1")["all"]["hit_rate"]
 
 
@@ -190,7 +190,7 @@ def hit_blocks(directory: Path, requests: Sequence[Request], slots: int) -> floa
     whole = [
         asked(round(each.at_s * 1000), each.blocks[: each.whole_blocks], out=0) for each in requests
     ]
-    options = ("--metadata", "--orgs", "1", "--eviction", "lru", "--slots", str(slots))
+    options = ("--metadata", "--orgs", "1", "--displacement", "lru", "--slots", str(slots))
     made = replayed(written(directory, whole), *options)
     return float(made["all"]["hit_tokens"]["dram"] / BLOCK)
 
@@ -237,7 +237,7 @@ def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() 
     with fleet.started(wafer.layout, 20, 2) as agents:
         shards = agents.shards()
         with contextlib.closing(Driver(wafer.layout, "m", shards)) as driver:
-            emulator = Emulator(InBytes(driver, wafer))
+            emulator = Emulator(DriverCache(driver, wafer))
             emulator.serve(keys, tokens)
             move = agents.move(shards[0][0], to=1)
             assert move.slots == BLOCK / COLUMN_TOKENS

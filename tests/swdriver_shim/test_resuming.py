@@ -13,10 +13,10 @@ import pytest
 
 from swdriver_shim.cache import resuming
 from swdriver_shim.cache.resuming import LedgerNote, ShardNote
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.deciding import Notes
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import running
 from tests.live import wait_until

@@ -18,7 +18,7 @@ from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import EvictionName, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.replaying.replay import keep_house
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
@@ -300,7 +300,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         ttl_first_use_seconds=first,
         ttl_last_use_seconds=last,
         dram_bytes_max=None if room is None else room * COLUMN_BYTES,
-        eviction="lru",
+        displacement="lru",
     )
     now_ledger, then = driver(), driver(proposed)
     for number, (at, blocks) in enumerate(zip(accumulate(waits), prompts, strict=False), 1):
@@ -319,7 +319,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         Policy(ttl_first_use_seconds=40, ttl_last_use_seconds=None),
         Policy(ttl_first_use_seconds=90, ttl_last_use_seconds=15),
         *(
-            Policy(ttl_last_use_seconds=None, dram_bytes_max=4000 * COLUMN_BYTES, eviction=name)
+            Policy(ttl_last_use_seconds=None, dram_bytes_max=4000 * COLUMN_BYTES, displacement=name)
             for name in ("lru", "lfu", "slru", "s3fifo", "cost")
         ),
     ],
@@ -400,7 +400,7 @@ def test_tier_2_gives_back_what_memory_had_no_room_for() -> None:
     ledger = driver()
     for now in range(200):
         ask(ledger, path(now % 20, 1, 2, 3), float(now))
-    small = Policy(ttl_last_use_seconds=3600, dram_bytes_max=20 * COLUMN_BYTES, eviction="lru")
+    small = Policy(ttl_last_use_seconds=3600, dram_bytes_max=20 * COLUMN_BYTES, displacement="lru")
     both = msgspec.structs.replace(small, tiers=Tiers.TIER2)
     told, tiered = (foretold([sample_of(ledger, 200.0)], FOREVER, one).proposed for one in (small, both))
     assert told.hit_rate == 0
@@ -444,16 +444,16 @@ def test_a_sample_that_knows_little_says_so() -> None:
 
 
 def test_policies_may_change_while_the_sample_is_taken() -> None:
-    names: list[EvictionName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
+    names: list[DisplacementName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
     ledger = driver(slots=100)
     for number, asked in enumerate(zipf(500, 60, 4, seed=9)):
         if number % 50 == 0:
-            policy = Policy(ttl_last_use_seconds=1 + number, eviction=names[number // 50 % 5])
+            policy = Policy(ttl_last_use_seconds=1 + number, displacement=names[number // 50 % 5])
             ledger.set_policies({"acme": OrgPolicies(policy=policy)}, number)
         ask(ledger, asked, number)
     ledger.check_integrity()
     for name in names:
-        told = foretold([sample_of(ledger, 500.0)], FOREVER, Policy(eviction=name))
+        told = foretold([sample_of(ledger, 500.0)], FOREVER, Policy(displacement=name))
         assert told.proposed.hit_rate is not None
         assert 0 < told.proposed.hit_rate < 1
 

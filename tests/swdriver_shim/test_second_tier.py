@@ -12,8 +12,8 @@ from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.spilling import Dates
+from swdriver_shim.data_plane.tier2 import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.moving.carrier import _dates, _note
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
 from tests.swdriver_shim.test_ledger import conversation, finish, ledger, store

@@ -218,7 +218,7 @@ def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:
     assert (first["state"], first["priority"]) == ("ready", 80)
     assert daemon.ask(ACME, "set_priority", tokens=tokens, priority=7).json() == {"columns": 2}
     assert daemon.ask(ACME, "set_ttl", tokens=tokens, seconds=60).json() == {"columns": 2}
-    assert daemon.ask(ACME, "evict_policy", eviction="slru").status_code == 200
+    assert daemon.ask(ACME, "displacement", displacement="slru").status_code == 200
     [first, _] = daemon.ask(ACME, "explain", tokens=tokens).json()["full"]
     assert first["priority"] == 7
     assert first["expires_in_seconds"] <= 60
@@ -312,7 +312,7 @@ NO_SENSE: list[tuple[str, dict[str, Any]]] = [
     ("query", {"tokens": [1], "org": "globex"}),
     ("set_ttl", {"tokens": [1], "seconds": 0}),
     ("set_priority", {"tokens": [1], "priority": 101}),
-    ("evict_policy", {"eviction": "best"}),
+    ("displacement", {"displacement": "best"}),
 ]
 NO_KV = [b"", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", struct.pack("<I", 14) + b'{"tokens":[1]}x']
 

@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 
 from swdriver_shim.daemon import shim as shims
-from swdriver_shim.daemon.places import Place, Places
+from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER
 from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
@@ -104,17 +104,17 @@ def test_a_home_that_an_earlier_life_has_left_is_emptied_by_the_next(
         assert Engine(second.mover).store(asked)
         wait_until("it is forgotten", lambda: not second.observed()["shards"][1]["former_homes"])
         second.observed()
-        assert not Places(notes / "places").left_by(("full", 1))
+        assert not LeftHomes(notes / "places").left_by(("full", 1))
     finally:
         second.stop()
 
 
-def written_before_moves(monkeypatch: pytest.MonkeyPatch, notes: Path) -> list[list[Place]]:
+def written_before_moves(monkeypatch: pytest.MonkeyPatch, notes: Path) -> list[list[HomeAddress]]:
     """What is on disk of the shard `full.1` at the beginning of each of its moves."""
-    seen, move = list[list[Place]](), Shard.move
+    seen, move = list[list[HomeAddress]](), Shard.move
 
     def look(self: Shard, *rest: Any) -> bool:
-        seen.append(Places(notes / "places").left_by(("full", 1)))
+        seen.append(LeftHomes(notes / "places").left_by(("full", 1)))
         return move(self, *rest)
 
     monkeypatch.setattr(Shard, "move", look)
@@ -133,7 +133,7 @@ def test_where_a_shard_is_about_to_leave_is_written_down_before_it_moves(
         wait_until("it is ready", lambda: shim.is_ready)
         shim.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
         wait_until("it has moved", lambda: shim.observed()["shards"][1]["shard"] == "elsewhere")
-        assert seen == [[Place(f"unix:{fleet.plane.unix}", "0.1")]]
+        assert seen == [[HomeAddress(f"unix:{fleet.plane.unix}", "0.1")]]
     finally:
         shim.stop()
 
@@ -155,7 +155,7 @@ def test_a_shard_whose_home_cannot_be_written_down_moves_when_it_can_be(
         assert (told_of["state"], told_of["shard"]) == ("moving", "0.1")
         (notes / "places").rmdir()
         wait_until("it has moved", lambda: shim.observed()["shards"][1]["shard"] == "elsewhere")
-        assert seen == [[Place(f"unix:{fleet.plane.unix}", "0.1")]]
+        assert seen == [[HomeAddress(f"unix:{fleet.plane.unix}", "0.1")]]
     finally:
         shim.stop()
 
@@ -169,11 +169,11 @@ def test_places_are_not_struck_off_while_a_document_is_being_followed(
     shim.set_desired(document(fleet.plane.unix, {"acme": Policy()}))
     try:
         wait_until("it is ready", lambda: shim.is_ready)
-        shim._places.add(("full", 1), Place("unix:/nowhere", "0.1"))
+        shim._places.add(("full", 1), HomeAddress("unix:/nowhere", "0.1"))
         with shim._lock:
             shim.observed()
-            assert Places(notes / "places").left_by(("full", 1))
+            assert LeftHomes(notes / "places").left_by(("full", 1))
         shim.observed()
-        assert not Places(notes / "places").left_by(("full", 1))
+        assert not LeftHomes(notes / "places").left_by(("full", 1))
     finally:
         shim.stop()

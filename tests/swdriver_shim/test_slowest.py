@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from swdriver_shim.moving.shard import Out
-from swdriver_shim.moving.slowest import KEPT, ORGS_MAX, Slowest
+from swdriver_shim.data_plane.shard import EvictColumn
+from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
 from telemetry import transfers
 from telemetry.transfers import TRANSFERS_MAX, Transfer
 from tests.swdriver_shim.test_paths import RAIL, SPINE
@@ -16,17 +16,17 @@ from tests.swdriver_shim.test_paths import RAIL, SPINE
 ACME, GLOBEX = b"a" * 8, b"g" * 8
 
 
-def batch(*slots: int, tag: bytes = ACME) -> list[Out]:
-    return [Out(slot, b"k" * 16, tag, 64, memoryview(b"")) for slot in slots]
+def batch(*slots: int, tag: bytes = ACME) -> list[EvictColumn]:
+    return [EvictColumn(slot, b"k" * 16, tag, 64, memoryview(b"")) for slot in slots]
 
 
-def noted(slowest: Slowest, *each: float, tag: bytes = ACME, direction: str = "out") -> None:
+def noted(slowest: SlowestTransfers, *each: float, tag: bytes = ACME, direction: str = "out") -> None:
     for seconds in each:
         slowest.note("out" if direction == "out" else "in", seconds, batch(3, tag=tag), 10, RAIL, "")
 
 
 def test_of_each_org_and_direction_the_slowest_are_kept_until_they_are_taken() -> None:
-    slowest = Slowest(itertools.count(100.0).__next__)
+    slowest = SlowestTransfers(itertools.count(100.0).__next__)
     noted(slowest, 0.3, 0.1, 0.5, 0.2, 0.4)
     noted(slowest, 0.001, tag=GLOBEX)
     noted(slowest, 0.002, direction="in")
@@ -43,7 +43,7 @@ def test_of_each_org_and_direction_the_slowest_are_kept_until_they_are_taken() -
 
 
 def test_a_transfer_says_where_it_went_and_for_what() -> None:
-    slowest = Slowest(lambda: 7.0)
+    slowest = SlowestTransfers(lambda: 7.0)
     slowest.note("in", 0.5, batch(9, 4, 6), 4096, SPINE, "r-1")
     [one] = slowest.take()
     assert (one.at, one.slot_first, one.slot_last, one.columns, one.size) == (7.0, 4, 9, 3, 4096)
@@ -51,14 +51,14 @@ def test_a_transfer_says_where_it_went_and_for_what() -> None:
 
 
 def test_there_is_an_end_to_the_orgs_that_are_remembered() -> None:
-    slowest = Slowest()
+    slowest = SlowestTransfers()
     for number in range(2 * ORGS_MAX):
         noted(slowest, 0.1, 0.2, 0.3, tag=number.to_bytes(8, "big"))
-    assert len(slowest.take()) == ORGS_MAX * KEPT
+    assert len(slowest.take()) == ORGS_MAX * KEPT_PER_ORG
 
 
 def test_many_threads_note_and_the_slowest_of_all_are_kept() -> None:
-    slowest = Slowest()
+    slowest = SlowestTransfers()
 
     def note(first: int) -> None:
         noted(slowest, *[each / 1000 for each in range(first, 4000, 8)])

@@ -112,7 +112,7 @@ def test_what_was_evicted_comes_back_and_is_in_memory_from_then_on(fleet: Fleet,
         asked = prompt(tokens(1, 2, 3, 4, rest=5))
         told = engine.driver.explain(asked)["full"]
         assert [(one.state, one.tier2) for one in told] == [
-            *[(Reason.EVICTED, True)] * 3,
+            *[(Reason.DISPLACED, True)] * 3,
             *[(Reason.NEVER_STORED, False)] * 2,
         ]
         assert engine.load(asked, SOON) == 3 * C

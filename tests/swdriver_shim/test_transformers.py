@@ -27,10 +27,10 @@ from kvss_agent.arena import Arena
 from kvss_agent.client import Credentials, connect
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import Rules
 from swdriver_shim.prefixes import Here
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
@@ -281,8 +281,8 @@ def test_any_window_and_any_prefix_while_others_are_evicted(
         same = compute(world.model, tokens)[0]
         torch.testing.assert_close(done.logits, same, **ROUNDING)
     assert refilled > 25 * C / 2
-    evicted = world.driver.ledger.stock.account("acme").tally.missed
-    assert evicted["evicted"] > 0  # type: ignore[index]
+    missed = world.driver.ledger.stock.account("acme").tally.missed
+    assert missed["displaced"] > 0  # type: ignore[index]
 
 
 def test_models_whose_kv_has_no_columns_are_refused() -> None:

@@ -20,19 +20,26 @@ from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials
 from kvss_agent.hosting import HostedShard, Identity
-from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Shape, Unfit, unit_tokens
-from swdriver_shim.adapters.vllm.events import Events
-from swdriver_shim.adapters.vllm.orders import Report, Saved, Step
-from swdriver_shim.adapters.vllm.scheduling import Asker, GroupShape, Scheduling
-from swdriver_shim.adapters.vllm.working import Save, Worker
+from swdriver_shim.adapters.vllm.blocks import (
+    SKIP_BLOCK,
+    Blocks,
+    Layer,
+    Shape,
+    Unsupported,
+    unit_tokens,
+)
+from swdriver_shim.adapters.vllm.events import UnitEvents
+from swdriver_shim.adapters.vllm.orders import SaveResult, Step, WorkerReport
+from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
+from swdriver_shim.adapters.vllm.worker import Save, Worker
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.data_plane.homes import Home
+from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker_server import WorkerServer
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving.far import FarShard, Line
-from swdriver_shim.moving.halves import MovingHalf
-from swdriver_shim.moving.homes import Home
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
@@ -71,7 +78,7 @@ def test_a_unit_is_cut_into_columns_and_put_together_again(
     assert b"".join(columns) == b"".join(part for of in before for part in of), "layer by layer"
     left = numbers.randrange(shape.unit_blocks)
     kept = [bytes(layer.part(other[left], 0, layer.size)) for layer in layers]
-    wanted = [LEAVE if at == left else block for at, block in enumerate(other)]
+    wanted = [SKIP_BLOCK if at == left else block for at, block in enumerate(other)]
     for index in range(len(layers)):
         for part, column in enumerate(columns):
             one.scatter(index, part, wanted, column)
@@ -82,9 +89,9 @@ def test_a_unit_is_cut_into_columns_and_put_together_again(
 
 
 def test_blocks_that_can_not_be_kept_are_refused_in_a_sentence() -> None:
-    with pytest.raises(Unfit, match="Choose another --block-size"):
+    with pytest.raises(Unsupported, match="Choose another --block-size"):
         unit_tokens([2**12 + 1, 64])
-    with pytest.raises(Unfit, match="not the same number for each token"):
+    with pytest.raises(Unsupported, match="not the same number for each token"):
         Shape((100,), 32, 64)
     with pytest.raises(IndexError):
         Layer("0", memoryview(bytearray(100)), 0, 10, 10).part(10, 0, 10)
@@ -131,13 +138,13 @@ class Engine:
     ) -> None:
         self.groups, self.plane = groups, plane
         self.unit = unit_tokens([one.block_tokens for one in groups])
-        self.halves = [MovingHalf() for _ in range(workers)]
+        self.halves = [WorkerServer() for _ in range(workers)]
         names = [str(at) for at in range(len(groups))]
         self.blocks = [[self._blocks(one, at) for at, one in enumerate(groups)] for _ in range(workers)]
         self.workers = [
             Worker(names, blocks, half) for blocks, half in zip(self.blocks, self.halves, strict=True)
         ]
-        self.lines = [Line(half.place, self._told) for half in self.halves]
+        self.lines = [WorkerConnection(half.place, self._told) for half in self.halves]
         layout = Layout(
             tuple(
                 Group(str(at), (sum(one.layers),) * workers, one.window) for at, one in enumerate(groups)
@@ -147,8 +154,8 @@ class Engine:
             [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
         ]
         self.driver = Decider(layout, "llama", self.far)
-        self.events = self.driver.ledger.stock.watch = Events(self.unit, 32)
-        self.scheduling = Scheduling(
+        self.events = self.driver.ledger.stock.watch = UnitEvents(self.unit, 32)
+        self.scheduling = ConnectorScheduler(
             self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
             self.unit,
@@ -159,7 +166,7 @@ class Engine:
         )
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
-        self.saved: list[Saved] = []
+        self.saved: list[SaveResult] = []
 
     def _blocks(self, group: GroupOf, at: int) -> Blocks:
         layers = [
@@ -169,17 +176,17 @@ class Engine:
         ]  # fmt: skip
         return Blocks(layers, group.block_tokens, self.unit)
 
-    def _shard(self, name: str, line: Line) -> FarShard:
+    def _shard(self, name: str, line: WorkerConnection) -> RemoteShard:
         home = Home(f"unix:{self.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
-        return FarShard(name, line, home)
+        return RemoteShard(name, line, home)
 
-    def _who(self, request: FakeRequest) -> Asker | None:
+    def _who(self, request: FakeRequest) -> Requester | None:
         if not request.org:
             return None
-        return Asker(Keys(request.org, ORG_SECRET, NAMESPACE, self.unit), request.rules)
+        return Requester(Keys(request.org, ORG_SECRET, NAMESPACE, self.unit), request.rules)
 
     def _told(self, raw: msgspec.Raw) -> None:
-        told = msgspec.msgpack.decode(raw, type=Saved)
+        told = msgspec.msgpack.decode(raw, type=SaveResult)
         self.saved.append(told)
         self.scheduling.saved(told)
 
@@ -579,7 +586,7 @@ def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: P
 def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swdriver_shim.adapters.vllm.working.TURN_SECONDS", 0.05)
+    monkeypatch.setattr("swdriver_shim.adapters.vllm.worker.TURN_SECONDS", 0.05)
     with engine(tmp_path, FULL) as one:
         first, second, third = (request(some(seed, 300)) for seed in (1, 2, 3))
         one.begin(first)
@@ -812,7 +819,7 @@ def test_nothing_is_stored_of_a_request_that_is_given_up_before_its_load_is_know
         given_up = first if is_ours else other
         heard = one.scheduling.heard
 
-        def is_aborted_before(report: Report) -> None:
+        def is_aborted_before(report: WorkerReport) -> None:
             given_up.num_computed_tokens = given_up.num_tokens
             assert one.end(given_up)
             heard(report)

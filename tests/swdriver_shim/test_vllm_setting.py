@@ -15,15 +15,15 @@ from django.conf import settings as django
 from msgspec.structs import replace
 
 from kvss_agent.http_api import Invalid
-from swdriver_shim.adapters.claims import Claim, Judge, mint
+from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.__main__ import main
-from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unfit
-from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts, model_spec
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, Setting, file_of, fresh, read
-from swdriver_shim.adapters.vllm.working import Worker
-from swdriver_shim.moving.between_halves import Place
-from swdriver_shim.moving.granting import NotGranted
-from swdriver_shim.moving.halves import MovingHalf
+from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, file_of, fresh, read
+from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
+from swdriver_shim.adapters.vllm.worker import Worker
+from swdriver_shim.data_plane.grants import NotGranted
+from swdriver_shim.data_plane.worker_protocol import WorkerAddress
+from swdriver_shim.data_plane.worker_server import WorkerServer
 from swdriver_shim.policy import Rules
 from telemetry import transfers
 from telemetry.records import STREAM, decode
@@ -31,16 +31,16 @@ from tests.kvss_agent.process import agent, document, spec
 from tests.live import wait_until
 
 
-def setting(**more: Any) -> Setting:
+def setting(**more: Any) -> EngineConfig:
     home = AgentSpec(
         url="http://127.0.0.1:1", token="t" * 20, address="unix:/nowhere", memory_bytes=1 << 20
     )
     return replace(fresh(NameSpec(name="tiny"), "job7", ["acme", "strangers"], home), **more)
 
 
-def facts(place: Place | None = None, block_tokens: int = 32, each: int = 16) -> WorkerFacts:
+def facts(place: WorkerAddress | None = None, block_tokens: int = 32, each: int = 16) -> WorkerFacts:
     group = GroupFacts("full", block_tokens, None, each, 64)
-    return WorkerFacts(place or Place("", ""), [group], "vllm.1:abc", "float32")
+    return WorkerFacts(place or WorkerAddress("", ""), [group], "vllm.1:abc", "float32")
 
 
 def written(directory: Path, raw: bytes) -> Path:
@@ -65,7 +65,7 @@ def test_a_file_is_made_and_its_claims_are_good(
     assert "there already" in capsys.readouterr().err
     assert main(["claim", str(file), "--org", "acme", "--no-store", "--ttl", "60"]) == 0
     token = capsys.readouterr().out.strip()
-    judge = Judge(found.claims_key, "job7")
+    judge = ClaimVerifier(found.claims_key, "job7")
     assert judge.judge(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
     assert main(["claim", str(file), "--org", "globex"]) == 1
     assert "knows no org globex" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_engines_beside_each_other_have_a_file_each() -> None:
     assert file_of("/etc/job7-{rank}.json", 0, 1) == Path("/etc/job7-0.json")
     assert file_of("/etc/job7-{rank}.json", 3, 4) == Path("/etc/job7-3.json")
     for rank, engines in [(0, 2), (1, 2), (1, 1)]:  # vLLM tells engines of dense models of no others
-        with pytest.raises(Unfit, match=r"\{rank\}"):
+        with pytest.raises(Unsupported, match=r"\{rank\}"):
             file_of("/etc/job7.json", rank, engines)
 
 
@@ -104,7 +104,7 @@ def test_a_model_is_what_its_workers_say() -> None:
     assert (model.unit_tokens, model.kv_dtype) == (64, "float32")
     other = model_spec(setting(), [facts(each=16)])
     assert other.namespace() != model.namespace(), "each shard has another part of the heads then"
-    with pytest.raises(Unfit, match="different kinds"):
+    with pytest.raises(Unsupported, match="different kinds"):
         model_spec(setting(), [facts(), facts(block_tokens=64)])
 
 
@@ -113,18 +113,18 @@ def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path, theirs: str) ->
     with agent(tmp_path / "agent") as one:
         one.tell(document(1, spec(theirs)))
         with pytest.raises(NotGranted, match=f"keeps {theirs}, which is not of job7"):
-            Deciding(at(one, tmp_path), [facts()])
+            EngineDriver(at(one, tmp_path), [facts()])
         assert [shard["name"] for shard in one.observed()["shards"]] == [theirs]
 
 
 def test_an_agent_that_is_not_there_is_said_in_a_sentence() -> None:
     with pytest.raises(NotGranted, match="does not answer"):
-        Deciding(setting(), [facts()])
+        EngineDriver(setting(), [facts()])
     with pytest.raises(Invalid, match="less than one column"):
-        Deciding(setting(), [facts(each=1 << 20)])
+        EngineDriver(setting(), [facts(each=1 << 20)])
 
 
-def at(one: Any, directory: Path, **more: Any) -> Setting:
+def at(one: Any, directory: Path, **more: Any) -> EngineConfig:
     home = AgentSpec(
         url=str(one.http.base_url).rstrip("/"),
         token=(directory / "agent" / "token").read_text().strip(),
@@ -135,13 +135,13 @@ def at(one: Any, directory: Path, **more: Any) -> Setting:
 
 
 @contextlib.contextmanager
-def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[Deciding, Setting, Worker]]:
+def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[EngineDriver, EngineConfig, Worker]]:
     with agent(directory / "agent") as one:
         told = at(one, directory, **more)
-        half = MovingHalf()
+        half = WorkerServer()
         layer = Layer("0", memoryview(bytearray(512 * 30)), 0, 512, 512)
         worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
-        deciding = Deciding(told, [facts(half.place)])
+        deciding = EngineDriver(told, [facts(half.place)])
         try:
             yield deciding, told, worker
         finally:

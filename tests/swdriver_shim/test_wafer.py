@@ -13,17 +13,17 @@ from kvss_agent.client import Credentials, ShardClient, connect
 from kvss_agent.hosting import HostedShard, Identity
 from swdriver_shim.adapters.wafer import (
     ColumnPart,
+    DriverCache,
     Emulator,
-    InBytes,
-    InNumbers,
+    LedgerCache,
     Speed,
     Wafer,
     wafer_layout,
 )
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
@@ -155,7 +155,7 @@ class OnAgent:
                 plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
             shards.append([Shard(name, self._connector(plane, name)) for name in names])
         self.driver = kind(wafer.layout, "emulated", shards)
-        self.emulator = Emulator(InBytes(self.driver, wafer))
+        self.emulator = Emulator(DriverCache(self.driver, wafer))
 
     @staticmethod
     def _connector(plane: Plane, name: str) -> Callable[[], ShardClient]:
@@ -213,7 +213,7 @@ def test_numbers_alone_hit_as_bytes_do() -> None:
     ledger = Ledger(SMALL)
     for group in range(len(SMALL.groups)):
         ledger.set_line(group, 20)
-    emulator = Emulator(InNumbers(ledger, clock=lambda: 1.0))
+    emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
     assert emulator.serve(keys(wafer), TOKENS, output=[5] * 100).hit == 0
     assert emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6]).hit == len(TOKENS) + 100
     ledger.check_integrity()
@@ -221,6 +221,6 @@ def test_numbers_alone_hit_as_bytes_do() -> None:
 
 def test_what_is_not_to_be_stored_is_not() -> None:
     wafer, ledger = Wafer(SMALL), Ledger(SMALL)
-    emulator = Emulator(InNumbers(ledger, clock=lambda: 1.0))
+    emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
     emulator.serve(keys(wafer), TOKENS, rules=Rules(no_store=True))
     assert emulator.serve(keys(wafer), TOKENS).hit == 0

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swdriver_shim.adapters.remote import Remote
+from swdriver_shim.adapters.remote import RemotePrefixes
 from swdriver_shim.adapters.transformers import PrefixCache, model_spec
 from swdriver_shim.desired import ModelSpec
 
@@ -105,7 +105,7 @@ def chunks(tokens: Sequence[int]) -> range:
 def main() -> None:
     name, url, token, file = sys.argv[1:]
     model = MODELS[name]()
-    prefixes = Remote(url, token, spec_of(model))
+    prefixes = RemotePrefixes(url, token, spec_of(model))
     done = PrefixCache(model, prefixes, chunk_tokens=CHUNK).prefill(json.load(sys.stdin))
     prefixes.close()
     torch.save(done.logits, Path(file))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
@@ -17,7 +17,7 @@ from console.alerts import bulk, statistics
 from console.alerts.state.silences import active_silences
 from console.alerts.web.api import AlertOut, show_alert
 from console.api.fields import Input, Moment, Reason
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, idempotent
 from console.api.problems import documented
 from console.orgs.services import NoSuchUser
 
@@ -64,31 +64,28 @@ class StatisticsOut(Schema):
     response={200: AlertsOut, **documented(404, 409)},
     summary="Acknowledge, assign or silence several alerts",
 )
-def change_many(request: HttpRequest, payload: AlertsIn, key: IdempotencyKey) -> HttpResponse:
+@idempotent
+def change_many(request: HttpRequest, payload: AlertsIn) -> Answer:
     """If you may not change one of them, none is changed."""
     principal = requester(request)
-
-    def change() -> Answer:
-        try:
-            changed = bulk.do(
-                principal,
-                payload.alerts,
-                bulk.Verb(payload.verb),
-                username=payload.username or "",
-                ends_at=payload.ends_at,
-                reason=payload.reason,
-            )
-        except NoSuchUser as error:
-            raise Http404(str(error)) from None
-        active = active_silences(timezone.now())
-        orgs = {alert.org_id for alert in changed}
-        return Answer(
-            200,
-            [Authority(org, Role.ON_CALL) for org in orgs],
-            AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]),
+    try:
+        changed = bulk.do(
+            principal,
+            payload.alerts,
+            bulk.Verb(payload.verb),
+            username=payload.username or "",
+            ends_at=payload.ends_at,
+            reason=payload.reason,
         )
-
-    return once(request, key, payload, change)
+    except NoSuchUser as error:
+        raise Http404(str(error)) from None
+    active = active_silences(timezone.now())
+    orgs = {alert.org_id for alert in changed}
+    return Answer(
+        200,
+        [Authority(org, Role.ON_CALL) for org in orgs],
+        AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]),
+    )
 
 
 @router.get(

@@ -19,7 +19,7 @@ from console.alerts.web.api import Number, SeverityName
 from console.alerts.web.silences_api import MatcherText, OrgSlug
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input, Line, Reason
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, idempotent
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.orgs.services import get_org
@@ -122,19 +122,16 @@ def list_channels(
 @router.post(
     "/alert-channels", response={201: ChannelOut, **documented(404, 409)}, summary="Create a channel"
 )
-def create_channel(request: HttpRequest, payload: ChannelIn, key: IdempotencyKey) -> HttpResponse:
+@idempotent
+def create_channel(request: HttpRequest, payload: ChannelIn) -> Answer:
     principal = requester(request)
-
-    def create() -> Answer:
-        org = get_org(principal, payload.org) if payload.org else None
-        channel = channels.create_channel(
-            principal, org=org, kind=payload.kind, reason=payload.reason, **_values(payload)
-        )
-        headers = {"Location": f"/api/v1/alert-channels/{channel.pk}", "ETag": etag(channel.version)}
-        needs = [Authority(None, Role.PLATFORM_ADMIN)]
-        return Answer(201, needs, show_channel(channel), headers)
-
-    return once(request, key, payload, create)
+    org = get_org(principal, payload.org) if payload.org else None
+    channel = channels.create_channel(
+        principal, org=org, kind=payload.kind, reason=payload.reason, **_values(payload)
+    )
+    headers = {"Location": f"/api/v1/alert-channels/{channel.pk}", "ETag": etag(channel.version)}
+    needs = [Authority(None, Role.PLATFORM_ADMIN)]
+    return Answer(201, needs, show_channel(channel), headers)
 
 
 def _values(payload: ChannelSettings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from console.alerts.state import silences
 from console.alerts.web.api import Number
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input, Moment
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, idempotent
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.orgs.models import SLUG
@@ -73,23 +73,20 @@ def list_silences(
 
 
 @router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Create a silence")
-def create_silence(request: HttpRequest, payload: SilenceIn, key: IdempotencyKey) -> HttpResponse:
+@idempotent
+def create_silence(request: HttpRequest, payload: SilenceIn) -> Answer:
     principal = requester(request)
-
-    def create() -> Answer:
-        silence = silences.create_silence(
-            principal,
-            org=get_org(principal, payload.org) if payload.org else None,
-            matchers=payload.matchers,
-            starts_at=payload.starts_at,
-            ends_at=payload.ends_at,
-            reason=payload.reason,
-        )
-        headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
-        needs = [Authority(silence.org_id, Role.ON_CALL)]
-        return Answer(201, needs, show_silence(silence), headers)
-
-    return once(request, key, payload, create)
+    silence = silences.create_silence(
+        principal,
+        org=get_org(principal, payload.org) if payload.org else None,
+        matchers=payload.matchers,
+        starts_at=payload.starts_at,
+        ends_at=payload.ends_at,
+        reason=payload.reason,
+    )
+    headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
+    needs = [Authority(silence.org_id, Role.ON_CALL)]
+    return Answer(201, needs, show_silence(silence), headers)
 
 
 @router.get(

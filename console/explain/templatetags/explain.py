@@ -25,7 +25,7 @@ REASONS: Final = {
     "never_stored": "they were never stored, or so long ago that nobody remembers",
     "writing": "they were on their way out at that moment",
     "expired": "the org's policy let them expire",
-    "evicted": "their room was needed",
+    "displaced": "their room was needed",
     "quota": "the org had as much as its policy lets it",
     "purged": "the org was purged",
     "deleted": "somebody deleted them",

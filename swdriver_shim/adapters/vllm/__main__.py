@@ -14,7 +14,7 @@ import msgspec
 from kvss_agent.http_api import Invalid
 from kvss_agent.keeping import keep
 from swdriver_shim.adapters.claims import SECONDS, mint
-from swdriver_shim.adapters.vllm.setting import AgentSpec, NameSpec, fresh, read
+from swdriver_shim.adapters.vllm.config import AgentSpec, NameSpec, fresh, read
 from swdriver_shim.policy import Rules
 from telemetry.units import Unreadable, parse_seconds, parse_size
 

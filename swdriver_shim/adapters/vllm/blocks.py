@@ -24,10 +24,10 @@ from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
 
 Mark: TypeAlias = Any  # a point in a device's work; None where there is nothing to wait for
 
-LEAVE: Final = -1  # in place of a block's number: it has its bytes already, or nobody wants them
+SKIP_BLOCK: Final = -1  # in place of a block's number: it has its bytes already, or nobody wants them
 
 
-class Unfit(Exception):
+class Unsupported(Exception):
     """An engine's blocks can't be kept. A sentence."""
 
 
@@ -35,7 +35,7 @@ def unit_tokens(block_tokens: Sequence[int]) -> int:
     """Of blocks of these sizes. Raises Unfit."""
     unit = math.lcm(COLUMN_TOKENS, *block_tokens)
     if unit > UNIT_TOKENS_MAX:
-        raise Unfit(
+        raise Unsupported(
             f"Blocks of {' and '.join(map(str, block_tokens))} tokens and columns of {COLUMN_TOKENS} "
             f"have no common border within {UNIT_TOKENS_MAX} tokens. Choose another --block-size."
         )
@@ -90,7 +90,7 @@ class Shape:
         if self.unit_tokens % self.block_tokens or self.unit_tokens % COLUMN_TOKENS:
             raise ValueError("a unit has whole blocks and whole columns")
         if self.block_bytes % self.block_tokens:
-            raise Unfit(
+            raise Unsupported(
                 f"A block of {self.block_tokens} tokens has {self.block_bytes} bytes, which is not the "
                 "same number for each token."
             )
@@ -142,7 +142,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Bank(Protocol):
+class BlockGroup(Protocol):
     """The blocks of one group, wherever one worker has them: `Blocks`, or `device.DeviceBlocks`."""
 
     @property
@@ -202,5 +202,5 @@ class Blocks:
     def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None:
         """One layer of a column to where it belongs, but for the blocks that are to be left."""
         for _, block, at, place, size in self._of_layer[layer][part]:
-            if blocks[block] != LEAVE:
+            if blocks[block] != SKIP_BLOCK:
                 self.layers[layer].part(blocks[block], at, size)[:] = column[place : place + size]

@@ -39,15 +39,15 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from swdriver_shim.adapters.vllm.blocks import Bank, Blocks, Layer, Unfit, unit_tokens
-from swdriver_shim.adapters.vllm.deciding import Deciding, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.blocks import BlockGroup, Blocks, Layer, Unsupported, unit_tokens
+from swdriver_shim.adapters.vllm.config import file_of, read
 from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
-from swdriver_shim.adapters.vllm.numbers import MEANING, Counts, Numbers, added
-from swdriver_shim.adapters.vllm.orders import Report, Step
+from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
-from swdriver_shim.adapters.vllm.setting import file_of, read
-from swdriver_shim.adapters.vllm.working import Result, Worker
-from swdriver_shim.moving.halves import MovingHalf
+from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
+from swdriver_shim.adapters.vllm.worker import Result, Worker
+from swdriver_shim.data_plane.worker_server import WorkerServer
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Metadata(KVConnectorMetadata):
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    report: Report
+    report: WorkerReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         self.report.add(other.report)
@@ -119,21 +119,21 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         parallel = vllm_config.parallel_config
         if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
-            raise Unfit("With context parallelism, a block's tokens are spread over workers.")
+            raise Unsupported("With context parallelism, a block's tokens are spread over workers.")
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
-            raise Unfit(
+            raise Unsupported(
                 'Say "kv_load_failure_policy": "recompute" beside "kv_connector": by vLLM\'s default a '
                 "column that does not come fails its request."
             )
         self._worker: Worker | None = None
         self._result = Result()
-        self._half: MovingHalf | None = None
-        self._deciding: Deciding | None = None
+        self._half: WorkerServer | None = None
+        self._deciding: EngineDriver | None = None
         self._cache: Any = None  # vLLM's own, once it is there
         if role is KVConnectorRole.SCHEDULER:
             path = self._kv_transfer_config.get_from_extra_config("tidegate", None)
             if not path:
-                raise Unfit('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
+                raise Unsupported('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
             self._setting = read(
                 file_of(path, parallel.data_parallel_index, parallel.data_parallel_size)
             )
@@ -172,7 +172,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         staged = bool(self._kv_transfer_config.get_from_extra_config("staged", False))
         groups, facts = _groups(self._kv_cache_config, kv_caches, staged=staged)
-        self._half = MovingHalf()
+        self._half = WorkerServer()
         self._worker = Worker(
             [group.name for group in facts],
             groups,
@@ -181,7 +181,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._facts = WorkerFacts(self._half.place, facts, self._layout(groups), _dtype(kv_caches))
 
-    def _layout(self, groups: Sequence[Bank]) -> str:
+    def _layout(self, groups: Sequence[BlockGroup]) -> str:
         """All that decides how bytes lie in blocks, as far as anybody can know it."""
         config = self._vllm_config
         layers = config.compilation_config.static_forward_context
@@ -256,8 +256,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
-        self._deciding = Deciding(self._setting, workers, self._hash_tokens(workers[0]))
-        self._numbers = Numbers(self._deciding)
+        self._deciding = EngineDriver(self._setting, workers, self._hash_tokens(workers[0]))
+        self._numbers = StatsSource(self._deciding)
 
     def _hash_tokens(self, worker: WorkerFacts) -> int | None:
         """So many have one hash in vLLM's KV events; None if those are not wanted."""
@@ -286,7 +286,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     @property
-    def _driver(self) -> Deciding:
+    def _driver(self) -> EngineDriver:
         if self._deciding is None:
             raise RuntimeError("vLLM tells of its workers before the first request")
         return self._deciding
@@ -352,11 +352,11 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 
 def _groups(
     cache: KVCacheConfig, kv_caches: dict[str, torch.Tensor], *, staged: bool
-) -> tuple[list[Bank], list[GroupFacts]]:
+) -> tuple[list[BlockGroup], list[GroupFacts]]:
     """How this worker's KV lies in memory. `staged`: as if that were a device's. Raises Unfit."""
     specs = [_of_one(group.kv_cache_spec) for group in cache.kv_cache_groups]
     unit = unit_tokens([spec.block_size for spec in specs])
-    made: list[Bank] = []
+    made: list[BlockGroup] = []
     facts: list[GroupFacts] = []
     for group, spec in zip(cache.kv_cache_groups, specs, strict=True):
         layers = [
@@ -382,7 +382,7 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
             _of_one(one)
         return spec.first_spec
     if type(spec) not in (*FULL, SlidingWindowSpec):
-        raise Unfit(
+        raise Unsupported(
             f"The model has layers whose cache is a {type(spec).__name__}, which has no columns of "
             "tokens that could be kept. Run it without Tidegate's connector."
         )
@@ -391,11 +391,11 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
 
 def _bank(
     layers: Sequence[tuple[str, torch.Tensor]], block_tokens: int, unit: int, *, staged: bool
-) -> Bank:
+) -> BlockGroup:
     """The rows of a group's layers, wherever they are. Raises Unfit."""
     devices = {rows.device for _, rows in layers}
     if len(devices) > 1:
-        raise Unfit(f"The layers of one group are on several devices: {devices}.")
+        raise Unsupported(f"The layers of one group are on several devices: {devices}.")
     if staged or devices.pop().type != "cpu":
         return DeviceBlocks([DeviceLayer(*layer) for layer in layers], block_tokens, unit)
     return Blocks([_in_memory(*layer) for layer in layers], block_tokens, unit)

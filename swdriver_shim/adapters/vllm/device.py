@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from swdriver_shim.adapters.vllm.blocks import LEAVE, Blocks, Layer, Mark, Shape, Unfit
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, Blocks, Layer, Mark, Shape, Unsupported
 
 PINNED_FROM: Final = "cuda"  # of other devices' memory it is not known that pinning helps
 
@@ -27,7 +27,7 @@ def rows_of(name: str, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     its kernels make of each; with some kernels the second does, and the first is two.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise Unfit(f"{name} keeps something else than blocks of keys and values.")
+        raise Unsupported(f"{name} keeps something else than blocks of keys and values.")
     if tensor.dim() > 1 and tensor.shape[0] == 2 and 2 % count and tensor.shape[1] % count == 0:
         return [rows for part in tensor for rows in rows_of(name, part, count)]
     smaller, rest = divmod(tensor.shape[0], count)
@@ -37,7 +37,7 @@ def rows_of(name: str, tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     stride = tensor.stride(0) * tensor.element_size()
     is_together = reach == inner.numel() and (smaller == 1 or stride == each)
     if rest or not smaller or not is_together:
-        raise Unfit(
+        raise Unsupported(
             f"The blocks of {name} do not lie in memory as whole pieces: {tuple(tensor.shape)} with "
             f"strides {tensor.stride()}, for {count} blocks."
         )
@@ -112,7 +112,7 @@ class DeviceBlocks:
 
     def landing(self, blocks: Sequence[int], mark: Mark) -> Landing:
         """Where columns for these blocks are put first. They are written behind `mark`."""
-        return Landing(self, sorted(set(blocks) - {LEAVE}), mark)
+        return Landing(self, sorted(set(blocks) - {SKIP_BLOCK}), mark)
 
     @contextlib.contextmanager
     def _behind(self, mark: Mark) -> Iterator[None]:
@@ -151,7 +151,7 @@ class Landing:
         self._mark = mark
         self._rows = blocks.host(len(wanted))
         self._there = blocks.index(wanted)
-        self._places = {block: place for place, block in enumerate(wanted)} | {LEAVE: LEAVE}
+        self._places = {block: place for place, block in enumerate(wanted)} | {SKIP_BLOCK: SKIP_BLOCK}
         self._here = Blocks(
             [_host(of.name, rows) for of, rows in zip(blocks.layers, self._rows, strict=True)],
             blocks.shape.block_tokens,

@@ -19,7 +19,7 @@ UNITS_MAX: Final = 1 << 20  # that have names; the oldest are forgotten, and no 
 NEWS_MAX: Final = 1 << 16  # that nobody has taken yet; then the oldest are dropped, and counted
 
 
-class News(NamedTuple):
+class UnitEvent(NamedTuple):
     hashes: tuple[bytes, ...]
     parent: bytes | None  # of the first
     is_there: bool
@@ -33,7 +33,7 @@ class Unit:
     there: int = 0
 
 
-class Events:
+class UnitEvents:
     """Told by the ledger, from any thread and under its lock; taken by the engine."""
 
     def __init__(self, unit_tokens: int, hash_tokens: int) -> None:
@@ -42,7 +42,7 @@ class Events:
         self.dropped = 0
         self._hashes = unit_tokens // hash_tokens
         self._units: OrderedDict[bytes, Unit] = OrderedDict()  # by the key of each column
-        self._news: list[News] = []
+        self._news: list[UnitEvent] = []
         self._lock = threading.Lock()
 
     def name(self, unit: int, keys: Sequence[bytes], hashes: Sequence[bytes]) -> None:
@@ -74,12 +74,12 @@ class Events:
                 return
             was, unit.there = unit.there == unit.columns, unit.there + by
             if (is_there := unit.there == unit.columns) != was:
-                self._news.append(News(unit.hashes, unit.parent, is_there))
+                self._news.append(UnitEvent(unit.hashes, unit.parent, is_there))
             if len(self._news) > NEWS_MAX:
                 self.dropped += 1
                 del self._news[0]
 
-    def take(self) -> list[News]:
+    def take(self) -> list[UnitEvent]:
         """All since the last time."""
         with self._lock:
             taken, self._news = self._news, []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 
-class Carry(NamedTuple):
+class ColumnOrder(NamedTuple):
     """One column between its slot and the engine's blocks. `blocks` are all of its unit's, of which it
     is this part."""
 
@@ -30,7 +30,7 @@ class Order:
     number: int
     request: str
     tag: bytes
-    columns: tuple[list[Carry], ...]
+    columns: tuple[list[ColumnOrder], ...]
 
     @property
     def blocks(self) -> set[int]:
@@ -49,7 +49,7 @@ class Step:
     ending: list[str] = field(default_factory=list)  # requests whose blocks are kept for their saves
 
 
-class Refused(NamedTuple):
+class RefusedColumn(NamedTuple):
     """A column of a load did not come: which of the group's columns in the order, and why not."""
 
     group: int
@@ -58,22 +58,22 @@ class Refused(NamedTuple):
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadResult:
     """How a load went, by as many workers as have told."""
 
     workers: int = 1
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedColumn] = field(default_factory=list)
     bytes: int = 0
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Report:
+class WorkerReport:
     """What workers say with a step's output."""
 
-    loads: dict[int, Loaded] = field(default_factory=dict)
+    loads: dict[int, LoadResult] = field(default_factory=dict)
 
-    def add(self, other: Report) -> Report:
+    def add(self, other: WorkerReport) -> WorkerReport:
         for number, loaded in other.loads.items():
             mine = self.loads.get(number)
             if mine is None:
@@ -86,7 +86,7 @@ class Report:
         return self
 
 
-class Saved(Struct, frozen=True):
+class SaveResult(Struct, frozen=True):
     """How a save went: over the line. Columns of it that did not go out, by group and index."""
 
     store: int

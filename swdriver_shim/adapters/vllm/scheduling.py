@@ -21,9 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from kvss_agent.client import Miss
-from swdriver_shim.adapters.vllm.blocks import LEAVE
-from swdriver_shim.adapters.vllm.events import Events
-from swdriver_shim.adapters.vllm.orders import Carry, Loaded, Order, Report, Saved, Step
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK
+from swdriver_shim.adapters.vllm.events import UnitEvents
+from swdriver_shim.adapters.vllm.orders import (
+    ColumnOrder,
+    LoadResult,
+    Order,
+    SaveResult,
+    Step,
+    WorkerReport,
+)
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.storing import Store
@@ -59,7 +66,7 @@ class Request(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """In whose name a request is asked, and what it wishes."""
 
     keys: Keys
@@ -82,11 +89,11 @@ def goes_on_from_blocks(groups: Sequence[GroupShape]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Ongoing:
+class TrackedRequest:
     """A request."""
 
     request: Request
-    asker: Asker
+    asker: Requester
     prompt: Prompt
     asked: Asked | None = None  # found, and held until it has blocks or is not wanted
     asked_at: float = 0.0
@@ -106,14 +113,14 @@ class Ongoing:
 
 
 @dataclass(slots=True)
-class Load:
-    ongoing: Ongoing
+class PendingLoad:
+    ongoing: TrackedRequest
     asked: Asked
     columns: list[list[Column]]  # as in the order
     blocks: set[int]
     table: Sequence[int]  # of its request, in the first group
     end: int  # so many tokens are there then
-    loaded: Loaded | None = None
+    loaded: LoadResult | None = None
 
     def fills(self, tables: Sequence[Sequence[int]]) -> bool:
         """Whether a request with these blocks looks at what is loaded."""
@@ -121,7 +128,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Storing:
+class PendingStore:
     store: Store
     columns: list[list[Column]]  # as in the order
     blocks: Collection[int]
@@ -130,7 +137,7 @@ class Storing:
     workers: int = 0
 
 
-class Scheduling:
+class ConnectorScheduler:
     """Called by the engine's scheduler, all but `saved`, which the lines to the workers call."""
 
     def __init__(
@@ -139,13 +146,13 @@ class Scheduling:
         groups: Sequence[GroupShape],
         unit_tokens: int,
         workers: int,
-        who: Callable[[Any], Asker | None],
-        is_served: Callable[[Asker], bool] = lambda _: True,
+        who: Callable[[Any], Requester | None],
+        is_served: Callable[[Requester], bool] = lambda _: True,
         *,
         wait_seconds: float = 0.0,
         is_far: bool = False,
         only_if_faster: bool = True,
-        events: Events | None = None,
+        events: UnitEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `is_served`: whether it still is,
@@ -165,16 +172,16 @@ class Scheduling:
         self._events = events
         self._steps: deque[tuple[float, str, int]] = deque()  # under way: since when, whose, how much
         self._clock = clock
-        self._ongoing: dict[str, Ongoing | None] = {}
+        self._ongoing: dict[str, TrackedRequest | None] = {}
         self._numbers = 0
         self._is_idle = True  # nothing was computed in the last step
-        self._loads: dict[int, Load] = {}
-        self._failed: list[Load] = []  # what they were to fill is being computed anew
+        self._loads: dict[int, PendingLoad] = {}
+        self._failed: list[PendingLoad] = []  # what they were to fill is being computed anew
         self._unfilled: set[int] = set()  # blocks that do not hold what vLLM thinks
-        self._stores: dict[int, Storing] = {}
+        self._stores: dict[int, PendingStore] = {}
         self._new_loads: list[Order] = []
         self._taken: set[int] = set()  # blocks that this step's loads write to
-        self._ended: deque[Ongoing] = deque()  # with something that may still be stored
+        self._ended: deque[TrackedRequest] = deque()  # with something that may still be stored
         self._lock = threading.Lock()  # of `_stores`
 
     @property
@@ -215,12 +222,12 @@ class Scheduling:
         return one.found - computed, self.loads_ahead
 
     @staticmethod
-    def _usable(one: Ongoing, asked: Asked) -> int:
+    def _usable(one: TrackedRequest, asked: Asked) -> int:
         """So many tokens need not be computed: never the last one, whose logits are wanted. Its KV comes
         along with the others of its block, and is computed once more."""
         return min(asked.match.tokens, one.request.num_tokens - 1)
 
-    def _look(self, one: Ongoing, now: float) -> Asked | None:
+    def _look(self, one: TrackedRequest, now: float) -> Asked | None:
         """What there is by now."""
         if not self._is_served(one.asker):
             self._let_go(one)
@@ -239,7 +246,7 @@ class Scheduling:
         one.asked_at = one.looked_at = now
         return one.asked
 
-    def _is_worth_waiting(self, one: Ongoing, asked: Asked, now: float) -> bool:
+    def _is_worth_waiting(self, one: TrackedRequest, asked: Asked, now: float) -> bool:
         if not asked.coming or asked.match.tokens + asked.coming <= one.computed:
             return False
         if one.waiting_since is None:
@@ -258,28 +265,30 @@ class Scheduling:
         match, end = asked.match, one.computed + external
         number = self._next_number()
         columns: list[list[Column]] = [[] for _ in self._groups]
-        carries: tuple[list[Carry], ...] = tuple([] for _ in self._groups)
+        carries: tuple[list[ColumnOrder], ...] = tuple([] for _ in self._groups)
         for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
             each = self._groups[group].block_tokens
             for column, slot in zip(hit, slots, strict=True):
                 wanted = tuple(
-                    LEAVE
+                    SKIP_BLOCK
                     if not one.computed <= index * each < end or blocks[group][index] == NULL_BLOCK
                     else blocks[group][index]
                     for index in self._blocks_of(group, column.depth)
                 )
-                if any(block != LEAVE for block in wanted):
-                    carries[group].append(Carry(slot, column.key, self._part(column.depth), wanted))
+                if any(block != SKIP_BLOCK for block in wanted):
+                    carries[group].append(
+                        ColumnOrder(slot, column.key, self._part(column.depth), wanted)
+                    )
                     columns[group].append(column)
         one.load = number
         one.stored = max(one.stored, match.tokens)
         order = Order(number, one.id, one.asker.keys.tag, carries)
-        filled = order.blocks - {LEAVE}
-        self._loads[number] = Load(one, asked, columns, filled, blocks[0], end)
+        filled = order.blocks - {SKIP_BLOCK}
+        self._loads[number] = PendingLoad(one, asked, columns, filled, blocks[0], end)
         self._new_loads.append(order)
         self._taken |= filled
 
-    def heard(self, report: Report) -> None:
+    def heard(self, report: WorkerReport) -> None:
         """What workers say with the output of a step."""
         for number, loaded in report.loads.items():
             load = self._loads.get(number)
@@ -288,12 +297,12 @@ class Scheduling:
             if load.loaded is None:
                 load.loaded = loaded
             else:
-                load.loaded = Report({0: load.loaded}).add(Report({0: loaded})).loads[0]
+                load.loaded = WorkerReport({0: load.loaded}).add(WorkerReport({0: loaded})).loads[0]
             if load.loaded.workers >= self._workers:
                 del self._loads[number]
                 self._end_load(load, load.loaded)
 
-    def _end_load(self, load: Load, loaded: Loaded) -> None:
+    def _end_load(self, load: PendingLoad, loaded: LoadResult) -> None:
         refused = {load.columns[one.group][one.at]: Miss(one.miss) for one in loaded.refused}
         match, one = load.asked.match, load.ongoing
         self.counts["loads"] += 1
@@ -321,7 +330,7 @@ class Scheduling:
         taken, self._unfilled = self._unfilled, set()
         return taken
 
-    def _let_go(self, one: Ongoing) -> None:
+    def _let_go(self, one: TrackedRequest) -> None:
         if one.asked:
             self._driver.end_load(one.asked)
             one.asked = None
@@ -390,7 +399,7 @@ class Scheduling:
                     load.ongoing is not one and load.fills(blocks) for load in self._failed
                 )
 
-    def _is_computed_anew(self, load: Load) -> bool:
+    def _is_computed_anew(self, load: PendingLoad) -> bool:
         one = load.ongoing
         return self._ongoing.get(one.id) is one and one.request.num_computed_tokens < load.end
 
@@ -409,7 +418,9 @@ class Scheduling:
         if tokens:
             self._driver.computed(org, tokens, self._clock() - began)
 
-    def _store(self, one: Ongoing, done: int, blocks: Sequence[Sequence[int]], made: Step) -> None:
+    def _store(
+        self, one: TrackedRequest, done: int, blocks: Sequence[Sequence[int]], made: Step
+    ) -> None:
         """What is not stored yet of the first so many tokens, if it is there."""
         done -= done % self._unit
         if done <= one.stored or not self._is_served(one.asker):
@@ -422,16 +433,16 @@ class Scheduling:
             self._driver.end_store(store, {})
             return
         number = self._next_number()
-        carries: tuple[list[Carry], ...] = tuple([] for _ in self._groups)
+        carries: tuple[list[ColumnOrder], ...] = tuple([] for _ in self._groups)
         columns: list[list[Column]] = [[] for _ in self._groups]
         for column, slot in store.places:
             group = column.home.group
             of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
-            carries[group].append(Carry(slot, column.key, self._part(column.depth), of))
+            carries[group].append(ColumnOrder(slot, column.key, self._part(column.depth), of))
             columns[group].append(column)
         order = Order(number, one.id, one.asker.keys.tag, carries)
         with self._lock:
-            self._stores[number] = Storing(store, columns, order.blocks, one.id)
+            self._stores[number] = PendingStore(store, columns, order.blocks, one.id)
         made.stores.append(order)
 
     def _first(self, group: int, blocks: Sequence[int], done: int) -> int:
@@ -441,7 +452,7 @@ class Scheduling:
         gone = next((at for at in reversed(range(len(there))) if there[at] == NULL_BLOCK), -1)
         return -(-(gone + 1) * each // self._unit) * self._unit
 
-    def saved(self, told: Saved) -> None:
+    def saved(self, told: SaveResult) -> None:
         """How a save went at one worker. From any thread."""
         with self._lock:
             storing = self._stores.get(told.store)
@@ -494,15 +505,15 @@ class Scheduling:
 
     # Inside
 
-    def _of(self, request: Request) -> Ongoing | None:
+    def _of(self, request: Request) -> TrackedRequest | None:
         name = request.request_id
         if name not in self._ongoing:
             asker = self._who(request)
-            made = Ongoing(request, asker, asker.keys.prompt(request=name)) if asker else None
+            made = TrackedRequest(request, asker, asker.keys.prompt(request=name)) if asker else None
             self._ongoing[name] = made
         return self._ongoing[name]
 
-    def _extend(self, one: Ongoing, tokens: int) -> None:
+    def _extend(self, one: TrackedRequest, tokens: int) -> None:
         """Its prompt has so many tokens, at least. Each is hashed once."""
         if one.prompt.tokens < tokens:
             one.prompt.extend(list(one.request.all_token_ids[one.prompt.tokens : tokens]))

@@ -2,7 +2,7 @@
 
 *Gaps* lie between two uses of a column: with a time to live from the last use, it is hit if the gap is
 shorter. *Distances* are how many columns were used since, its own prompt's up to it included: with so
-much room or more, evicting the least recently used leaf, it is hit. For other policies there are
+much room or more, displacing the least recently used leaf, it is hit. For other policies there are
 previews.
 """
 
@@ -43,7 +43,7 @@ class Histograms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._rate(self.gaps, seconds)
 
     def hit_rate_of_room(self, columns: float) -> float | None:
-        """Without a time to live, evicting the least recently used; None without traffic."""
+        """Without a time to live, displacing the least recently used; None without traffic."""
         return self._rate(self.distances, columns)
 
     def _rate(self, row: Sequence[float], limit: float) -> float | None:

@@ -1,7 +1,7 @@
 """A small cache that treats columns of a sample as the driver would treat all (miniature simulation).
 
-The driver's own eviction policies decide, leaf-first, in as much less room as the sample is smaller than
-the whole. So what comes out holds for whatever policy is in force, not only for LRU.
+The driver's own displacement policies decide, leaf-first, in a room that is smaller by as much as the
+sample is. So the result holds for any policy, not only for LRU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from swdriver_shim.cache.eviction import DEFAULT, POLICIES, Eviction
-from swdriver_shim.cache.eviction.cost import Cost
+from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
+from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
 from swdriver_shim.policy import Policy
 
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 class Column:
-    """A column, as eviction policies see it. Empty ones stay while there are some behind them."""
+    """A column, as displacement policies see it. Empty ones stay while there are some behind them."""
 
     __slots__ = ("behind", "bytes", "holds", "key", "mark", "needs", "parent", "present", "runs",
                  "stored_at", "tail", "used_at", "uses")  # fmt: skip
@@ -73,8 +73,10 @@ class Miniature:
     """Room for so many columns, or for all; and a policy."""
 
     def __init__(self, policy: Policy, room: float | None) -> None:
-        name = DEFAULT if policy.eviction == "default" else policy.eviction
-        self._queue: Eviction[Column] | None = None  # where there is room for all, nobody waits
+        name = DEFAULT if policy.displacement == "default" else policy.displacement
+        self._queue: DisplacementPolicy[Column] | None = (
+            None  # where there is room for all, nobody waits
+        )
         if room is not None:
             self._queue = Cost(share=SHARE) if name == Cost.name else POLICIES[name]()
         self._room = room

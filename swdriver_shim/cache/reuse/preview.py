@@ -149,7 +149,7 @@ class Traffic:
         room = room_bytes / self.sample.column_bytes * self.share.of_all / self.factor
         found = self._remembered((*times, None, ""), policy, None)
         if found.held_max > room:
-            found = self._remembered((*times, room, policy.eviction), policy, room)
+            found = self._remembered((*times, room, policy.displacement), policy, room)
         return found
 
     def _remembered(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
@@ -217,7 +217,7 @@ class Estimate:
         if policy.tiers is Tiers.TIER2:
             # Files go oldest first; what is in memory as well is counted once.
             below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
-            found = traffic.run(structs.replace(policy, eviction="lru"), below)
+            found = traffic.run(structs.replace(policy, displacement="lru"), below)
         dram_hit = traffic.hit_tokens(held)
         self.dram_hit += dram_hit
         self.hit += max(dram_hit, traffic.hit_tokens(found))

@@ -24,32 +24,29 @@ from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
 from tests.conftest import People
 from tests.console.fleet.test_description import many
 from tests.console.fleet.worlds import World, refreshed
+from tests.html import compact
 
 Browser = Callable[..., Client]
 
 
-def said(answer: Any) -> str:
-    return " ".join(answer.content.decode().split())
-
-
 def test_an_empty_fleet_says_what_to_do_next(people: People, browser_of: Browser) -> None:
     admin = browser_of(people.platform_admin)
-    assert "No fleet yet" in said(admin.get("/fleet/"))
-    assert "There is no fleet yet" in said(admin.get("/fleet/description/"))
-    assert "Describe the fleet" in said(admin.get("/fleet/nodes/"))
-    assert "A platform admin describes it" in said(browser_of(people.platform_viewer).get("/fleet/"))
+    assert "No fleet yet" in compact(admin.get("/fleet/"))
+    assert "There is no fleet yet" in compact(admin.get("/fleet/description/"))
+    assert "Describe the fleet" in compact(admin.get("/fleet/nodes/"))
+    assert "A platform admin describes it" in compact(browser_of(people.platform_viewer).get("/fleet/"))
 
 
 def test_a_viewer_sees_but_is_offered_no_change(
     world: World, people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    page = compact(viewer.get("/fleet/nodes/ax-1/"))
     assert "Change its state" not in page
     assert "Save labels" not in page
-    assert "See what would change" not in said(viewer.get("/fleet/description/"))
+    assert "See what would change" not in compact(viewer.get("/fleet/description/"))
     assert viewer.get("/fleet/join/").status_code == 403
-    on_call = said(browser_of(people.platform_on_call).get("/fleet/nodes/ax-1/"))
+    on_call = compact(browser_of(people.platform_on_call).get("/fleet/nodes/ax-1/"))
     assert "Change its state" in on_call
     assert "Save labels" not in on_call
 
@@ -74,16 +71,16 @@ def test_a_node_is_cordoned_and_labelled_on_its_page(
 ) -> None:
     admin = browser_of(people.platform_admin)
     admin.post("/fleet/nodes/ax-1/state/", {"state": "cordoned", "reason": "loud fan"})
-    assert "loud fan" in said(admin.get("/fleet/nodes/ax-1/"))
+    assert "loud fan" in compact(admin.get("/fleet/nodes/ax-1/"))
     version = refreshed(world.here).version
     form = {"labels": "rack=7\r\nzone=a\r\n", "version": version}
     assert admin.post("/fleet/nodes/ax-1/labels/", form).status_code == 302
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
-    again = said(admin.post("/fleet/nodes/ax-1/labels/", form))
+    again = compact(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert "It has changed since you opened the form" in again
     for bad in ("a=1\na=2", "Bad!=1", "=1"):
         form = {"labels": bad, "version": refreshed(world.here).version}
-        assert "field--bad" in said(admin.post("/fleet/nodes/ax-1/labels/", form))
+        assert "field--bad" in compact(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
 
 
@@ -105,7 +102,7 @@ def test_a_node_that_is_lost_says_what_it_will_be(
     world: World, people: People, browser_of: Browser
 ) -> None:
     Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned", held_reason="loud fan")
-    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
     assert "<dt>When back</dt><dd>cordoned: loud fan</dd>" in page
 
 
@@ -115,19 +112,21 @@ def test_versions_that_do_not_go_with_the_console_are_shown(
     Node.objects.filter(name="ax-1").update(software_version="0.9.0")
     viewer = browser_of(people.platform_viewer)
     assert "go together" in viewer.get("/fleet/nodes/ax-1/").content.decode()
-    assert 'status--warn">0.9.0' in said(viewer.get("/fleet/nodes/"))
+    assert 'status--warn">0.9.0' in compact(viewer.get("/fleet/nodes/"))
 
 
 def test_a_join_token_is_shown_once_with_its_command(
     world: World, people: People, browser_of: Browser
 ) -> None:
     admin = browser_of(people.platform_admin)
-    page = said(admin.post("/fleet/join/", {"kind": "node", "uses": 3, "hours": 24, "note": "rack 7"}))
+    page = compact(
+        admin.post("/fleet/join/", {"kind": "node", "uses": 3, "hours": 24, "note": "rack 7"})
+    )
     token = JoinToken.objects.latest("id")
     assert page.count(f"{token.prefix}_") == 2  # by itself, and in the command
     assert "--nics eth0=leaf-1" in page
     assert "TIDEGATE_OWN_TELEMETRY_URL" in page, "who sends no telemetry is taken for silent"
-    assert f"{token.prefix}_" not in said(admin.get("/fleet/join/"))
+    assert f"{token.prefix}_" not in compact(admin.get("/fleet/join/"))
     assert (token.uses_left, token.note) == (3, "rack 7")
     assert token.expires_at - timezone.now() > timedelta(hours=23)
     admin.post(f"/fleet/join/{token.public_id}/revoke/")
@@ -140,7 +139,7 @@ def test_the_command_to_join_switches_telemetry_on(
 ) -> None:
     admin = browser_of(people.platform_admin)
     with override_settings(OWN_TELEMETRY_URL="rediss://own@redis.example.org:6379/0"):
-        page = said(admin.post("/fleet/join/", {"kind": kind, "uses": 1, "hours": 24}))
+        page = compact(admin.post("/fleet/join/", {"kind": kind, "uses": 1, "hours": 24}))
     assert f"{name}_TELEMETRY='rediss://own@redis.example.org:6379/0'" in page
     assert "TIDEGATE_OWN_TELEMETRY_URL" not in page
 
@@ -155,7 +154,7 @@ def test_a_large_fleet_is_described_by_a_file(
     page = admin.get("/fleet/description/").content.decode()
     assert of_a_node not in page
     assert "download the description, change it, and choose the file here" in page
-    assert "choose the file" not in said(viewer.get("/fleet/description/"))
+    assert "choose the file" not in compact(viewer.get("/fleet/description/"))
 
 
 def test_a_description_is_looked_at_and_then_applied(
@@ -164,19 +163,19 @@ def test_a_description_is_looked_at_and_then_applied(
     admin = browser_of(people.platform_admin)
     text = importing.export(SYSTEM).replace("ax-2", "ax-3")
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
-    assert "removed node" in said(page)
+    assert "removed node" in compact(page)
     assert Node.objects.filter(name="ax-2").exists()
     seen = page.context["form"].initial["seen"]
     Node.objects.filter(name="ax-1").update(labels={"rack": "7"})
     form = {"yaml": text, "seen": seen, "apply": "", "reason": "moved"}
-    assert "changed since you looked" in said(admin.post("/fleet/description/", form))
+    assert "changed since you looked" in compact(admin.post("/fleet/description/", form))
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
     form["seen"] = page.context["form"].initial["seen"]
     assert admin.post("/fleet/description/", form).status_code == 302
     assert not Node.objects.filter(name="ax-2").exists()
-    wrong = said(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
+    wrong = compact(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
     assert "line 2, stamps: " in wrong
-    removing = said(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
+    removing = compact(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
     assert "1 node is alive: ax-1" in removing
     assert admin.get("/fleet/description/fleet.yaml").content.decode() == importing.export(SYSTEM)
 
@@ -186,10 +185,10 @@ def test_a_file_is_taken_instead_of_the_text(world: World, people: People, brows
 
     admin = browser_of(people.platform_admin)
     file = SimpleUploadedFile("fleet.yaml", b"stamps:\n  north: {}\n")
-    page = said(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
+    page = compact(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
     assert "added stamp" in page
     file = SimpleUploadedFile("fleet.yaml", b"\xff\xfe\x00")
-    assert "no text in UTF-8" in said(admin.post("/fleet/description/", {"yaml": "", "file": file}))
+    assert "no text in UTF-8" in compact(admin.post("/fleet/description/", {"yaml": "", "file": file}))
 
 
 def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
@@ -234,7 +233,7 @@ def shards(world: World) -> list[Shard]:
 def test_what_runs_on_a_node_is_shown_with_its_path(
     world: World, shards: list[Shard], people: People, browser_of: Browser
 ) -> None:
-    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
     assert "job-7.full.0" in page
     assert 'status--ok">rail' in page
     assert 'status--bad">spine</span> <span class="quiet">leaf-2 → leaf-1' in page
@@ -245,13 +244,13 @@ def test_a_node_says_what_it_keeps_beside_memory(
     world: World, people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    assert "<dt>Tier 2</dt><dd>none" in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "<dt>Tier 2</dt><dd>none" in compact(viewer.get("/fleet/nodes/ax-1/"))
     for kept, shown in (
         ({"kind": "posix", "path": "/mnt/kv", "cap": "2T", "shared": False}, "posix, at most 2T</span>"),
         ({"kind": "s3", "bucket": "kv", "cap": "9T"}, "s3, at most 9T, shared with others</span>"),
     ):
         Node.objects.filter(name="ax-1").update(declared={"tier2": kept})
-        page = said(viewer.get("/fleet/nodes/ax-1/"))
+        page = compact(viewer.get("/fleet/nodes/ax-1/"))
         assert f"<code>{kept.get('path', 'kv')}</code>" in page
         assert shown in page
 
@@ -260,13 +259,13 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
     world: World, shards: list[Shard], people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    page = said(viewer.get("/fleet/boxes/cs-1/"))
+    page = compact(viewer.get("/fleet/boxes/cs-1/"))
     assert "none: it is free" in page
     assert 'status--bad">spine' in page
     job = shards[0].job
     held = SessionBox.objects.create(session=job.session, box=world.box, leaving=True)
     JobBox.objects.create(job=job, session_box=held)
-    page = said(viewer.get("/fleet/boxes/cs-1/"))
+    page = compact(viewer.get("/fleet/boxes/cs-1/"))
     assert 'href="/sessions/prod/">prod</a> <span class="quiet">which gives it back' in page
     assert 'chat <span class="quiet">of driver <a href="/fleet/drivers/job-7/">' in page
     assert viewer.get("/fleet/boxes/cs-2/").status_code == 404
@@ -275,7 +274,7 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
     world: World, shards: list[Shard], people: People, browser_of: Browser
 ) -> None:
-    page = said(browser_of(people.platform_viewer).get("/fleet/"))
+    page = compact(browser_of(people.platform_viewer).get("/fleet/"))
     assert "line--crossed" in page
     assert "1 streams cross by this leaf" not in page
     assert "1 stream crosses by this leaf" in page
@@ -285,12 +284,12 @@ def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
 
 def test_how_far_a_node_follows_is_shown(world: World, people: People, browser_of: Browser) -> None:
     viewer = browser_of(people.platform_viewer)
-    assert "<dt>Is told to be</dt><dd>nothing yet" in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "<dt>Is told to be</dt><dd>nothing yet" in compact(viewer.get("/fleet/nodes/ax-1/"))
     target = Target.objects.create(kind="node", name="ax-1", generation=3, observed_generation=2)
     target.problem = "It has no memory left."
     target.save()
-    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    page = compact(viewer.get("/fleet/nodes/ax-1/"))
     assert "generation 2 of 3" in page
     assert "It has no memory left." in page
     Target.objects.update(observed_generation=3, problem="")
-    assert 'status--ok">as told' in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert 'status--ok">as told' in compact(viewer.get("/fleet/nodes/ax-1/"))

@@ -45,8 +45,18 @@ def test_a_share_is_by_boxes() -> None:
 
 def test_jobs_divide_a_share_by_their_boxes() -> None:
     one, other = job("cs0", "cs1", name="large"), job("cs2", name="small")
-    session = Session("s1", (one, other))
-    assert [job_bytes(FLEET, session, each) for each in (one, other)] == [256 * GIB, 128 * GIB]
+    session = Session("s1", (one, other), Rules(grant_percent=75))
+    assert [job_bytes(FLEET, session, each) for each in (one, other)] == [192 * GIB, 96 * GIB]
+
+
+def test_a_few_boxes_get_no_more_than_nodes_can_hold() -> None:
+    """Six times the memory of one node, for two domains: each shard fits on a node."""
+    nodes = tuple(Node(f"ax{number}", (Nic("l1"), Nic("l2")), 64 * GIB, 16) for number in range(6))
+    few = Fleet(nodes, FLEET.boxes[:1])
+    session = Session("s1", (job("cs0"),))
+    wanted = streams(few, [session])
+    assert 60 * GIB < max(stream.memory_bytes for stream in wanted) <= 64 * GIB
+    assert not plan(few, wanted).unplaced
 
 
 def test_domains_with_more_wio_keep_more_of_a_token() -> None:
@@ -54,11 +64,11 @@ def test_domains_with_more_wio_keep_more_of_a_token() -> None:
 
 
 def test_every_shard_keeps_as_many_columns() -> None:
-    wanted = streams(FLEET, [Session("s1", (job("cs0", "cs1"),))])
+    wanted = streams(FLEET, [Session("s1", (job("cs0", "cs1"),), Rules(grant_percent=75))])
     sizes = [shard.slot_bytes for shard in job("cs0", "cs1").shards]
     columns = {one.memory_bytes // size for one, size in zip(wanted, sizes, strict=True)}
     assert len(columns) == 1
-    left = 256 * GIB - sum(one.memory_bytes for one in wanted)
+    left = 192 * GIB - sum(one.memory_bytes for one in wanted)
     assert 0 <= left < sum(sizes)
     assert plan(FLEET, wanted).proven
 

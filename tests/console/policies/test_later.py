@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.audit.models import AuditEntry
+from console.operations.plans import StalePlan
 from console.orgs import services as orgs
 from console.policies import bulk, schedule, services
 from console.policies.documents import ClusterPolicies, Limits
@@ -205,7 +206,7 @@ def test_one_change_for_many_is_made_for_all_or_for_none(people: People) -> None
     saved = bulk.save(admin, ["globex", "acme"], changes, reason="for all", token=bulk.token_of(planned))
     assert [held.policy.ttl_last_use_seconds for held in saved] == [60, 60]
     assert [held.policy.priority for held in saved] == [40, 35]
-    with pytest.raises(bulk.Moved):
+    with pytest.raises(StalePlan):
         bulk.save(admin, ["acme"], changes, reason="late", token=bulk.token_of(planned))
     told = ClusterPolicies(limits=Limits(priority_max=39), default=Policy())
     services.set_cluster(admin, told, reason="a contract")

@@ -22,11 +22,11 @@ from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.orgs import services as orgs
 from console.policies import purges
 from console.policies.models import PurgeReceipt
 from console.sessions import jobs, machines, moves, removal, services
-from console.sessions.changing import StalePlan
 from console.sessions.models import Job, Phase, Session, Shard
 from kvss_agent.identity import ProcessIdentity
 from kvss_agent.joining import credential

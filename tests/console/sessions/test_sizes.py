@@ -13,10 +13,10 @@ from console.fleet.models import Box, Node
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.models import Operation
+from console.operations.plans import StalePlan
 from console.orgs.models import Org
 from console.placement.rules import Cause
 from console.sessions import rules, services, sizing
-from console.sessions.changing import StalePlan
 from console.sessions.models import RuleSet, Session
 from console.sessions.planning import CannotPlan
 from telemetry.models import Event

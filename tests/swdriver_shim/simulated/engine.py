@@ -196,7 +196,7 @@ class Engine:
                 case 1:
                     driver.set_ttl(asked, chance.choice((1, 5, 20)))
                 case 2:
-                    driver.evict_policy(
+                    driver.set_displacement(
                         asked.org, chance.choice(("lru", "lfu", "slru", "s3fifo", "cost"))
                     )
                 case 3:
@@ -243,7 +243,7 @@ class Engine:
             dram_bytes_max=chance.choice((None, None, None, 0, 40 * 4096, 20 * 4096)),
             share=chance.randint(1, 3),
             priority=chance.choice((30, 35)),
-            eviction=chance.choice(("default", "lru", "lfu", "slru", "s3fifo")),
+            displacement=chance.choice(("default", "lru", "lfu", "slru", "s3fifo")),
             encrypt_tier2=chance.random() < 0.05,
             scrub=chance.random() < 0.4,
         )

@@ -16,7 +16,7 @@ from kvss_agent.tier2.backend import (
 )
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
-from swdriver_shim.moving.agents import Pulled
+from swdriver_shim.data_plane.agent_control import PullResult
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, To
 from tests.swdriver_shim.simulated.disk import File
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End
@@ -235,10 +235,10 @@ class Misfortune:
         target.specs[name] = self._world.spec(at, shard.count_from)
         target.provide(target.specs[name])
 
-        def pull(slots: Sequence[int], after: int) -> Pulled:
+        def pull(slots: Sequence[int], after: int) -> PullResult:
             hosted = target.shards.get(name) if target.is_up else None
             if hosted is None or self._chance.random() < 0.05:
-                return Pulled(done=False, bytes=0)
+                return PullResult(done=False, bytes=0)
             source = Source(
                 To(host="far", agent=old),
                 name,
@@ -253,9 +253,9 @@ class Misfortune:
             while not task.done and target.is_up and self._turns.now < until:
                 self._turns.wait(task.joining, 1.0)
                 if self._chance.random() < 0.02:  # the controller is not heard from any more
-                    return Pulled(done=False, bytes=fetching.moved_bytes)
+                    return PullResult(done=False, bytes=fetching.moved_bytes)
             self._seen["pulled"] += fetching.moved
-            return Pulled(fetching.state == "done", fetching.moved_bytes)
+            return PullResult(fetching.state == "done", fetching.moved_bytes)
 
         is_moved = shard.move(self._world.connect(at, target), pull)
         leaving = old if is_moved else target

@@ -20,12 +20,12 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.wire import VERSION, VERSION_MIN
 from swdriver_shim import deciding, driver
 from swdriver_shim.cache import spilling
+from swdriver_shim.data_plane import former_homes, tier2
+from swdriver_shim.data_plane import shard as moving
+from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.moving import carrier, former
-from swdriver_shim.moving import shard as moving
-from swdriver_shim.moving.shard import Shard
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 from tests.swdriver_shim.judge import Judge, Watched, WatchedDriver
@@ -41,7 +41,7 @@ EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(deciding, driver, carrier, former, moving),
+    *(deciding, driver, tier2, former_homes, moving),
     *(lines, requests, shared, stream, window),
     *(channel, connection, hosting, pulling, serving, stores),
 )

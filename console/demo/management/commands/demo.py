@@ -19,8 +19,8 @@ from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
 from kvss_agent.trust import AUTHORITIES_FILE
-from swdriver_shim.adapters.expected import Expected
-from swdriver_shim.adapters.remote import Refused, Remote
+from swdriver_shim.adapters.expected_driver import ExpectedDriver
+from swdriver_shim.adapters.remote import Refused, RemotePrefixes
 from swdriver_shim.adapters.wafer import Wafer
 from telemetry.notify import notify
 
@@ -68,7 +68,7 @@ class Serving:
         self._wafer = Wafer(served.layout, served.model)
         self._asks = story.asks(served)
         self._began = 0.0
-        self._remotes: dict[str, Remote] = {}
+        self._remotes: dict[str, RemotePrefixes] = {}
         self._said = ""
 
     def run(self) -> None:
@@ -106,13 +106,13 @@ class Serving:
             self._said = what
             log.info("%s", what)
 
-    def _remote(self, url: str, org: str) -> Remote:
+    def _remote(self, url: str, org: str) -> RemotePrefixes:
         if org not in self._remotes:
             token = places.caller_token(settings.STATE_DIR, org).read_text()
             driver = self._served.driver
             own = places.directory_of(settings.STATE_DIR, driver) / AUTHORITIES_FILE
-            expected = Expected(own, driver) if url.startswith("https:") else None
-            self._remotes[org] = Remote(url, token, self._served.spec, expected=expected)
+            expected = ExpectedDriver(own, driver) if url.startswith("https:") else None
+            self._remotes[org] = RemotePrefixes(url, token, self._served.spec, expected=expected)
         return self._remotes[org]
 
     def _forget(self) -> None:

@@ -1,0 +1,276 @@
+"""A front for LMCache: speaks `lm://`, so that every engine with LMCache is a client, unchanged.
+
+    $ python -m swdriver_shim serve --lmcache acme=10.0.0.7:65432
+
+The protocol has no way to say who asks. So each org has a listener of its own, and whoever can connect
+to it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
+
+What fails is a miss. A client that sends nonsense, or stops in the middle of a frame, loses its
+connection, and nobody else notices. Until its first request is complete a client has one of the places
+of those that are silent, where the oldest makes way: connections that say nothing keep no engine out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvss_agent.admission import Admission, Places
+from kvss_agent.peers import origin_of_socket
+from swdriver_shim.adapters.lmcache_frames import (
+    REQUEST_BYTES,
+    SHAPE_BYTES,
+    Code,
+    Command,
+    Malformed,
+    Request,
+    answer,
+    pack_shape,
+    parse,
+    unpack_shape,
+)
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.objects import Objects
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 256  # of one listener that have asked for something: each may hold one value
+SILENT_MAX: Final = 256  # that have not; engines connect long before they ask
+SILENT_PER_ORIGIN: Final = 128
+FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take an answer
+TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
+SCRAP_BYTES: Final = 1 << 16
+STOP_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 60  # then the kernel asks every 10 whether a client's machine is still there
+COUNTED: Final = (
+    *("puts", "puts_missed", "gets", "gets_missed", "looks", "looks_missed"),
+    *("connections_closed", "connections_broken", "connections_malformed"),
+    *("connections_stalled", "connections_refused"),
+)
+
+
+_TIME: Final = struct.Struct("@ll")  # of the kernel: seconds and microseconds
+_FOREVER: Final = _TIME.pack(0, 0)
+
+
+class LmcacheServer:
+    """One listener, for one org."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        objects: Callable[[], Objects | None],
+        *,
+        frame_seconds: float = FRAME_SECONDS_MAX,
+        tier2_seconds: float = TIER2_SECONDS,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """`objects`: the org's; None while there are none, which is a miss."""
+        self.counts = dict.fromkeys(COUNTED, 0)  # what became of requests and connections
+        self._listener = listener
+        self._objects = objects
+        self._frame_seconds = frame_seconds
+        self._tier2_seconds = tier2_seconds
+        places = Places(SILENT_MAX, SILENT_PER_ORIGIN, connections_max)
+        self._admission: Admission[socket.socket] = Admission(places)
+        self._open: dict[socket.socket, threading.Thread] = {}  # at most as many, and those that end
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._accepting = threading.Thread(target=self._accept, name="lmcache front", daemon=True)
+        self._accepting.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping.set()
+            left = dict(self._open)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in left:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in (self._accepting, *left.values()):
+            thread.join(STOP_SECONDS)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._stopping.is_set():
+                    log.warning("A connection has to wait: %s", error.strerror)
+                    time.sleep(0.1)  # descriptors may come free
+                continue
+            self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            origin = origin_of_socket(sock)
+        except OSError:  # it has broken off already
+            self._end(sock, "connections_broken")
+            return
+        places = self._admission.places
+        with self._lock:
+            is_full = len(self._open) >= 2 * places.strangers_max + places.proven_max
+            if not self._stopping.is_set() and not is_full:
+                thread = threading.Thread(target=self._serve, args=(sock, origin), daemon=True)
+                self._open[sock] = thread
+        if sock not in self._open:
+            self._end(sock, "connections_refused")
+            return
+        displaced = self._admission.enter(sock, origin)
+        if displaced is not None:
+            with contextlib.suppress(OSError):  # its thread ends then
+                displaced.shutdown(socket.SHUT_RDWR)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("A connection is refused: %s", error)
+            self._end(sock, "connections_refused")
+
+    def _serve(self, sock: socket.socket, origin: str) -> None:
+        why = "connections_closed"
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_death(sock)
+            connection = _Connection(sock, self._frame_seconds)
+            while (raw := connection.request()) is not None:
+                request = parse(raw)
+                if not self._admission.prove(sock, origin):
+                    why = "connections_refused"
+                    return
+                self._answer(connection, request)
+        except Malformed as error:
+            why = "connections_malformed"
+            log.warning("A client of the LMCache front is cut off: %s", error)
+        except BlockingIOError:  # the time was over
+            why = "connections_stalled"
+        except OSError:
+            why = "connections_broken"
+        finally:
+            self._end(sock, why)
+
+    def _end(self, sock: socket.socket, why: str) -> None:
+        with self._lock:
+            self.counts[why] += 1
+            self._open.pop(sock, None)
+        self._admission.leave(sock)
+        sock.close()
+
+    def _answer(self, connection: _Connection, request: Request) -> None:
+        match request.command:
+            case Command.PUT:
+                self._count("puts", is_done=self._put(connection, request))
+            case Command.GET:
+                self._count("gets", is_done=self._get(connection, request))
+            case Command.EXIST:
+                objects = self._objects()
+                is_there = objects is not None and all(
+                    objects.exists([request.key], self._tier2_seconds)
+                )
+                self._count("looks", is_done=is_there)
+                connection.send(answer(Code.SUCCESS if is_there else Code.FAIL))
+            case Command.HEALTH:
+                connection.send(answer(Code.SUCCESS))
+            case Command.LIST:  # which the stock server does not answer at all
+                connection.send(answer(Code.FAIL))
+
+    def _count(self, what: str, *, is_done: bool) -> None:
+        with self._lock:
+            self.counts[what if is_done else f"{what}_missed"] += 1
+
+    def _put(self, connection: _Connection, request: Request) -> bool:
+        """Whether it is kept. The value is taken off the connection in any case."""
+        objects = self._objects()
+        size = SHAPE_BYTES + request.length
+        if objects is None or not request.length or size > objects.value_bytes_max:
+            if objects is not None and request.length:
+                log.warning(
+                    "A value of LMCache has %s bytes, and a column holds %s: give its driver's document "
+                    "%s bytes_per_token or more",
+                    request.length,
+                    objects.value_bytes_max - SHAPE_BYTES,
+                    -(-size // COLUMN_TOKENS),
+                )
+            connection.skip(request.length)
+            return False
+        room = connection.room(size)
+        room[:SHAPE_BYTES] = pack_shape(request.shape)
+        connection.receive_into(room[SHAPE_BYTES:])
+        return all(objects.put([request.key], [room]))
+
+    def _get(self, connection: _Connection, request: Request) -> bool:
+        objects = self._objects()
+        if objects is not None:
+            room = connection.room(objects.value_bytes_max)
+            [size] = objects.get([request.key], [room], self._tier2_seconds)
+            if size is not None and size > SHAPE_BYTES:
+                shape = unpack_shape(room[:SHAPE_BYTES])
+                value = room[SHAPE_BYTES:size]
+                connection.send(answer(Code.SUCCESS, len(value), shape), value)
+                return True
+        connection.send(answer(Code.FAIL))
+        return False
+
+
+def _notice_death(sock: socket.socket) -> None:
+    """A machine that is gone says nothing, and there are only so many connections."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
+class _Connection:
+    """Between frames a client may be silent for as long as its machine lives; within one there is a
+    deadline.
+
+    The kernel waits and counts the time, for whole values at once: our thread is not woken for each
+    piece that has come or gone.
+    """
+
+    def __init__(self, sock: socket.socket, frame_seconds: float) -> None:
+        self._sock = sock
+        self._limit = _TIME.pack(*divmod(int(frame_seconds * 1e6), 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._limit)
+        self._head = bytearray(REQUEST_BYTES)
+        self._room = bytearray()
+
+    def request(self) -> bytearray | None:
+        """The next one; None if the client has left."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
+        head = memoryview(self._head)
+        count = self._sock.recv_into(head)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._limit)
+        if 0 < count < len(head):
+            self.receive_into(head[count:])
+        return self._head if count else None
+
+    def room(self, size: int) -> memoryview:
+        """Memory for one value, used again for the next one."""
+        if len(self._room) < size:
+            self._room = bytearray(size)
+        return memoryview(self._room)[:size]
+
+    def receive_into(self, place: memoryview) -> None:
+        count = self._sock.recv_into(place, len(place), socket.MSG_WAITALL)
+        if count < len(place):
+            raise BlockingIOError if count else ConnectionResetError
+
+    def skip(self, size: int) -> None:
+        """Take so many bytes off the connection, which nobody wants."""
+        scrap = memoryview(bytearray(min(size, SCRAP_BYTES)))
+        while size:
+            self.receive_into(scrap[:size])
+            size -= min(size, len(scrap))
+
+    def send(self, head: bytes, value: memoryview | None = None) -> None:
+        parts = [memoryview(head), value] if value else [memoryview(head)]
+        if self._sock.sendmsg(parts) < sum(map(len, parts)):
+            raise BlockingIOError

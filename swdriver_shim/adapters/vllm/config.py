@@ -1,0 +1,160 @@
+"""The file that an engine's configuration names: which driver this is, for whom, and at which agents.
+
+    {
+      "driver": "job7", "secret": "…base64…",
+      "model": {"name": "llama", "revision": "r1"},
+      "orgs": [{"name": "acme", "secret": "…base64…", "policies": {"policy": {"tiers": "dram+tier2"}}}],
+      "claims_key": "…base64…",
+      "agent": {"url": "http://127.0.0.1:8410", "token": "…", "address": "unix:.kvss/data.sock",
+                "memory_bytes": 8589934592}
+    }
+
+The shape of the KV is not in it: that is the engine's to know. Instead of one `agent` of its own, which
+is told by the engine what to keep, there may be `homes`, as in a driver's desired document: shards that
+somebody else has granted, of the sizes that the engine names when it refuses others.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, field
+
+from kvss_agent.client import Address
+from kvss_agent.desired import Document, Name
+from kvss_agent.handshake import SECRET_BYTES_MIN
+from kvss_agent.http_api import Invalid, decode
+from kvss_agent.options import redis_url
+from kvss_agent.settings import REDIS_URL
+from swdriver_shim.adapters.claims import KEY_BYTES_MIN
+from swdriver_shim.adapters.vllm.blocks import Unsupported
+from swdriver_shim.desired import Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
+from swdriver_shim.layout import SHARDS_MAX
+
+WAIT_SECONDS: Final = 0.2
+WAIT_SECONDS_MAX: Final = 60.0
+SECRET_BYTES: Final = 32
+RANK: Final = "{rank}"
+
+Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
+
+
+class NameSpec(Document, frozen=True):
+    """What stands for the weights. KV is shared by all that say the same."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=500)]
+    revision: Text = ""
+
+
+class AgentSpec(Document, frozen=True):
+    """An agent that is this engine's alone, with the token of its API: it is told to keep so many
+    bytes for it, and nothing else. `tier2` goes to it as it is."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)]
+    address: Annotated[str, Meta(max_length=500)]
+    memory_bytes: Annotated[int, Meta(ge=1 << 20)]
+    tier2: dict[str, Any] | None = None
+
+
+class ApiSpec(Document, frozen=True):
+    """Where the driver's own API listens, and the controller's token: policies, purges, metrics."""
+
+    host: str
+    port: Annotated[int, Meta(ge=1, lt=65536)]
+    token: Annotated[str, Meta(min_length=20, max_length=500)]
+
+
+class EngineConfig(Document, frozen=True):
+    driver: Name
+    secret: Secret  # which agents know it by
+    model: NameSpec
+    claims_key: Annotated[bytes, Meta(min_length=KEY_BYTES_MIN, max_length=256)]
+    orgs: Annotated[tuple[OrgSpec, ...], Meta(min_length=1)]
+    agent: AgentSpec | None = None
+    homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)] = field(default_factory=tuple)
+    # In whose name requests are asked that carry no valid claim: nobody's, if it is not said. An org for
+    # this can't be claimed, so that what strangers share is shared by strangers only.
+    unsigned_org: Name | None = None
+    # For which a request waits, at most, for what tier 2 has of it.
+    wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
+    # What takes longer to load than to compute, by what was measured, is computed.
+    only_if_faster: bool = True
+    api: ApiSpec | None = None
+    # `redis://…` of the stream that numbers are told to, as the daemon's `--telemetry`.
+    telemetry: Text | None = None
+    # Where one life of the engine leaves what the next goes on with: what is in agents' memory then
+    # outlives a restart. Without it only tier 2 does.
+    state_dir: Annotated[str, Meta(max_length=4096)] | None = None
+    generation: Annotated[int, Meta(ge=1)] = 1
+
+    def desired(self, model: ModelSpec, homes: tuple[HomeSpec, ...]) -> Desired:
+        """The driver's document, checked as one. Raises Invalid."""
+        return parse(
+            msgspec.json.encode(
+                Desired(
+                    generation=self.generation,
+                    driver=self.driver,
+                    secret=self.secret,
+                    model=model,
+                    homes=homes,
+                    orgs=self.orgs,
+                )
+            )
+        )
+
+
+_DECODER: Final = msgspec.json.Decoder(EngineConfig)
+
+
+def file_of(told: str, rank: int, engines: int) -> Path:
+    """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
+    stands for which). Raises Unfit where they would share one."""
+    if (rank or engines > 1) and RANK not in told:
+        raise Unsupported(
+            "With data parallelism each engine has a driver, and shards, of its own: write a file for "
+            f"each, with another `driver` and agent, and name them with {RANK}: /etc/job7-{RANK}.json."
+        )
+    return Path(told.replace(RANK, str(rank)))
+
+
+def read(path: Path) -> EngineConfig:
+    """Raises Invalid with what is wrong and where."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise Invalid(f"{path} can't be read: {error.strerror}.") from error
+    try:
+        found = decode(raw, _DECODER)
+    except Invalid as error:
+        raise Invalid(f"{path}: {error}") from error
+    if (found.agent is None) == (not found.homes):
+        raise Invalid(f"{path}: there is either an `agent` or there are `homes`.")
+    if found.agent:
+        try:
+            Address.parse(found.agent.address)
+        except ValueError as error:
+            raise Invalid(f"{path}: the agent's address: {error}.") from error
+    if found.telemetry:
+        try:
+            redis_url(found.telemetry)
+        except ValueError:
+            raise Invalid(f"{path}: `telemetry` has to be {REDIS_URL}.") from None
+    if found.unsigned_org and found.unsigned_org not in {org.name for org in found.orgs}:
+        raise Invalid(f"{path}: there is no org {found.unsigned_org} for requests without a claim.")
+    return found
+
+
+def fresh(model: NameSpec, driver: str, orgs: list[str], agent: AgentSpec) -> EngineConfig:
+    """One to begin with, with secrets that nobody has seen."""
+    return EngineConfig(
+        driver=driver,
+        secret=secrets.token_bytes(SECRET_BYTES),
+        model=model,
+        claims_key=secrets.token_bytes(SECRET_BYTES),
+        orgs=tuple(OrgSpec(name=name, secret=secrets.token_bytes(SECRET_BYTES)) for name in orgs),
+        agent=agent,
+    )

@@ -1,0 +1,79 @@
+"""What the connector has done, in the words of vLLM's own statistics: since the last time it was asked.
+
+vLLM carries them from the scheduler's process to whoever logs and serves its metrics. The driver's API,
+where there is one, has the same and more, by org.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from swdriver_shim.adapters.vllm.engine_driver import EngineDriver
+
+EACH_SECONDS: Final = 1.0
+Counts = dict[str, dict[str, int]]  # by what is counted, and of which kind
+MEANING: Final = {
+    "tokens": "Tokens that Tidegate was asked for: hit by tier, or missed by reason.",
+    "bytes": "Bytes that were loaded into blocks, and saved from them.",
+    "columns": "Columns that did not come as they should, and that could not be saved.",
+    "requests": "Requests that are cached for nobody, by reason.",
+}
+
+
+class StatsSource:
+    """All counts so far, and what has been added to them."""
+
+    def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deciding = deciding
+        self._clock = clock
+        self._asked_at = clock()
+        self._before: Counts = {}
+
+    def since(self) -> Counts:
+        """What was added since the last time; nothing if that was less than a second ago."""
+        now = self._clock()
+        if now < self._asked_at + EACH_SECONDS:
+            return {}
+        self._asked_at = now
+        before, self._before = self._before, self._now()
+        return {
+            of: more
+            for of, counts in self._before.items()
+            if (
+                more := {
+                    kind: count - before.get(of, {}).get(kind, 0)
+                    for kind, count in counts.items()
+                    if count != before.get(of, {}).get(kind, 0)
+                }
+            )
+        }
+
+    def _now(self) -> Counts:
+        deciding = self._deciding
+        done = deciding.scheduling.counts
+        tokens: dict[str, int] = {}
+        for org in deciding.shim.driver.orgs():
+            for tier, count in org.hit_tokens.items():
+                tokens[f"hit_{tier}"] = tokens.get(f"hit_{tier}", 0) + count
+            for reason, count in org.missed_tokens.items():
+                tokens[f"missed_{reason}"] = tokens.get(f"missed_{reason}", 0) + count
+        return {
+            "tokens": tokens,
+            "bytes": {"loaded": done["loaded_bytes"], "saved": done["saved_bytes"]},
+            "columns": {"refused": done["refused_columns"], "not_saved": done["not_saved_columns"]},
+            "requests": dict(deciding.refused),
+        }
+
+
+def added(one: Counts, other: Counts) -> Counts:
+    """Both."""
+    return {
+        of: {
+            kind: one.get(of, {}).get(kind, 0) + other.get(of, {}).get(kind, 0)
+            for kind in {**one.get(of, {}), **other.get(of, {})}
+        }
+        for of in {**one, **other}
+    }

@@ -1,0 +1,370 @@
+"""The worker's half: bytes between its shards and the engine's blocks.
+
+- *Loads* of a step are read where they lie in the arena, checked as a whole, and copied into the blocks
+  layer by layer, while the engine computes the layers before. One copy, and no byte is computed with
+  that was not checked. What is not as it should be is told in the same step, and the engine computes it.
+- *Loads ahead* do the same for requests that wait for theirs, beside the steps.
+- *Saves* gather columns from the blocks after the step, in a thread, and send them out. Two copies: a
+  column's bytes lie in as many pieces as there are layers and blocks, and shards take it as one.
+
+A save that has not come to its blocks when somebody else is to have them waits a moment for its turn,
+and is then given up, and counted: no step waits longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvss_agent.client import Miss
+from kvss_agent.core import BATCH_MAX
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Mark
+from swdriver_shim.adapters.vllm.orders import (
+    ColumnOrder,
+    LoadResult,
+    Order,
+    RefusedColumn,
+    SaveResult,
+    Step,
+    WorkerReport,
+)
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.data_plane.shard import EvictColumn, Shard, ViewColumn
+from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.keys import COLUMN_TOKENS
+
+log = logging.getLogger(__name__)
+
+SAVES_MAX: Final = 1024  # orders that wait; more are given up at once
+LOADS_AHEAD_AT_ONCE: Final = 4
+STAGING_BYTES: Final = 16 << 20  # columns are put together here, a few at a time
+TURN_SECONDS: Final = 0.25  # for saves whose blocks somebody else is to have
+SAVE_SECONDS_MAX: Final = USE_SECONDS_MAX - 60  # then its slots may soon be taken for free
+
+
+@dataclass(slots=True, eq=False)
+class Save:
+    """One order, until the end."""
+
+    order: Order
+    until: float  # then it is too late
+    marks: list[Mark] = field(default_factory=list)  # of each group: what it has to come after
+    is_over: threading.Event = field(default_factory=threading.Event)
+    is_given_up: bool = False
+    reading: threading.Lock = field(default_factory=threading.Lock)  # while its blocks are read
+
+
+@dataclass(slots=True)
+class Result:
+    """What the engine is told after a step."""
+
+    report: WorkerReport = field(default_factory=WorkerReport)
+    bad_blocks: set[int] = field(default_factory=set)
+    arrived: set[str] = field(default_factory=set)  # requests that waited for a load ahead
+    not_arrived: set[str] = field(default_factory=set)  # of those: it has failed
+    ended: set[str] = field(default_factory=set)  # requests whose blocks nobody reads any more
+
+
+class Worker:
+    """All methods but those of its own threads are called by the engine, one after the other."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        groups: Sequence[BlockGroup],
+        half: WorkerServer,
+        *,
+        goes_on_from_blocks: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`names` of the groups. The decider opens a shard of each, called after it and a number.
+
+        `goes_on_from_blocks`: the engine is told which blocks of a load ahead did not come; else only
+        whose load it was.
+        """
+        self._goes_on_from_blocks = goes_on_from_blocks
+        self._clock = clock
+        self.counts: Counter[str] = Counter()  # since the start
+        self._names = names
+        self._groups = groups
+        self._half = half
+        self._loading = StepLoads(self, Step())
+        self._result = Result()
+        self._ahead: queue.SimpleQueue[tuple[Order, LoadResult]] = queue.SimpleQueue()
+        self._loaders = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE + 1, thread_name_prefix="load")
+        self._saves: dict[int, Save] = {}  # that are not over
+        self._by_request: dict[str, set[int]] = {}
+        self._ending: set[str] = set()
+        self._lock = threading.Lock()
+        sizes = [of.shape.column_bytes for of in groups]
+        self._at_once = [max(1, min(BATCH_MAX, STAGING_BYTES // size)) for size in sizes]
+        self._staging = [
+            memoryview(bytearray(size * count)) for size, count in zip(sizes, self._at_once, strict=True)
+        ]
+        self._waiting: queue.Queue[Save | None] = queue.Queue()
+        self._saver = threading.Thread(target=self._save_all, name="save", daemon=True)
+        self._saver.start()
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        self._saver.join()
+        self._loaders.shutdown()
+        self._half.close()
+
+    def shard(self, group: int) -> Shard | None:
+        """None until it was opened for the first time."""
+        name = self._names[group]
+        mine = (shard for of, shard in self._half.shards.items() if of.rpartition(".")[0] == name)
+        return next(mine, None)
+
+    @property
+    def groups(self) -> Sequence[BlockGroup]:
+        return self._groups
+
+    # A step
+
+    def begin(self, step: Step) -> None:
+        """Before anything of the step is computed: whoever has to be out of the way is, from here on."""
+        until = time.monotonic() + TURN_SECONDS
+        for number in step.over_first:
+            save = self._saves.get(number)
+            if save and not save.is_over.wait(max(0.0, until - time.monotonic())):
+                with save.reading:
+                    save.is_given_up = True
+        self._ending.update(step.ending)
+
+    def load(self, step: Step) -> None:
+        """Begin the loads of the step, and those ahead."""
+        self._loading = StepLoads(self, step)
+        if step.loads:
+            self._loaders.submit(self._loading.run)
+        else:
+            self._loading.end()
+        for order in step.loads_ahead:
+            self._loaders.submit(self._load_ahead, order, StepLoads(self, Step(loads=[order])))
+
+    def wait_for_layer(self, name: str) -> None:
+        self._loading.wait_for_layer(name)
+
+    def computed(self, step: Step) -> None:
+        """All of the step is in the blocks. What was loaded for it is known; what is to be saved is."""
+        loads = self._loading.done()
+        for order in step.loads:
+            loaded = loads[order.number]
+            self._note(self._result, order, loaded)
+            self._result.bad_blocks |= _blocks_of(order, loaded.refused)
+        marks = [of.mark() for of in self._groups] if step.stores else []
+        for order in step.stores:
+            save = Save(order, self._clock() + SAVE_SECONDS_MAX, marks)
+            with self._lock:
+                self._saves[order.number] = save
+                self._by_request.setdefault(order.request, set()).add(order.number)
+                has_room = len(self._saves) <= SAVES_MAX
+            save.is_given_up = not has_room
+            self._waiting.put(save)
+        self._loading = StepLoads(self, Step())
+        self._loading.end()
+
+    def take_result(self) -> Result:
+        """What has come of this step and of all that goes on beside it."""
+        result, self._result = self._result, Result()
+        while not self._ahead.empty():
+            order, loaded = self._ahead.get()
+            self._note(result, order, loaded)
+            result.arrived.add(order.request)
+            if self._goes_on_from_blocks:
+                result.bad_blocks |= _blocks_of(order, loaded.refused)
+            elif loaded.refused:
+                result.not_arrived.add(order.request)
+        with self._lock:
+            result.ended = {one for one in self._ending if not self._by_request.get(one)}
+        self._ending -= result.ended
+        return result
+
+    def _note(self, result: Result, order: Order, loaded: LoadResult) -> None:
+        result.report.loads[order.number] = loaded
+        self.counts["loads"] += 1
+        self.counts["loaded_bytes"] += loaded.bytes
+        self.counts["refused_columns"] += len(loaded.refused)
+
+    def _load_ahead(self, order: Order, loading: StepLoads) -> None:
+        loading.run()
+        loading.wait_for_all()
+        self._ahead.put((order, loading.done()[order.number]))
+
+    # Saves
+
+    def _save_all(self) -> None:
+        while save := self._waiting.get():
+            began = time.monotonic()
+            failed = {(one.group, one.at) for one in _all_of(save.order)}
+            size = 0
+            try:
+                size = self._saved(save, failed)
+            except Exception:
+                log.exception("Columns could not be saved")
+            order = save.order
+            with self._lock:
+                del self._saves[order.number]
+                mine = self._by_request[order.request]
+                mine.discard(order.number)
+                if not mine:
+                    del self._by_request[order.request]
+            save.is_over.set()
+            self.counts["saves"] += 1
+            self.counts["saved_bytes"] += size
+            self.counts["not_saved_columns"] += len(failed)
+            seconds = time.monotonic() - began
+            self._half.tell(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
+
+    def _saved(self, save: Save, failed: set[tuple[int, int]]) -> int:
+        """Send it out, and take what has gone out of `failed`; how many bytes that was."""
+        size = 0
+        for group, columns in enumerate(save.order.columns):
+            shard, blocks = self.shard(group), self._groups[group]
+            if shard is None:
+                continue
+            each = blocks.shape.column_bytes
+            memory, at_once = self._staging[group], self._at_once[group]
+            for first in range(0, len(columns), at_once):
+                batch = columns[first : first + at_once]
+                out = [
+                    EvictColumn(
+                        one.slot,
+                        one.key,
+                        save.order.tag,
+                        COLUMN_TOKENS,
+                        memory[at * each : (at + 1) * each],
+                    )
+                    for at, one in enumerate(batch)
+                ]
+                with save.reading:
+                    save.is_given_up |= self._clock() >= save.until
+                    if save.is_given_up:
+                        return size
+                    wanted = [block for one in batch for block in one.blocks]
+                    with blocks.near(wanted, save.marks[group]) as (here, places):
+                        for one, column in zip(batch, out, strict=True):
+                            here.gather(one.part, [places[at] for at in one.blocks], column.payload)
+                            time.sleep(0)  # the interpreter is for whoever computes
+                if not shard.evict(out, save.order.request):
+                    return size
+                failed -= {(group, first + at) for at in range(len(batch))}
+                size += each * len(batch)
+        return size
+
+
+class StepLoads:
+    """The loads of one step, layer by layer."""
+
+    def __init__(self, worker: Worker, step: Step) -> None:
+        self._worker = worker
+        self._step = step
+        names = [layer.name for group in worker.groups for layer in group.layers] if step.loads else []
+        self._layers = {name: threading.Event() for name in names}
+        self._marks: dict[
+            str, tuple[BlockGroup, Mark]
+        ] = {}  # of layers that are on their way into blocks
+        # Whoever had the blocks before may still be computing with them.
+        self._after = [of.mark() for of in worker.groups] if step.loads else []
+        self._is_over = threading.Event()
+        self._loaded: dict[int, LoadResult] = {}
+
+    def wait_for_layer(self, name: str) -> None:
+        if layer := self._layers.get(name):
+            layer.wait()
+            if found := self._marks.get(name):
+                bank, mark = found
+                bank.follow(mark)
+
+    def wait_for_all(self) -> None:
+        """Return when all of it is in the blocks, whoever looks."""
+        for bank, mark in self._marks.values():
+            bank.wait(mark)
+
+    def done(self) -> Mapping[int, LoadResult]:
+        self._is_over.wait()
+        return self._loaded
+
+    def end(self) -> None:
+        self._is_over.set()
+        for layer in self._layers.values():
+            layer.set()
+
+    def run(self) -> None:
+        """Nothing that goes wrong here is worse than columns that did not come."""
+        for order in self._step.loads:
+            self._loaded[order.number] = LoadResult(refused=_all_of(order))
+        try:
+            for group in range(len(self._worker.groups)):
+                self._load(group)
+        except Exception:
+            log.exception("A load has failed")
+        finally:
+            self.end()
+
+    def _load(self, group: int) -> None:
+        began = time.perf_counter()
+        blocks, shard = self._worker.groups[group], self._worker.shard(group)
+        wanted = [order for order in self._step.loads if order.columns[group]]
+        if shard is None or not wanted:
+            return
+        misses: dict[tuple[int, int], str] = {}
+        there: list[tuple[ColumnOrder, memoryview]] = []
+        with contextlib.ExitStack() as seen:
+            for order in wanted:  # each for itself: orders may be of several orgs
+                carried = order.columns[group]
+                looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
+                columns = seen.enter_context(shard.view(looks, order.request))
+                for index, (one, column) in enumerate(zip(carried, columns, strict=True)):
+                    if isinstance(column, Miss):
+                        misses[order.number, index] = column
+                    elif len(column) != blocks.shape.column_bytes:
+                        misses[order.number, index] = Miss.STALE
+                    else:
+                        there.append((one, column))
+            wanted_blocks = [at for one, _ in there for at in one.blocks]
+            landing = blocks.landing(wanted_blocks, self._after[group])
+            last = {of.name: layer for layer, of in enumerate(blocks.layers)}  # it may have several
+            for layer, of in enumerate(blocks.layers):
+                for one, column in there:
+                    landing.scatter(layer, one.part, one.blocks, column)
+                self._marks[of.name] = blocks, landing.flush(layer)
+                if last[of.name] == layer:
+                    self._layers[of.name].set()
+            del there, columns, column
+        for order in self._step.loads:
+            loaded = self._loaded[order.number]
+            loaded.refused = [one for one in loaded.refused if one.group != group] + [
+                RefusedColumn(group, index, miss)
+                for (number, index), miss in misses.items()
+                if number == order.number
+            ]
+            came = len(order.columns[group]) - sum(number == order.number for number, _ in misses)
+            loaded.bytes += came * blocks.shape.column_bytes
+            loaded.seconds += time.perf_counter() - began
+
+
+def _all_of(order: Order) -> list[RefusedColumn]:
+    return [
+        RefusedColumn(group, index, Miss.LOST)
+        for group, of in enumerate(order.columns)
+        for index in range(len(of))
+    ]
+
+
+def _blocks_of(order: Order, refused: Sequence[RefusedColumn]) -> set[int]:
+    return {
+        block
+        for one in refused
+        for block in order.columns[one.group][one.at].blocks
+        if block != SKIP_BLOCK
+    }

@@ -1,0 +1,31 @@
+"""Which column goes when room is needed: the policies an org can choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.cost import Cost
+from swdriver_shim.cache.displacement.lfu import Lfu
+from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.s3fifo import S3Fifo
+from swdriver_shim.cache.displacement.slru import Slru
+
+POLICIES: Final[dict[str, Callable[[], DisplacementPolicy[Any]]]] = {
+    policy.name: policy for policy in (Lru, Lfu, Slru, S3Fifo, Cost)
+}
+
+DEFAULT: Final = Cost.name
+
+__all__ = ["DEFAULT", "POLICIES", "Displaceable", "DisplacementPolicy", "move"]
+
+
+def move(columns: Iterable[C], to: DisplacementPolicy[C], now: float) -> None:
+    """Hand all columns of one policy over to another, which knows them by their stamps from then on.
+
+    Any order does. The old policy is to be thrown away.
+    """
+    for column in columns:
+        column.mark = None
+        to.stored(column, now)

@@ -1,0 +1,190 @@
+"""Cost-aware: the leaf goes that is expected to save least for the room it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Final, TypeAlias
+
+from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
+
+USES_TOLD_APART: Final = 5
+TAILS_EXPECTED: Final = 0.1
+SAME_AGE_S: Final = 1.0  # who was used in the same second is equally old; deeper ones go first then
+OFFER_S: Final = 0.25  # how long what a kind offers stands; a leaf's worth changes slowly
+_SLACK: Final = 64
+
+# Who came back comes back more likely: as good a guess as any, until there is evidence.
+_EXPECTED: Final = [
+    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
+]
+_KINDS: Final = range(len(_EXPECTED))
+
+_Offer: TypeAlias = tuple[float, C | None, int, int]  # what it is worth, whose ticket, of which kind
+_NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
+_Heap: TypeAlias = list[tuple[float, int, int, C]]  # by use, deeper first; a ticket, and whose it is
+
+
+class Cost(DisplacementPolicy[C]):
+    """Uses to be expected per second of keeping, times what computing the column again takes, per byte.
+
+    Leaves of one kind (how often used; whole or tail) wait in order of their last use. What keeping them
+    yields (`Returns`) falls with age, or rises to the age at which many come back and falls then. So in
+    each kind either the oldest or the youngest is worth least, and these are compared. The youngest go
+    first where room is so short that nobody could stay until he is wanted: then it is better used by few
+    for long than by all in vain.
+
+    `attention_columns`: the depth at which attention to what precedes a column costs as much as all
+    else; by default depth does not count (docs/adr/0014-displacement.md). `mark` is true for columns of
+    the sample that is learned from.
+    """
+
+    name = "cost"
+    __slots__ = (
+        "_attention_columns",
+        "_changed",
+        "_entries",
+        "_kinds",
+        "_offers",
+        "_offers_until",
+        "_returns",
+        "_ticket",
+        "_waiting",
+    )
+
+    def __init__(self, attention_columns: float = inf, share: int = SHARE_AT_FIRST) -> None:
+        super().__init__()
+        self._attention_columns = attention_columns
+        self._returns = Returns(_EXPECTED, share)
+        self._waiting: dict[C, int] = {}  # by the ticket of its entries; those with others are stale
+        self._ticket = 0
+        self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest
+        self._entries = 0  # of each end, at most
+        self._offers: list[_Offer[C]] = [_NOBODY for _ in _KINDS]
+        self._offers_until = 0.0
+        self._changed: set[int] = set()  # where somebody has come who may be worth less
+
+    def stored(self, column: C, now: float) -> None:
+        self._count += 1
+        if self._returns.follows(column.key):
+            column.mark = True
+            self._returns.used([(column.key, _kind(column, column.uses))], now)
+        if not column.holds:
+            self.leaf(column)
+
+    def used(self, path: Sequence[C], now: float) -> None:
+        sample = [column for column in path if column.mark]
+        if sample:
+            self._returns.used(
+                [
+                    (column.key, _kind(column, column.uses + 1))
+                    for column in sample
+                    if self._returns.follows(column.key)  # the share may have become smaller
+                ],
+                now,
+            )
+        self._forget(path[-1])
+
+    def leaf(self, column: C) -> None:
+        self._ticket += 1
+        self._waiting[column] = self._ticket
+        kind = _kind(column, column.uses)
+        oldest, youngest = self._kinds[kind]
+        at = column.used_at // SAME_AGE_S
+        heappush(oldest, (at, -column.needs, self._ticket, column))
+        heappush(youngest, (-at, -column.needs, self._ticket, column))
+        self._changed.add(kind)
+        self._entries += 1
+        self._throw_away_stale()
+
+    def victim(self, now: float) -> C | None:
+        if not 0 <= self._offers_until - now <= OFFER_S:
+            self._offers_until = now + OFFER_S
+            self._changed.update(_KINDS)
+        while True:
+            for kind in self._changed:
+                self._offers[kind] = self._offer(kind, now)
+            self._changed.clear()
+            least: _Offer[C] = _NOBODY
+            for offer in self._offers:
+                if offer[0] < least[0]:
+                    least = offer
+            _, column, ticket, kind = least
+            if column is None:
+                return None
+            if not column.holds and self._waiting.get(column) == ticket:
+                self._returns.displaced(now - column.used_at)
+                return column
+            self._changed.add(kind)
+
+    def removed(self, column: C) -> None:
+        self._count -= 1
+        self._forget(column)
+
+    def check_integrity(self, columns: Iterable[C]) -> None:
+        columns = set(columns)
+        assert self._count == len(columns)
+        assert self._waiting.keys() <= columns
+        assert all(column.holds or column in self._waiting for column in columns)
+        for sign, heaps_of_end in zip((1, -1), zip(*self._kinds, strict=True), strict=True):
+            entries = sum(len(heap) for heap in heaps_of_end)
+            assert entries <= self._entries <= 2 * len(self._waiting) + _SLACK
+            here = {
+                entry[3]: (kind, entry)
+                for kind, heap in enumerate(heaps_of_end)
+                for entry in heap
+                if self._waiting.get(entry[3]) == entry[2]
+            }
+            assert here.keys() == self._waiting.keys()
+            for column, (kind, entry) in here.items():
+                assert column.holds or kind == _kind(column, column.uses), "of another kind by now"
+                used = sign * entry[0]  # below zero for what was used before this machine started
+                assert column.holds or used == column.used_at // SAME_AGE_S, "used since"
+        self._returns.check_integrity()
+
+    def _offer(self, kind: int, now: float) -> _Offer[C]:
+        """Who is worth least of a kind: the oldest or the youngest, the deeper of equals.
+
+        Who has come to be held leaves, and is put again when it is let go: hits pass through it, so it
+        would look young for ever, and be in front as the oldest, with all the others behind it.
+        """
+        waiting, rate = self._waiting, self._returns.rate[kind]
+        least: _Offer[C] = _NOBODY
+        for heap in self._kinds[kind]:
+            while heap:
+                _, _, ticket, column = heap[0]
+                is_waiting = waiting.get(column) == ticket
+                if is_waiting and not column.holds:
+                    worth = rate[age_of(now - column.used_at)] * self._price(column)
+                    if worth < least[0]:
+                        least = worth, column, ticket, kind
+                    break
+                heappop(heap)
+                if is_waiting:
+                    del waiting[column]
+        self._throw_away_stale()  # their entries at the other end are
+        return least
+
+    def _forget(self, column: C) -> None:
+        if self._waiting.pop(column, None):
+            self._throw_away_stale()
+
+    def _throw_away_stale(self) -> None:
+        """As soon as they may be more than half."""
+        if self._entries <= 2 * len(self._waiting) + _SLACK:
+            return
+        for heaps in self._kinds:
+            for heap in heaps:
+                heap[:] = [entry for entry in heap if self._waiting.get(entry[3]) == entry[2]]
+                heapify(heap)
+        self._entries = len(self._waiting)
+
+    def _price(self, column: C) -> float:
+        """To compute it again, per byte."""
+        return (1 + column.needs / self._attention_columns) / column.bytes
+
+
+def _kind(column: Displaceable, uses: int) -> int:
+    return 2 * min(uses, USES_TOLD_APART) + column.tail

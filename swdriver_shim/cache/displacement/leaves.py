@@ -1,0 +1,82 @@
+"""Leaves in the order of a rank that is looked at again when a leaf comes to the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, TypeAlias
+
+from swdriver_shim.cache.displacement.base import C
+
+Rank: TypeAlias = Any  # float or tuple: whatever one heap compares
+_SLACK = 64
+
+
+class Leaves(Generic[C]):
+    """A heap of candidates, lowest rank first, deeper ones first among equals.
+
+    `rank` tells a column's rank now, or None if it belongs elsewhere by now. While a column is queued
+    its rank only rises: so a stale entry comes to the front too early, never too late. Entries that
+    count no more, because their columns are gone or held, are thrown away when they may be half of all.
+    """
+
+    __slots__ = ("_entries", "_heap", "_limit", "_pushed", "_rank")
+
+    def __init__(self, rank: Callable[[C], Rank]) -> None:
+        self._rank = rank
+        self._heap: list[tuple[Rank, int, int, C]] = []
+        self._entries: dict[C, tuple[Rank, int, int, C]] = {}
+        self._limit = _SLACK
+        self._pushed = 0
+
+    def put(self, column: C) -> None:
+        """Queue it unless it is queued."""
+        if column in self._entries:
+            return
+        if len(self._heap) >= self._limit:
+            self._compact()
+        heappush(self._heap, self._entry(column, self._rank(column)))
+
+    def drop(self, column: C) -> None:
+        """Forget it, if it is here."""
+        if self._entries.pop(column, None) and len(self._heap) > 2 * len(self._entries) + _SLACK:
+            self._compact()
+
+    def first(self) -> C | None:
+        """The candidate with the lowest rank; it stays."""
+        heap, entries = self._heap, self._entries
+        while heap:
+            entry = heap[0]
+            column = entry[-1]
+            if entries.get(column) is not entry:
+                heappop(heap)
+                continue
+            rank = None if column.holds else self._rank(column)
+            if rank is None:
+                heappop(heap)
+                del entries[column]
+            elif rank == entry[0]:
+                return column
+            else:
+                heapreplace(heap, self._entry(column, rank))
+        return None
+
+    def check_integrity(self, columns: Iterable[C]) -> None:
+        """These are the columns that belong here, held or not."""
+        for column in columns:
+            assert column.holds or column in self._entries, "a leaf that nobody would find"
+        queued = {id(entry) for entry in self._heap}
+        assert all(id(entry) in queued for entry in self._entries.values())
+        assert all(entry[0] <= (self._rank(entry[-1]) or entry[0]) for entry in self._entries.values())
+        assert len(self._heap) <= self._limit
+
+    def _entry(self, column: C, rank: Rank) -> tuple[Rank, int, int, C]:
+        self._pushed += 1
+        made = self._entries[column] = (rank, -column.needs, self._pushed, column)
+        return made
+
+    def _compact(self) -> None:
+        self._entries = {column: entry for column, entry in self._entries.items() if not column.holds}
+        self._heap = list(self._entries.values())
+        heapify(self._heap)
+        self._limit = 2 * len(self._heap) + _SLACK

@@ -1,0 +1,54 @@
+"""Least frequently used, with dynamic ageing (LFU-DA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
+
+
+class Lfu(DisplacementPolicy[C]):
+    """The leaf with the fewest uses, counted from the rank that victims had when it was last used.
+
+    So what was popular once has to be used again to stay before newcomers. `mark` is that rank. Among
+    equals the least recently used.
+    """
+
+    name = "lfu"
+    __slots__ = ("_age", "_leaves")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._age = 0
+        self._leaves = Leaves[C](lambda column: (column.uses + column.mark, column.used_at))
+
+    def stored(self, column: C, now: float) -> None:
+        self._count += 1
+        column.mark = self._age
+        if not column.holds:
+            self._leaves.put(column)
+
+    def used(self, path: Sequence[C], now: float) -> None:
+        age = self._age
+        for column in path:
+            column.mark = age
+
+    def leaf(self, column: C) -> None:
+        self._leaves.put(column)
+
+    def victim(self, now: float) -> C | None:
+        column = self._leaves.first()
+        if column is not None:
+            self._age = max(self._age, column.uses + column.mark)
+        return column
+
+    def removed(self, column: C) -> None:
+        self._count -= 1
+        self._leaves.drop(column)
+
+    def check_integrity(self, columns: Iterable[C]) -> None:
+        columns = list(columns)
+        assert self._count == len(columns)
+        assert all(0 <= column.mark <= self._age for column in columns)
+        self._leaves.check_integrity(columns)

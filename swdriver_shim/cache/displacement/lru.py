@@ -1,0 +1,42 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.leaves import Leaves
+
+
+class Lru(DisplacementPolicy[C]):
+    """The leaf whose last use is longest ago; the deeper of two that were used together."""
+
+    name = "lru"
+    __slots__ = ("_leaves",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leaves = Leaves[C](lambda column: column.used_at)
+
+    def stored(self, column: C, now: float) -> None:
+        self._count += 1
+        if not column.holds:
+            self._leaves.put(column)
+
+    def used(self, path: Sequence[C], now: float) -> None:
+        """The stamps say it all."""
+
+    def leaf(self, column: C) -> None:
+        self._leaves.put(column)
+
+    def victim(self, now: float) -> C | None:
+        return self._leaves.first()
+
+    def removed(self, column: C) -> None:
+        self._count -= 1
+        self._leaves.drop(column)
+
+    def check_integrity(self, columns: Iterable[C]) -> None:
+        columns = list(columns)
+        assert self._count == len(columns)
+        self._leaves.check_integrity(columns)

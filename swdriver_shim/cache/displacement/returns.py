@@ -1,0 +1,191 @@
+"""How likely columns are to be wanted again, learned from a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import Final
+
+SAMPLE_MAX: Final = 4096
+SHARE_AT_FIRST: Final = 16  # one column in so many is followed
+SHARE_MAX: Final = 1 << 14
+SPANS: Final = 2  # the sample should reach back so many times the age of victims
+
+STEPS: Final = 4  # ages are told apart by so many steps an octave,
+AGES: Final = 20 * STEPS  # from a quarter of a second to three days
+GUESS: Final = 0.05  # how likely a use is within a step, before anything is known;
+GUESS_STEP_S: Final = 0.5  # in proportion in a step that is shorter
+GUESS_PROMPTS: Final = 32.0  # how many prompts a guess weighs as much as,
+SHAPE_PROMPTS: Final = 256.0  # and the common course of a kind's chances
+
+_EVENTS_MAX: Final = 16384.0
+_REFRESH_SHARE: Final = 16
+_REFRESH_MIN: Final = 64
+_SMOOTH: Final = 64
+_CHANCE_MAX: Final = 0.9
+
+_SECONDS: Final = [(2 ** ((age + 1) / STEPS) - 2 ** (age / STEPS)) / 4 for age in range(AGES)]
+
+_GUESSES: Final = [1 - (1 - GUESS) ** min(1.0, seconds / GUESS_STEP_S) for seconds in _SECONDS]
+
+
+def age_of(seconds: float) -> int:
+    """In steps. A clock that went back is no age."""
+    if seconds <= 0:
+        return 0
+    age = int(STEPS * log2(4 * seconds + 1))
+    return age if age < AGES else AGES - 1
+
+
+class Returns:
+    """Uses per second that keeping a column yields: `rate[kind][age]`, age counted from its last use.
+
+    A sample of columns, told by their keys, is followed whether they are still here or not: how long
+    after one use did the next come? The rate is that of keeping a column for the time that makes most of
+    it. So it rises towards an age at which many come back, and falls once they should have.
+
+    Columns of one prompt come back together and witness the same thing, so evidence is weighed in
+    prompts. A kind of which little is known takes the course that the chances of all kinds have, scaled
+    by how much more or less often it came back at all; at first, by what the caller expects. Where
+    nothing is known, chances per step of age are equal: the longer ago, the lower the rate.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_events",
+        "_expected",
+        "_followed",
+        "_lost",
+        "_mask",
+        "_refresh_at",
+        "_span_s",
+        "_together",
+        "rate",
+    )
+
+    def __init__(self, expected: Sequence[float], share: int = SHARE_AT_FIRST) -> None:
+        """`expected`: how much more or less often columns of each kind are thought to come back.
+        `share`: one column in so many is followed at first; a power of two."""
+        kinds = len(expected)
+        self._expected = list(expected)
+        self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
+        self._mask = share - 1
+        self._ended = [[0.0] * AGES for _ in range(kinds)]  # by a use at this age
+        self._lost = [[0.0] * AGES for _ in range(kinds)]  # not seen again up to this age
+        self._events = 0.0
+        self._together = 1.0  # of the sample in one prompt, as one of them sees it
+        self._span_s = 0.0  # the age of victims; 0 before there was one
+        self._refresh_at = 0.0
+        self.rate: list[list[float]] = []
+        self._refresh(0.0)
+
+    def follows(self, key: bytes) -> bool:
+        return not (key[0] << 8 | key[1]) & self._mask
+
+    def used(self, columns: Sequence[tuple[bytes, int]], now: float) -> None:
+        """One prompt uses or stores these columns of the sample: of these kinds from now on."""
+        followed, ended = self._followed, 0
+        for key, kind in columns:
+            last = followed.pop(key, None)
+            if last is not None:
+                since, was = last
+                self._ended[was][age_of(now - since)] += 1
+                ended += 1
+            followed[key] = (now, kind)
+        if ended:
+            self._together += (ended - self._together) * min(1.0, ended / _SMOOTH)
+            self._events += ended
+            if self._events >= self._refresh_at:
+                self._refresh(now)
+        while len(self._followed) > SAMPLE_MAX:
+            self._make_room(now)
+
+    def displaced(self, age_s: float) -> None:
+        self._span_s += (age_s - self._span_s) / _SMOOTH
+
+    def check_integrity(self) -> None:
+        assert len(self._followed) <= SAMPLE_MAX
+        assert all(self.follows(key) for key in self._followed)
+        assert all(rate > 0 for rates in self.rate for rate in rates)
+
+    def _make_room(self, now: float) -> None:
+        """Follow a smaller share, or no longer whoever has been away for longest."""
+        key = next(iter(self._followed))
+        since, kind = self._followed[key]
+        reaches_back = self._span_s and now - since >= SPANS * self._span_s
+        if reaches_back or self._mask >= SHARE_MAX - 1:
+            del self._followed[key]
+            self._lost[kind][age_of(now - since)] += 1
+        else:
+            self._mask = 2 * self._mask + 1
+            self._followed = {key: last for key, last in self._followed.items() if self.follows(key)}
+
+    def _refresh(self, now: float) -> None:
+        """Work the rates out anew: whenever what is known has grown by a share. Old evidence fades."""
+        pending = [list(row) for row in self._lost]
+        for since, kind in self._followed.values():
+            pending[kind][age_of(now - since)] += 1
+        at_risk = [_at_risk(ended, rest) for ended, rest in zip(self._ended, pending, strict=True)]
+        guess, shape = GUESS_PROMPTS * self._together, SHAPE_PROMPTS * self._together
+        common = _chances(_sums(self._ended), _sums(at_risk), _GUESSES, guess)
+        self.rate = [
+            _rates(_chances(ended, risk, _scaled(common, ended, risk, guess, expected), shape))
+            for ended, risk, expected in zip(self._ended, at_risk, self._expected, strict=True)
+        ]
+        if self._events > _EVENTS_MAX:
+            self._events /= 2
+            for row in (*self._ended, *self._lost):
+                row[:] = [count / 2 for count in row]
+        self._refresh_at = self._events + max(_REFRESH_MIN, self._events / _REFRESH_SHARE)
+
+
+def _sums(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _at_risk(ended: Sequence[float], pending: Sequence[float]) -> list[float]:
+    """By age: how many got there. Who was not seen to leave a step counts for half of it."""
+    counts = [0.0] * AGES
+    older = 0.0
+    for age in range(AGES - 1, -1, -1):
+        counts[age] = older + ended[age] + pending[age] / 2
+        older += ended[age] + pending[age]
+    return counts
+
+
+def _chances(
+    ended: Sequence[float], at_risk: Sequence[float], guess: Sequence[float], weight: float
+) -> list[float]:
+    """By age: how likely the next use comes within this step, if none came before."""
+    return [(ended[age] + weight * guess[age]) / (at_risk[age] + weight) for age in range(AGES)]
+
+
+def _scaled(
+    common: Sequence[float],
+    ended: Sequence[float],
+    at_risk: Sequence[float],
+    weight: float,
+    expected: float,
+) -> list[float]:
+    """The common chances, times what a kind had of uses to what it would have had by them."""
+    ordinary = sum(count * chance for count, chance in zip(at_risk, common, strict=True))
+    factor = (sum(ended) + weight * expected) / (ordinary + weight)
+    return [min(_CHANCE_MAX, factor * chance) for chance in common]
+
+
+def _rates(chances: Sequence[float]) -> list[float]:
+    """By age: uses per second of keeping, up to the age that makes most of it.
+
+    Goes from old to young. A stretch takes in the next one as long as that yields more than it does.
+    """
+    rates = [0.0] * AGES
+    stretches: list[tuple[float, float, float]] = []
+    for age in range(AGES - 1, -1, -1):
+        uses, left = chances[age], 1 - chances[age]
+        seconds = _SECONDS[age] * (1 + left) / 2
+        while stretches and stretches[-1][0] * seconds > uses * stretches[-1][1]:
+            more, longer, last = stretches.pop()
+            uses, seconds, left = uses + left * more, seconds + left * longer, left * last
+        stretches.append((uses, seconds, left))
+        rates[age] = uses / seconds
+    return rates

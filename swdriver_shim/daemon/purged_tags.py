@@ -1,0 +1,46 @@
+"""Tags that are nobody's any more: what carries them was purged, and nobody may bring it back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+
+from kvss_agent.keeping import keep
+from swdriver_shim.desired import Desired
+from swdriver_shim.keys import isolation_tag
+
+TAGS_MAX: Final = 1 << 16  # the newest; purges that are longer ago have been confirmed, or given up
+
+
+class PurgedTags:
+    """Kept in a file, if there is one, so that neither a restart nor a document of an earlier time
+    forgets them. Not for several threads."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._tags: dict[str, None] = {}
+        if file:
+            with contextlib.suppress(FileNotFoundError):
+                self._tags = dict.fromkeys(file.read_text().split())
+
+    def add(self, tags: Collection[str]) -> None:
+        """In hex. Raises OSError."""
+        if set(tags) <= self._tags.keys():
+            return
+        wanted = dict.fromkeys([*self._tags, *tags])
+        kept = dict.fromkeys(list(wanted)[-TAGS_MAX:])
+        if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep(self._file, "\n".join(kept).encode())
+        self._tags = kept
+
+    def left_out_of(self, told: Desired) -> Desired:
+        """The document without the orgs that still have one of these."""
+        orgs = tuple(
+            org for org in told.orgs if isolation_tag(org.name, org.secret).hex() not in self._tags
+        )
+        return told if len(orgs) == len(told.orgs) else structs.replace(told, orgs=orgs)

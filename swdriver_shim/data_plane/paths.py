@@ -1,0 +1,106 @@
+"""Which path the bytes of a shard take between its domain and its home, how many have and how fast.
+
+Placement knows the paths and the console tells them with the homes. Here bytes are counted by the path
+that they took, where they are moved anyway: so that of each byte on the spine somebody can say whose it
+was, and since when; and whether it is the spine that makes a session slow.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Final, Literal, NamedTuple
+
+from msgspec import Meta, structs
+
+from kvss_agent.desired import Document, Name
+from telemetry.histogram import BUCKETS, Histogram
+
+PATHS_MAX: Final = 32  # of a shard, with their directions: those that it took last
+
+Place = Annotated[str, Meta(max_length=200)]
+Direction = Literal["out", "in", "pull"]
+
+
+class PathSpec(Document, frozen=True):
+    """From a domain's port over leaves to a NIC of a node, for a session; as `console.placement` has it.
+
+    `link`: the link to the spine, where it takes one. `allowed`: the session's rules want or bear it.
+    """
+
+    session: Name
+    tier: Literal["rail", "leaf", "spine"]
+    box: Place
+    domain: Annotated[int, Meta(ge=0)]
+    port_leaf: Place
+    nic_leaf: Place
+    node: Place
+    link: Place = ""
+    allowed: bool = True
+
+
+class PathTraffic(NamedTuple):
+    """So many bytes of columns took a path. None is one that nobody told of. How long its transfers took
+    as counts of a histogram and seconds in all; nothing where that was not measured."""
+
+    path: PathSpec | None
+    direction: Direction
+    bytes: int
+    counts: tuple[int, ...] = (0,) * BUCKETS
+    seconds: float = 0.0
+
+
+class TrafficCounter:
+    """What a shard has moved, by path. All methods may be called from any thread."""
+
+    def __init__(self, path: PathSpec | None = None) -> None:
+        self.path = path  # of where the shard is now
+        self._lock = threading.Lock()
+        self._counted: dict[tuple[PathSpec | None, Direction], _Counted] = {}
+
+    def add(
+        self, path: PathSpec | None, direction: Direction, size: int, seconds: float | None = None
+    ) -> None:
+        """One transfer, and how long it took if somebody has looked."""
+        if not size:
+            return
+        key = path, direction
+        with self._lock:
+            # Whatever was used last is last, so that what goes first is what nobody takes any more.
+            counted = self._counted[key] = self._counted.pop(key) if key in self._counted else _Counted()
+            counted.bytes += size
+            if seconds is not None:
+                counted.latency.record(seconds)
+            if len(self._counted) > PATHS_MAX:
+                del self._counted[next(iter(self._counted))]
+
+    def carried(self) -> list[PathTraffic]:
+        with self._lock:
+            return [
+                PathTraffic(*key, one.bytes, tuple(one.latency.counts), one.latency.sum)
+                for key, one in self._counted.items()
+            ]
+
+
+class _Counted:
+    """Of one path and direction."""
+
+    __slots__ = ("bytes", "latency")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.latency = Histogram()
+
+
+def path_between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:
+    """The path of a shard's bytes when they move from one home to another, without a box. From one
+    leaf to another it is over the spine, whatever both paths are."""
+    if old is None or new is None:
+        return None
+    return structs.replace(
+        new,
+        tier="rail" if old.nic_leaf == new.nic_leaf else "spine",
+        box="",
+        domain=0,
+        port_leaf=old.nic_leaf,
+        link="",
+    )

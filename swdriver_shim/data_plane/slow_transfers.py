@@ -1,0 +1,94 @@
+"""The slowest transfers of a shard: what lies behind the slow end of a histogram.
+
+A transfer is one batch of columns of one org, out to the home of a shard or in from it. Of each org and
+direction a few are kept until somebody takes them: no tokens and no keys, only where they went.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from swdriver_shim.data_plane.paths import Direction, PathSpec
+
+KEPT_PER_ORG: Final = 2  # of each org and direction
+ORGS_MAX: Final = 64  # and directions; whoever comes later has to wait until they are taken
+
+
+class TransferredColumn(Protocol):
+    """One column of a batch."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def tag(self) -> bytes: ...
+
+
+class SlowTransfer(NamedTuple):
+    """One transfer. `tag` stands for the org, `path` is None where nobody told it."""
+
+    at: float  # seconds since 1970 when it was over
+    seconds: float
+    direction: Direction
+    tag: bytes
+    request: str
+    slot_first: int
+    slot_last: int
+    columns: int
+    size: int  # bytes
+    path: PathSpec | None
+
+
+class SlowestTransfers:
+    """All methods may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[Direction, bytes], list[SlowTransfer]] = {}  # the fastest of them first
+
+    def note(
+        self,
+        direction: Direction,
+        seconds: float,
+        columns: Sequence[TransferredColumn],
+        size: int,
+        path: PathSpec | None,
+        request: str,
+    ) -> None:
+        """One column at least. Nearly always it is not slow enough, and that is all."""
+        key = direction, columns[0].tag
+        kept = self._kept.get(key)
+        if kept and len(kept) == KEPT_PER_ORG and seconds <= kept[0].seconds:
+            return
+        slots = [column.slot for column in columns]
+        slow = SlowTransfer(
+            self._clock(),
+            seconds,
+            direction,
+            columns[0].tag,
+            request,
+            min(slots),
+            max(slots),
+            len(slots),
+            size,
+            path,
+        )
+        with self._lock:
+            kept = self._kept.get(key, [])
+            if not kept and len(self._kept) >= ORGS_MAX:
+                return
+            # A new list, since others read the old one without the lock.
+            self._kept[key] = sorted([*kept, slow], key=_seconds)[-KEPT_PER_ORG:]
+
+    def take(self) -> list[SlowTransfer]:
+        """What was slowest since the last time."""
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        return [slow for each in kept.values() for slow in each]
+
+
+def _seconds(slow: SlowTransfer) -> float:
+    return slow.seconds

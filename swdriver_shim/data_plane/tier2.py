@@ -1,0 +1,447 @@
+"""Carries columns between memory and tier 2, in threads of its own: what the ledger decides, done on
+real agents.
+
+A look-up goes on while the engine computes. What it brings is in memory then, for whoever asks first;
+what comes too late for one request is there for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final, TypeVar
+
+from kvss_agent.client import TIER_SECONDS, Miss, Purged
+from kvss_agent.core import BATCH_MAX
+from swdriver_shim.cache.forgetting import Forget, Purge
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.recalling import Answer, Question, Recall, Search
+from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.spilling import Dates, Spill
+from swdriver_shim.cache.trails import Known, Trail
+from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
+from swdriver_shim.data_plane.shard import RecallColumn, ShardControl, SpillColumn
+from swdriver_shim.keys import COLUMN_TOKENS
+
+log = logging.getLogger(__name__)
+
+SEARCHES_AT_ONCE: Final = 16
+SEARCHES_MAX: Final = 256  # with those that wait for their turn; more are not begun
+SPILLS_AT_ONCE: Final = 2
+SPILL_COLUMNS: Final = 64  # at once
+RESTORE_COLUMNS: Final = 64
+FORGET_COLUMNS: Final = 256
+THREADS_MAX: Final = 64
+RETRY_SECONDS: Final = 0.2
+AHEAD_SECONDS: Final = 5.0  # clocks of agents may be ahead by so much
+_NOTE: Final = struct.Struct("<II")  # stored and used at: seconds since 1970
+_NUMBER: Final = struct.Struct("<Q")
+_REASONS: Final = {Miss.LOST: Reason.AGENT_LOST, Miss.ABSENT: Reason.DISPLACED}
+_DAMAGED: Final = (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)
+
+T = TypeVar("T")
+
+
+def is_damage(miss: Miss) -> bool:
+    return miss in _DAMAGED
+
+
+def reason_of(miss: Miss) -> Reason:
+    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is called
+    so, which wakes somebody: over a slow path an evict is still on its way, and an agent that began
+    anew, or is too busy, has nothing to give."""
+    if is_damage(miss):
+        return Reason.SEAL_REFUSED
+    return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
+
+
+class Tier2Lookup:
+    """A look-up in tier 2. `done` when all that it brings is here."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+
+class Tier2Transfers:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lock: threading.Lock,
+        shards: Sequence[Sequence[ShardControl]],
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
+        self.refilling, self.recalling = LinearFit(), LinearFit()
+        self._paces: dict[str, BreakEven] = {}  # by org: one must not spoil it for the others
+        self.data_keys: Mapping[str, bytes] = {}  # by org
+        self.arrived = threading.Condition()  # something has come, or is not going to
+        self._ledger = ledger
+        self._lock = lock
+        self._shards = shards
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._on_change = on_change
+        self._searching = 0
+        self._seekings: set[Tier2Lookup] = set()
+        self._spilling = 0
+        self._is_busy = False  # restoring, forgetting or purging
+        self._turn = 0  # of those three
+        self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
+        self._column_bytes = sum(group.column_bytes for group in ledger.stock.layout.groups)
+        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.stock.layout.groups)
+        count = min(THREADS_MAX, 2 * sum(map(len, shards)))
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
+        self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
+        self._works = ThreadPoolExecutor(SPILLS_AT_ONCE + 1, thread_name_prefix="carrier")
+
+    def close(self) -> None:
+        """Once the shards are closed: what is under way ends soon."""
+        for pool in (self._searches, self._works, self._threads):
+            pool.shutdown(cancel_futures=True)
+        for seeking in list(self._seekings):  # those that never had their turn
+            seeking.done.set()
+        self._say_arrived()
+
+    def pace(self, org: str) -> BreakEven:
+        """Of what comes from tier 2, against the computing of an org's engines."""
+        pace = self._paces.get(org)
+        if pace is None:
+            pace = self._paces[org] = BreakEven([self.recalling, self.refilling], LinearFit())
+        return pace
+
+    @property
+    def orgs_that_compute(self) -> list[str]:
+        """Whose engines have told how long that takes."""
+        return [org for org, pace in self._paces.items() if pace.computing.count]
+
+    def tokens_min(self, org: str) -> int | None:
+        """From how many tokens on it is faster to bring them back than to compute them; None for
+        never."""
+        return self.pace(org).tokens_min(self._token_bytes)
+
+    # Back
+
+    def seek(self, trail: Trail, start: int, match: Match | None = None) -> Tier2Lookup | None:
+        """Bring what tier 2 has behind the first so many columns; None if it is not asked.
+
+        The match, if there is one, hears why its tokens are missed.
+        """
+        with self._lock:
+            if self._searching >= SEARCHES_MAX:
+                return None
+            search = self._ledger.recalling.search(trail, start, self._clock())
+            if search is None:
+                return None
+            trail = Known(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
+            self._searching += 1
+        seeking = Tier2Lookup()
+        self._seekings.add(seeking)
+        self._searches.submit(self._seek, trail, search, seeking, match)
+        return seeking
+
+    def look(self, trail: Trail, start: int) -> list[set[int]]:
+        """By group, the columns behind the first so many that would be brought back from tier 2."""
+        with self._lock:
+            search = self._ledger.recalling.search(trail, start, self._clock())
+        return self._answered(trail, search) if search else [set() for _ in self._shards]
+
+    def _seek(self, trail: Trail, search: Search, seeking: Tier2Lookup, match: Match | None) -> None:
+        try:
+            there = self._answered(trail, search)
+            if any(there):
+                self._bring(trail, there, match)
+        except Exception:
+            log.exception("A look-up in tier 2 has failed")
+        finally:
+            with self._lock:
+                self._searching -= 1
+            self._seekings.discard(seeking)
+            seeking.done.set()
+            self._say_arrived()
+
+    def _answered(self, trail: Trail, search: Search) -> list[set[int]]:
+        try:
+            question = next(search)
+            while True:
+                question = search.send(self._ask(trail, question))
+        except StopIteration as ended:
+            there: list[set[int]] = ended.value
+            return there
+
+    def _ask(self, trail: Trail, question: Question) -> Answer:
+        """A column is there if every shard has its part."""
+        tag = trail.maker.tag
+
+        def ask(group: int, shard: ShardControl) -> list[bool]:
+            return shard.kept([(trail.keys[depth], tag) for depth in question[group]])
+
+        found = self._on_each(ask, [group for group, depths in question.items() if depths])
+        return {
+            group: {
+                depth for depth, there in zip(question[group], zip(*parts, strict=True), strict=True)
+                if all(there)
+            }
+            for group, parts in found.items()
+        }  # fmt: skip
+
+    def _bring(self, trail: Trail, there: Sequence[set[int]], match: Match | None) -> None:
+        columns = max(map(len, there))
+        tokens, size = columns * COLUMN_TOKENS, columns * self._column_bytes
+        with self._lock:
+            now = self._clock()
+            recalls: list[Recall] = []
+            if self.pace(trail.maker.org).is_worth_it(tokens, size, now):
+                recalls = self._ledger.recalling.begin(trail, there, now)
+            else:
+                self._ledger.recalling.leave(trail, there)
+            if match:
+                self._ledger.recount(match, now)
+        self._carry_back(recalls)
+
+    def _carry_back(self, recalls: Sequence[Recall]) -> None:
+        """One after the other: who waits can use the first while the next are on their way."""
+        for place, recall in enumerate(recalls):
+            found: dict[Column, Dates | Reason] = {}
+            try:
+                with self._lock:
+                    is_wanted = self._ledger.recalling.start(recall, self._clock())
+                if is_wanted:
+                    found = self._recalled(recall)
+            finally:
+                has_failed = len(found) < len(recall.places)  # as a whole, and so do the rest
+                with self._lock:
+                    for one in recalls[place:] if has_failed else [recall]:
+                        self._ledger.recalling.finish(one, self._clock(), found)
+                self._say_arrived()
+            if has_failed:
+                return
+
+    def _recalled(self, recall: Recall) -> dict[Column, Dates | Reason]:
+        began = time.perf_counter()
+        data_key = self._data_key(recall.encrypted_for)
+        if data_key is None:
+            return {}
+        with self._lock:
+            groups: dict[int, list[tuple[Column, RecallColumn]]] = {}
+            for column, slot in recall.places:
+                back = RecallColumn(slot, column.key, recall.tag)
+                groups.setdefault(column.home.group, []).append((column, back))
+
+        def bring(group: int, shard: ShardControl) -> list[int | Miss]:
+            columns = [back for _, back in groups[group]]
+            answers: list[int | Miss] = []
+            for at in range(0, len(columns), BATCH_MAX):
+                answers += shard.recall(columns[at : at + BATCH_MAX], data_key)
+            return answers
+
+        now, (_, offset) = self._clock(), self._offset()
+        found: dict[Column, Dates | Reason] = {}
+        size = 0
+        for group, parts in self._on_each(bring, groups, recall.shards).items():
+            for (column, _), notes in zip(groups[group], zip(*parts, strict=True), strict=True):
+                found[column] = _dates(notes, offset, now)
+                size += column.bytes
+        if recall.shards is None:
+            self.recalling.add(size, time.perf_counter() - began)
+        return found
+
+    def _offset(self) -> tuple[float, float]:
+        """Between the calendar and our clock: the least and the most so far. The calendar may be put
+        right: what is noted with the least and read with the most is never younger than it is."""
+        offset = self._wall_clock() - self._clock()
+        least, most = self._offsets
+        self._offsets = min(least, offset), max(most, offset)
+        return self._offsets
+
+    def _say_arrived(self) -> None:
+        with self.arrived:
+            self.arrived.notify_all()
+
+    # Housekeeping
+
+    def keep_house(self) -> None:
+        """Begin what there is to do, as far as not enough is under way. Returns at once."""
+        with self._lock:
+            now = self._clock()
+            self._ledger.spilling.not_worth_it = [
+                org for org, pace in self._paces.items() if pace.tokens_min(self._token_bytes) is None
+            ]
+            while self._spilling < SPILLS_AT_ONCE:
+                spill = self._ledger.spilling.begin(now, SPILL_COLUMNS)
+                if spill is None:
+                    break
+                self._spilling += 1
+                self._works.submit(self._spill, spill)
+            if self._is_busy:
+                return
+            for _ in range(3):  # in turns: what fails must not keep the others from being done
+                self._turn = (self._turn + 1) % 3
+                if self._turn == 0 and (recall := self._ledger.restoring.begin(RESTORE_COLUMNS)):
+                    self._submit(self._carry_back, [recall])
+                elif self._turn == 1 and (forgets := self._ledger.forgetting.take(FORGET_COLUMNS)):
+                    self._submit(self._forget, forgets)
+                elif self._turn == 2 and (purge := self._ledger.forgetting.take_purge()):
+                    self._submit(self._purge, purge)
+                else:
+                    continue
+                return
+
+    def _submit(self, work: Callable[[T], None], what: T) -> None:
+        self._is_busy = True
+        self._works.submit(self._do, work, what)
+
+    def _do(self, work: Callable[[T], None], what: T) -> None:
+        try:
+            work(what)
+        except Exception:
+            log.exception("Something in tier 2 has failed")
+        finally:
+            with self._lock:
+                self._is_busy = False
+        self._on_change()
+
+    def _spill(self, spill: Spill) -> None:
+        kept: list[bool] = []
+        try:
+            kept = self._spilled(spill)
+        except Exception:
+            log.exception("Columns could not be copied to tier 2")
+        finally:
+            with self._lock:
+                self._spilling -= 1
+                self._ledger.spilling.finish(spill, kept)
+        self._on_change()
+
+    def _spilled(self, spill: Spill) -> list[bool]:
+        """For each whether all shards have copied their part."""
+        offset, _ = self._offset()
+        places: dict[int, list[int]] = {}
+        for place, one in enumerate(spill.leaving):
+            places.setdefault(one.group, []).append(place)
+        kept = [False] * len(spill.leaving)
+
+        def copy(group: int, shard: ShardControl) -> list[bool]:
+            mine = [spill.leaving[place] for place in places[group]]
+            if again := [(one.key, one.tag) for one in mine if one.again]:
+                shard.forget(again)
+            copied = [False] * len(mine)
+            for org in {one.encrypted_for for one in mine}:
+                if self._ledger.slots.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
+                    break  # it would be given up while it is copied
+                data_key = self._data_key(org)
+                its = [place for place, one in enumerate(mine) if one.encrypted_for == org]
+                if data_key is None:
+                    continue
+                copies = [
+                    SpillColumn(mine[at].slot, mine[at].key, mine[at].tag, _note(mine[at].dates, offset))
+                    for at in its
+                ]
+                for at, is_kept in zip(its, shard.spill(copies, data_key), strict=True):
+                    copied[at] = is_kept
+            return copied
+
+        for group, parts in self._on_each(copy, places).items():
+            for place, copied in zip(places[group], zip(*parts, strict=True), strict=True):
+                kept[place] = all(copied)
+        return kept
+
+    def _data_key(self, encrypted_for: str) -> bytes | None:
+        """Of an org; none is needed in the clear. None if it was taken away."""
+        return self.data_keys.get(encrypted_for) if encrypted_for else b""
+
+    def _forget(self, forgets: Sequence[Forget]) -> None:
+        keys = [(one.key, one.tag) for one in forgets]
+        is_done = False
+        try:
+            gone = self._on_each(lambda _, shard: shard.forget(keys), [forgets[0].group])
+            is_done = all(gone[forgets[0].group])
+        finally:
+            with self._lock:
+                forgetting = self._ledger.forgetting
+                (forgetting.forgotten if is_done else forgetting.not_forgotten)(forgets)
+        self._pause(is_done)
+
+    def _purge(self, purge: Purge) -> None:
+        gone: list[Purged | None] = []
+        is_done = False
+        try:
+            for tag in purge.tags:
+                gone += self._purged(tag, purge.removal)
+            is_done = None not in gone
+        finally:
+            with self._lock:
+                purge.removal.files += sum(one.files for one in gone if one)
+                purge.removal.file_bytes += sum(one.bytes for one in gone if one)
+                forgetting = self._ledger.forgetting
+                (forgetting.purged if is_done else forgetting.not_purged)(purge)
+        self._pause(is_done)
+
+    def _purged(self, tag: bytes, removal: Removal) -> list[Purged | None]:
+        """What each shard had of this tag; None where some may be left."""
+
+        def empty(_: int, shard: ShardControl) -> Purged | None:
+            gone = shard.purge(tag)
+            if gone:
+                with self._lock:
+                    removal.confirmed[shard.name] = self._clock()
+            return gone
+
+        return [one for of in self._on_each(empty, range(len(self._shards))).values() for one in of]
+
+    def _pause(self, is_done: bool) -> None:  # noqa: FBT001
+        """What could not be done is tried again, and not in a hurry."""
+        if not is_done:
+            time.sleep(RETRY_SECONDS)
+
+    def _on_each(
+        self,
+        work: Callable[[int, ShardControl], T],
+        groups: Iterable[int],
+        shards: frozenset[int] | None = None,
+    ) -> dict[int, list[T]]:
+        """Do this for each shard of these groups at the same time; what came of it, by group."""
+        futures = {
+            group: [
+                self._threads.submit(work, group, shard)
+                for index, shard in enumerate(self._shards[group])
+                if shards is None or index in shards
+            ]
+            for group in groups
+        }
+        wait([future for of in futures.values() for future in of])
+        return {group: [future.result() for future in of] for group, of in futures.items()}
+
+
+def _note(dates: Dates, offset: float) -> int:
+    """What tier 2 keeps of a column's dates: those of the calendar, which outlive this process."""
+    seconds = [min(max(0, int(at + offset)), 2**32 - 1) for at in dates]
+    (note,) = _NUMBER.unpack(_NOTE.pack(*seconds))
+    return int(note)
+
+
+def _dates(notes: Sequence[int | Miss], offset: float, now: float) -> Dates | Reason:
+    """The earliest of all shards', or why it has not come."""
+    stored_at, used_at = [], []
+    for note in notes:
+        if isinstance(note, Miss):
+            damaged = Reason.SEAL_REFUSED if is_damage(note) else Reason.TIER2_LATE
+            return _REASONS.get(note, damaged)
+        stored, used = _NOTE.unpack(_NUMBER.pack(note))
+        stored_at.append(stored - offset)
+        used_at.append(used - offset)
+    if max(*stored_at, *used_at) > now + AHEAD_SECONDS:
+        return Reason.EXPIRED  # as far as anybody can tell: the calendar has been put back
+    return Dates(min(stored_at), min(used_at))

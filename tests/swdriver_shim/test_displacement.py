@@ -1,0 +1,463 @@
+"""Displacement: whatever is asked in whatever order, a policy names a live leaf that nothing holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement.cost import Cost
+from swdriver_shim.cache.displacement.leaves import Leaves
+from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
+
+NAMES = sorted(POLICIES)
+
+
+@dataclass(slots=True, eq=False)
+class Column:
+    key: bytes
+    parent: Column | None = None
+    used_at: float = 0.0
+    stored_at: float = 0.0
+    uses: int = 0
+    needs: int = 0
+    bytes: int = 4096
+    tail: bool = False
+    holds: int = 0
+    mark: Any = None
+
+
+class Driver:
+    """What the driver does with a policy, and nothing else."""
+
+    def __init__(self, policy: DisplacementPolicy[Column]) -> None:
+        self.policy = policy
+        self.columns: dict[bytes, Column] = {}
+
+    def store(
+        self, name: str, now: float, parent: Column | None = None, *, tail: bool = False
+    ) -> Column:
+        needs = parent.needs + 1 if parent else 0
+        column = Column(key(name), parent, now, now, needs=needs, tail=tail)
+        self.columns[column.key] = column
+        if parent:
+            parent.holds += 1
+        self.policy.stored(column, now)
+        return column
+
+    def prompt(self, name: str, length: int, now: float) -> list[Column]:
+        columns: list[Column] = []
+        for depth in range(length):
+            columns.append(self.store(f"{name}/{depth}", now, columns[-1] if columns else None))
+        return columns
+
+    def use(self, path: Sequence[Column], now: float) -> None:
+        self.policy.used(path, now)
+        for column in path:
+            column.used_at = now
+            column.uses += 1
+        if not path[-1].holds:
+            self.policy.leaf(path[-1])
+
+    def remove(self, column: Column) -> None:
+        del self.columns[column.key]
+        self.policy.removed(column)
+        if column.parent:
+            self.release(column.parent)
+
+    def release(self, column: Column) -> None:
+        column.holds -= 1
+        if not column.holds and self.has(column):
+            self.policy.leaf(column)
+
+    def has(self, column: Column) -> bool:
+        """This one, and not another that was stored under its key later."""
+        return self.columns.get(column.key) is column
+
+    def displace(self, now: float) -> Column | None:
+        column = self.policy.victim(now)
+        if column:
+            self.remove(column)
+        return column
+
+    def leaves(self) -> set[Column]:
+        return {column for column in self.columns.values() if not column.holds}
+
+
+def key(name: str) -> bytes:
+    """Scattered as real ones are, the same in every run."""
+    return random.Random(name).randbytes(16)
+
+
+def path_to(column: Column) -> list[Column]:
+    path = [column]
+    while path[-1].parent:
+        path.append(path[-1].parent)
+    return path[::-1]
+
+
+class Forest(RuleBasedStateMachine):
+    """Every policy, under everything that a driver may do to it, against a set of columns."""
+
+    columns = Bundle("columns")
+
+    @initialize(name=st.sampled_from(NAMES))
+    def begin(self, name: str) -> None:
+        self.driver = Driver(POLICIES[name]())
+        self.pinned: list[Column] = []
+        self.now = 0.0
+        self.names = 0
+
+    @rule(target=columns, parent=st.none() | columns, tail=st.booleans())
+    def store(self, parent: Column | None, tail: bool) -> Column:  # noqa: FBT001
+        if parent and not self.driver.has(parent):
+            parent = None
+        self.names += 1
+        return self.driver.store(f"column {self.names}", self.now, parent, tail=tail)
+
+    @rule(target=columns, column=columns)
+    def store_again(self, column: Column) -> Column:
+        """After it has been displaced, so that ghosts are met."""
+        parent = column.parent
+        if column.key in self.driver.columns or (parent and not self.driver.has(parent)):
+            return column
+        again = Column(column.key, parent, self.now, self.now, needs=column.needs, tail=column.tail)
+        self.driver.columns[again.key] = again
+        if parent:
+            parent.holds += 1
+        self.driver.policy.stored(again, self.now)
+        return again
+
+    @rule(column=columns)
+    def use(self, column: Column) -> None:
+        path = path_to(column)
+        if all(map(self.driver.has, path)):
+            self.driver.use(path, self.now)
+
+    @rule(column=columns)
+    def pin(self, column: Column) -> None:
+        if self.driver.has(column):
+            column.holds += 1
+            self.pinned.append(column)
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(self.pinned) - 1))
+        self.driver.release(self.pinned.pop(at))
+
+    @rule(seconds=st.sampled_from([0.001, 0.3, 1.0, 60.0, 4000.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(times=st.integers(1, 12))
+    def displace(self, times: int) -> None:
+        for _ in range(times):
+            leaves = self.driver.leaves()
+            column = self.driver.policy.victim(self.now)
+            assert column in leaves if leaves else column is None
+            assert self.driver.policy.victim(self.now) is column, "it stays until it is removed"
+            if column:
+                self.driver.remove(column)
+
+    @rule(column=columns)
+    def purge(self, column: Column) -> None:
+        """With all that is below, parents first: any order has to do."""
+        gone = [one for one in self.driver.columns.values() if column in path_to(one)]
+        assert bool(gone) == self.driver.has(column)
+        self.pinned = [one for one in self.pinned if one not in gone]
+        for one in gone:
+            del self.driver.columns[one.key]
+            self.driver.policy.removed(one)
+        if gone and column.parent:
+            self.driver.release(column.parent)
+
+    @rule(name=st.sampled_from(NAMES))
+    def change_policy(self, name: str) -> None:
+        policy = POLICIES[name]()
+        move(self.driver.columns.values(), policy, self.now)
+        self.driver.policy = policy
+
+    @invariant()
+    def all_fits(self) -> None:
+        if hasattr(self, "driver"):
+            assert len(self.driver.policy) == len(self.driver.columns)
+            self.driver.policy.check_integrity(self.driver.columns.values())
+
+    def teardown(self) -> None:
+        """Nothing is left that nobody would ever displace."""
+        if hasattr(self, "driver"):
+            for column in self.pinned:
+                self.driver.release(column)
+            while self.driver.displace(self.now):
+                pass
+            assert not self.driver.columns
+
+
+class Exactly(RuleBasedStateMachine):
+    """LRU is what everybody means by it: the leaf used longest ago, the deeper of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver(Lru())
+        self.now = 0.0
+
+    @rule(prompt=st.integers(0, 5), length=st.integers(1, 6), seconds=st.sampled_from([0.0, 1.0]))
+    def ask(self, prompt: int, length: int, seconds: float) -> None:
+        self.now += seconds
+        path: list[Column] = []
+        names = [
+            f"{prompt // 2}/{depth}" if depth < 2 else f"{prompt}/{depth}" for depth in range(length)
+        ]
+        for name in names:
+            if key(name) not in self.driver.columns:
+                break
+            path.append(self.driver.columns[key(name)])
+        if path:
+            self.driver.use(path, self.now)
+        for name in names[len(path) :]:
+            path.append(self.driver.store(name, self.now, path[-1] if path else None))
+
+    @rule()
+    def displace(self) -> None:
+        oldest = min(((column.used_at, -column.needs) for column in self.driver.leaves()), default=None)
+        column = self.driver.displace(self.now)
+        assert (column and (column.used_at, -column.needs)) == oldest
+
+
+TestForest = Forest.TestCase
+TestForest.settings = settings(max_examples=60, stateful_step_count=60)
+TestExactly = Exactly.TestCase
+TestExactly.settings = settings(max_examples=40)
+
+
+@pytest.fixture(params=NAMES)
+def driver(request: pytest.FixtureRequest) -> Driver:
+    return Driver(POLICIES[request.param]())
+
+
+def test_the_default_is_one_of_them() -> None:
+    assert DEFAULT in POLICIES
+    assert {name: make().name for name, make in POLICIES.items()} == {name: name for name in POLICIES}
+
+
+def test_a_prompt_goes_from_its_end(driver: Driver) -> None:
+    prompt = driver.prompt("a", 20, now=1.0)
+    assert [driver.displace(2.0) for _ in range(21)] == [*reversed(prompt), None]
+
+
+def test_the_same_questions_have_the_same_answers() -> None:
+    def run(make: Callable[[], DisplacementPolicy[Any]]) -> list[bytes]:
+        driver, dice, gone = Driver(make()), random.Random(7), []
+        for second in range(400):
+            if second % 3 or not driver.columns:
+                driver.prompt(f"p{second}", dice.randint(1, 6), float(second))
+            else:
+                driver.use(path_to(dice.choice(list(driver.columns.values()))), float(second))
+            while len(driver.columns) > 100:
+                victim = driver.displace(float(second))
+                assert victim
+                gone.append(victim.key)
+        return gone
+
+    for make in POLICIES.values():
+        assert run(make) == run(make)
+
+
+@pytest.mark.parametrize("name", ["lfu", "slru", "s3fifo"])
+def test_what_was_used_outlives_one_off_prompts(name: str) -> None:
+    """A scan of prompts that nobody asks again does not drive out one that is asked now and then."""
+    driver = Driver(POLICIES[name]())
+    asked = driver.prompt("asked", 4, now=0.0)
+    driver.use(asked, 1.0)
+    driver.use(asked, 2.0)
+    for number in range(30):
+        driver.prompt(f"scan {number}", 4, now=3.0 + number)
+        while len(driver.columns) > 24:
+            driver.displace(3.0 + number)
+    assert all(column.key in driver.columns for column in asked)
+
+
+def test_lfu_lets_go_of_what_was_popular_once() -> None:
+    driver = Driver(POLICIES["lfu"]())
+    popular = driver.prompt("popular", 1, now=0.0)
+    for second in range(5):
+        driver.use(popular, float(second))
+    now = 10.0
+    for number in range(40):  # each newcomer is used twice, then another comes
+        newcomer = driver.prompt(f"new {number}", 1, now)
+        driver.use(newcomer, now)
+        driver.use(newcomer, now)
+        while len(driver.columns) > 2:
+            driver.displace(now)
+        now += 1
+    assert popular[0].key not in driver.columns
+
+
+def test_slru_gives_up_protection_beyond_its_share() -> None:
+    driver = Driver(POLICIES["slru"]())
+    prompts = [driver.prompt(f"p{number}", 2, float(number)) for number in range(10)]
+    for number, prompt in enumerate(prompts):
+        driver.use(prompt, 20.0 + number)
+    driver.prompt("new", 2, 40.0)
+    gone = [driver.displace(41.0) for _ in range(6)]
+    assert {column.key for column in gone if column} >= {key("new/0"), key("new/1"), key("p0/1")}
+
+
+def test_s3fifo_knows_who_was_here() -> None:
+    driver = Driver(POLICIES["s3fifo"]())
+    for number in range(10):
+        driver.store(f"p{number}", float(number))
+    driver.displace(20.0)
+    driver.store("p0", 21.0)
+    gone = [driver.displace(22.0) for _ in range(9)]
+    assert key("p0") not in {column.key for column in gone if column}
+
+
+def test_a_thousand_drops_leave_no_thousand_entries() -> None:
+    queue = Leaves[Column](lambda column: column.used_at)
+    kept = Column(key("kept"), used_at=-1.0)
+    queue.put(kept)
+    for number in range(1000):
+        column = Column(key(str(number)), used_at=float(number))
+        queue.put(column)
+        queue.drop(column)
+    assert len(queue._heap) < 200
+    assert queue.first() is kept
+
+
+class TestCost:
+    def test_learns_who_comes_back(self) -> None:
+        """Two sorts of prompts, one of which always returns after ten seconds and never later."""
+        policy = Cost[Column]()
+        driver = Driver(policy)
+        for number in range(600):
+            now = 2.0 * number
+            driver.prompt(f"q{number}", 3, now)
+            back = [driver.columns.get(key(f"q{number - 5}/{depth}")) for depth in range(3)]
+            if number % 2 and all(back):
+                driver.use([column for column in back if column], now)
+            while len(driver.columns) > 60:
+                driver.displace(now)
+        first, last = (policy._returns.rate[0][age_of(age)] for age in (8.0, 30.0))
+        assert first > 3 * last
+
+    def test_where_room_is_short_the_youngest_go(self) -> None:
+        """All return after a minute. There is room for ten seconds: some are kept for a minute."""
+        for make, least in ((Lru, 0), (Cost, 100)):
+            driver: Driver = Driver(make())
+            hits = 0
+            for second in range(8000):
+                now = float(second)
+                column = driver.columns.get(key(f"p{second - 60}"))
+                if column:
+                    driver.use([column], now)
+                    hits += 1
+                elif second >= 60:
+                    driver.store(f"p{second - 60}", now)
+                driver.store(f"p{second}", now)
+                while len(driver.columns) > 10:
+                    driver.displace(now)
+            assert hits >= least, make
+
+    def test_depth_counts_where_it_is_asked_for(self) -> None:
+        def kept(policy: Cost[Column]) -> set[bytes]:
+            driver = Driver(policy)
+            driver.prompt("deep", 50, now=0.0)
+            driver.prompt("short", 2, now=30.0)
+            driver.displace(40.0)
+            return set(driver.columns)
+
+        assert key("deep/49") not in kept(Cost())
+        assert key("deep/49") in kept(Cost(attention_columns=1.0))
+
+    def test_of_two_the_larger_goes(self) -> None:
+        driver = Driver(Cost())
+        small = Column(key("small"), bytes=1024)
+        large = Column(key("large"), bytes=8192, used_at=1.5)
+        for column in (small, large):
+            driver.columns[column.key] = column
+            driver.policy.stored(column, column.used_at)
+        assert [driver.displace(2.0), driver.displace(2.0)] == [large, small]
+
+    def test_who_is_gone_on_from_hides_nobody_who_waits_behind(self) -> None:
+        """The longest waiting leaf got a child, and is used with it again and again."""
+        driver = Driver(Cost())
+        first = driver.store("first", 0.0)
+        forgotten = driver.store("forgotten", 10.0)
+        child = driver.store("child", 20.0, first)
+        for now in range(30, 1001, 10):
+            driver.use([first, child], float(now))
+        driver.store("young", 1000.0)
+        driver.store("tail", 1000.0, tail=True)  # of a kind that is worth little, but not that little
+        assert driver.displace(1000.0) is forgotten
+
+
+class TestReturns:
+    def test_before_anything_is_known_the_oldest_are_worth_least(self) -> None:
+        (rates,) = Returns([1.0]).rate
+        assert rates == sorted(rates, reverse=True)
+
+    def test_a_use_that_is_near_is_worth_more_than_one_that_is_far(self) -> None:
+        """All return at 64 s: the rate rises up to there and falls behind."""
+        returns = Returns([1.0])
+        for number in range(20_000):
+            name = key(str(number % 500))
+            if returns.follows(name):
+                returns.used([(name, 0)], number * 64 / 500)
+        (rates,) = returns.rate
+        assert rates[age_of(1.0)] < rates[age_of(30.0)] < rates[age_of(60.0)]
+        assert rates[age_of(60.0)] > 10 * rates[age_of(200.0)]
+
+    def test_the_sample_is_bounded_and_becomes_sparser(self) -> None:
+        returns = Returns([1.0])
+        for number in range(40 * SAMPLE_MAX):
+            name = number.to_bytes(2, "big", signed=False) if number < 1 << 16 else key(str(number))
+            if returns.follows(name):
+                returns.used([(name, 0)], number / 1000)
+        returns.check_integrity()
+        assert len(returns._followed) > SAMPLE_MAX / 4
+
+    def test_old_evidence_fades(self) -> None:
+        returns = Returns([1.0])
+        names = [name for name in map(key, map(str, range(2000))) if returns.follows(name)]
+        for period, rounds in ((4.0, 300), (100.0, 300)):
+            for number in range(rounds):
+                now = number * period + (1e4 if period == 100.0 else 0.0)
+                returns.used([(name, 0) for name in names], now)
+        (rates,) = returns.rate
+        assert rates[age_of(80.0)] > rates[age_of(1.0)]
+
+    @pytest.mark.parametrize("age", [-1.0, 0.0, 1e-9, 1e12])
+    def test_any_age_is_one(self, age: float) -> None:
+        returns = Returns([1.0, 1.0])
+        assert all(rates[age_of(age)] > 0 for rates in returns.rate)
+
+
+def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> None:
+    """By reading prompts are pinned, all of them at once; nobody may go, and no entry may stay."""
+    driver = Driver(Cost())
+    for number in range(200):
+        driver.store(f"prompt {number}", 0.0).holds += 1
+    assert driver.displace(1.0) is None
+    driver.policy.check_integrity(driver.columns.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_last_use_may_be_before_this_machine_started(name: str) -> None:
+    """A cache that is taken up again after a restart has last uses before the clock's zero."""
+    driver = Driver(POLICIES[name]())
+    for used_at in (-90_000.5, -90_002.5, 1.5):
+        driver.store(str(used_at), used_at)
+    driver.policy.check_integrity(driver.columns.values())
+    while driver.displace(2.0):
+        driver.policy.check_integrity(driver.columns.values())
+    assert not driver.columns
