@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.harness import Row, options, percentile, show
+from benchmarks.harness import Row, options, percentile, progress, show
 from console.environment import PROJECT
 
 CONNECTIONS = 8
@@ -108,7 +108,8 @@ async def measure(address: str, password: str, seconds: float) -> list[Row]:
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
+        progress(f"requests, round {turn + 1} of {ROUNDS}")
         for kind, (path, headers) in kinds.items():
             rate, took = await load(address, path, headers, seconds)
             rates[kind].append(rate)
@@ -130,8 +131,10 @@ def main() -> None:
     seconds = 1.0 if chosen.quick else 4.0
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         state = Path(directory)
+        progress("first start")
         process, _, first, cold = start(state)
         stop(process)
+        progress("warm start")
         process, address, again, warm = start(state)
         try:
             rows = [

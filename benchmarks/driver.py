@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from benchmarks import peers, under_load
 from benchmarks.dataplane import Memory
-from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
@@ -425,7 +425,9 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="end within a minute or so")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_HELP}; peers only if they are named"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--traces",
@@ -443,17 +445,23 @@ def main() -> None:
     effort = 1 if given.quick else 5
     rows: list[Row] = []
     if "keys" in parts:
+        progress("keys")
         rows += key_rows(effort)
     if "million" in parts:
+        progress("million")
         rows += million_rows(effort)
     if "peers" in parts:
+        progress("peers")
         named = given.peers if given.peers is not None else () if given.quick else peers.LOOKUPS
         rows += peer_rows(named, effort)
     if "replays" in parts:
+        progress("replays")
         rows += replay_rows(given.traces, quick=given.quick)
     if "moves" in parts:
+        progress("moves")
         rows += under_load.move_rows(quick=given.quick)
     if "tier2" in parts:
+        progress("tier2")
         rows += under_load.tier2_rows(quick=given.quick)
     show("The driver", rows, given.json)
 

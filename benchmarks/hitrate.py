@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import simulators
-from benchmarks.harness import Row, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
 from swdriver_shim.replaying.traces import Malformed, Request, read
@@ -172,6 +172,7 @@ def load(folder: Path, *, quick: bool) -> list[Trace]:
 
 def measure(trace: Trace, size: int) -> dict[str, float]:
     """The share of blocks hit, by policy."""
+    progress(f"{trace.name}, {size:,} blocks")
     shares = {name: trace.share(replay(make(), size, trace.requests)) for name, make in POLICIES.items()}
     for name, cache in simulators.PLAIN.items():
         shares[name] = trace.share(simulators.plain(trace.blocks, cache(size)))
@@ -316,7 +317,7 @@ def _key(block: int, salt: int) -> bytes:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="end within 50 s: fewer sizes")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; fewer sizes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--traces",
@@ -348,6 +349,7 @@ def main() -> int:
             with _absent_is_said():
                 rows += cross_check(trace, measured)
     for name, make in POLICIES.items():
+        progress(f"what {name} costs")
         rows += costs(make, name, 3 if asked.quick else 9)
     show("Hit rates", rows, asked.json)
     return 0

@@ -32,7 +32,7 @@ from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
 from telemetry.shapes import Series, Shape
-from telemetry.storage import LEVELS, Names, Stored, copy_in, day_of, encoded, make_days
+from telemetry.store.storage import LEVELS, Names, Stored, copy_in, day_of, encoded, make_days
 from telemetry.topics import FLEET
 
 NODES: Final = 1_000

@@ -21,7 +21,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from benchmarks.harness import Row, options, show
+from benchmarks.harness import Row, options, progress, show
 from swdriver_shim.adapters.transformers import Prefilled, PrefixCache, model_spec
 from swdriver_shim.daemon.binary import run_heads
 from swdriver_shim.driver import Driver
@@ -107,6 +107,7 @@ def main() -> None:
     torch.set_num_threads(1)  # two wait for each other where others use the cores as well
     rows: list[Row] = []
     for name, model in models():
+        progress(name)
         rows += rows_of(name, model, QUICK_PROMPTS if given.quick else PROMPTS)
         del model
         gc.collect()

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from benchmarks.harness import Row, options, show
+from benchmarks.harness import Row, options, progress, show
 from benchmarks.sessions import session_rows
 from console.placement.bringing_back import bring_back
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
@@ -297,11 +297,16 @@ def main() -> None:
     times, stamps = (3, range(0, STAMPS, 5)) if chosen.quick else (15, range(STAMPS))
     seconds = EXACT_SECONDS_QUICK if chosen.quick else EXACT_SECONDS
     worlds = {"": world(75), ".tight": world(90), ".scarce": world(75, scarce=True)}
+    progress("plans of 4,096 streams")
     rows, plans = plan_rows(worlds, times)
+    progress("one more session")
     rows += one_more_rows(worlds, times)
+    progress("moves off the spine")
     rows += bring_back_rows(worlds[".tight"], 3)
+    progress("distance to the optimum, by exact programs")
     rows += gap_rows(worlds, plans, stamps, seconds)
     rows += effective_rows()
+    progress("a resize under load, and the API")
     of_sessions, drawn = session_rows(quick=chosen.quick)
     show("Placement", rows + of_sessions, chosen.json)
     print(f"\nHit rate over the story of a resize\n\n{drawn}")

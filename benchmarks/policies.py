@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.push import push_rows
 from swdriver_shim.adapters.wafer import Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
@@ -245,7 +245,7 @@ def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="end within 50 s: few policies")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; few policies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--traces", type=Path, metavar="DIR", default=traces_folder())
     parser.add_argument("--only", nargs="+", choices=PARTS)
@@ -261,9 +261,11 @@ def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     for name, requests in traces.items():
         if "overhead" in only:
+            progress(f"overhead of sampling, {name}")
             rows += overhead_rows(name, requests[:OVERHEAD_REQUESTS])
     for name, requests in traces.items():
         if name in only and not (asked.quick and name == "conversation"):
+            progress(f"previews compared with replays, {name}")
             rows += error_rows(name, requests, quick=asked.quick)
     return rows
 
@@ -271,7 +273,10 @@ def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
 def main() -> int:
     asked = options()
     only = asked.only or PARTS
-    rows: list[Row] = push_rows(quick=asked.quick) if "push" in only else []
+    rows: list[Row] = []
+    if "push" in only:
+        progress("a policy on its way to a hundred drivers")
+        rows += push_rows(quick=asked.quick)
     if set(only) - {"push"}:
         try:
             rows += trace_rows(asked, only)

@@ -23,7 +23,7 @@ from benchmarks.harness import Row, percentile
 from benchmarks.resizing import resize_rows
 from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
-from kvss_agent.arena import slot_bytes_for
+from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.keys import COLUMN_TOKENS
 
 STAMPS: Final = 16

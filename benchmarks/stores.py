@@ -23,8 +23,9 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.harness import Row, options, show
-from kvss_agent import daemon, native
+from benchmarks.harness import Row, options, progress, show
+from kvss_agent import native
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.lmcache_frames import SHAPE_BYTES
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.driver import Driver
@@ -181,6 +182,7 @@ def main() -> None:
     thread.start()
     rows: list[Row] = []
     for kib in KIB:
+        progress(f"chunks of {kib} KiB")
         rows += rows_of(loop, kib, QUICK_ROUNDS if given.quick else ROUNDS)
     show("LMCache's client", rows, given.json)
     loop.call_soon_threadsafe(loop.stop)

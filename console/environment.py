@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from telemetry.extras import NO_OTLP, has_otlp
+from telemetry.emit.extras import NO_OTLP, has_otlp
 from telemetry.units import exact_duration, parse_seconds
 
 PROJECT = Path(__file__).resolve().parent.parent

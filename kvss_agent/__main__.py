@@ -8,17 +8,19 @@ import os
 import sys
 from functools import partial
 
-from kvss_agent import daemon, metrics, wire
+from kvss_agent import metrics
 from kvss_agent.agent import Agent
-from kvss_agent.arena import available_bytes
-from kvss_agent.client.line import Address
+from kvss_agent.client.connection import Address
 from kvss_agent.control import Control
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import Identity, member
-from kvss_agent.logs import set_up
-from kvss_agent.options import WrongSettings
+from kvss_agent.data_plane import wire
+from kvss_agent.process import daemon
+from kvss_agent.process.logs import set_up
+from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings, parse, warn_of_plain_control
-from kvss_agent.trust import Trust
+from kvss_agent.shard.arena import available_bytes
 from telemetry.credentials import own_url
 from telemetry.notify import notify
 

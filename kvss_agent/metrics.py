@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from telemetry.exposition import Page
+from telemetry.emit.exposition import Page
 from telemetry.metrics import Catalog, Metric, Sink
 
 if TYPE_CHECKING:
     from kvss_agent.agent import Agent
-    from kvss_agent.http_server import HttpPolicy
+    from kvss_agent.http.server import HttpPolicy
 
 METRICS: Final = Catalog()
 _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram

@@ -30,7 +30,7 @@ from typing import Final, Protocol, cast
 from xxhash import xxh3_64_intdigest
 
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import Column, Header, Miss
+from kvss_agent.shard.seal import Column, Header, Miss
 
 SOURCE: Final = Path(__file__).with_name("native.c")
 FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-shared")

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.client import Miss
-from kvss_agent.core import BATCH_MAX
-from kvss_agent.wire import DATA_KEY_BYTES
+from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache import missing, resuming
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.matching import Match

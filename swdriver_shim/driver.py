@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kvss_agent.client import Miss
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason

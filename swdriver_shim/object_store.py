@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Final, Protocol, TypeVar
 
 from kvss_agent.client import Miss
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason

@@ -26,9 +26,9 @@ from console.fleet.joining import DriverFacts, NicFacts, NodeFacts, TokenIsUsedU
 from console.fleet.models import NAME, JoinToken
 from console.placement.topology import NIC_WIO
 from console.shell.request_context import note_known
-from kvss_agent.certificates import Role
-from kvss_agent.client.line import Address
-from kvss_agent.identity import PEM_BYTES_MAX
+from kvss_agent.client.connection import Address
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import PEM_BYTES_MAX
 from swdriver_shim.desired import ModelSpec
 
 router = Router(tags=["joining"])

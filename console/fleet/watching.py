@@ -17,8 +17,8 @@ from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import topic
 from console.placement.topology import State
 from telemetry.events import note
+from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
-from telemetry.sources import ALIVE
 from telemetry.topics import of_source
 
 BREAK: Final = timedelta(seconds=20)  # longer between two looks, and nobody has looked

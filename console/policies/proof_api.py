@@ -24,7 +24,7 @@ from console.orgs.services import for_change, get_org
 from console.policies import proof, purges, signing
 from console.policies.api import Why
 from console.policies.models import PurgeConfirmation, PurgeReceipt
-from telemetry.decoding import decode
+from telemetry.decoder import decode
 
 router = Router(tags=["policies"])
 

@@ -1,8 +1,8 @@
 """Purging an org, or what it keeps of one model: an operation that ends with a receipt.
 
 It begins a new epoch of the org, see `epochs`, and then has every driver and every agent remove what is
-of before. Each confirms with a statement that it has signed (`kvss_agent.confirmations`). All else, a
-status, a body, silence, is "not confirmed": it is shown with its reason, and asked again.
+of before. Each confirms with a statement that it has signed (`kvss_agent.security.confirmations`). All
+else, a status, a body, silence, is "not confirmed": it is shown with its reason, and asked again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from console.policies.reach import own_drivers
 from console.policies.services import check_reason
 from console.sessions.documents import shards_of_driver, shards_of_node
 from console.visibility import sees_fleet
-from kvss_agent.confirmations import (
+from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.security.confirmations import (
     NO_IDENTITY,
     SCOPES_MAX,
     AgentStatement,
@@ -50,9 +51,8 @@ from kvss_agent.confirmations import (
     Signed,
     opened,
 )
-from kvss_agent.exchange import Budget, Reply
 from swdriver_shim.desired import ModelSpec
-from telemetry.decoding import Malformed, excerpt
+from telemetry.decoder import Malformed, excerpt
 from telemetry.topics import of_org, of_source
 
 PATIENCE: Final = timedelta(hours=2)  # for who is away; then a person has to look

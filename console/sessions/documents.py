@@ -17,7 +17,7 @@ from console.sessions import reaching
 from console.sessions.models import Job, Phase, Shard
 from console.sessions.rules import in_force
 from console.sessions.world import model_of
-from kvss_agent.identity import fingerprint
+from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX
 
 

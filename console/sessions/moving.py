@@ -25,7 +25,7 @@ from console.placement.topology import State, Tier
 from console.sessions import reaching
 from console.sessions.asking import Facts
 from console.sessions.models import Phase, Shard
-from telemetry.decoding import excerpt
+from telemetry.decoder import excerpt
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
 

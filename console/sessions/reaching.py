@@ -11,7 +11,7 @@ from typing import Final
 
 from console.fleet.models import Node
 from console.placement.topology import Tier
-from kvss_agent.identity import fingerprint
+from kvss_agent.security.identity import fingerprint
 
 Way = Callable[[Node, Tier], str | None]
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kvss_agent import native
-from kvss_agent.breach import Cause
-from kvss_agent.client.line import Address, Credentials, Lost
-from kvss_agent.client.shape import (
+from kvss_agent.client.connection import Address, Credentials, Lost
+from kvss_agent.client.interface import (
     TIER_SECONDS,
     WAIT_SECONDS,
     Evict,
@@ -32,9 +31,10 @@ from kvss_agent.client.shape import (
 )
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.wire import TierAnswer
 from kvss_agent.mover import Mover
-from kvss_agent.seal import Column, Header, Miss
-from kvss_agent.wire import TierAnswer
+from kvss_agent.shard.seal import Column, Header, Miss
 
 Transport = Literal["auto", "shm", "stream"]
 

@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvss_agent import seal, wire
-from kvss_agent.arena import Arena, CountPage
-from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient
 from kvss_agent.client.window import window
-from kvss_agent.core import LEASE_SECONDS_MAX
-from kvss_agent.hosting import reopen
-from kvss_agent.leases import FOREVER, Leases
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import Mover
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
-from kvss_agent.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import Arena, CountPage
+from kvss_agent.shard.core import LEASE_SECONDS_MAX
+from kvss_agent.shard.hosted import reopen
+from kvss_agent.shard.leases import FOREVER, Leases
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 
 class SharedClient(TieredClient):

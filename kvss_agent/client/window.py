@@ -10,11 +10,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvss_agent import seal
-from kvss_agent.arena import Arena
-from kvss_agent.client.shape import Evict, Wanted
+from kvss_agent.client.interface import Evict, Wanted
 from kvss_agent.mover import Mover
-from kvss_agent.seal import Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.seal import Header, Miss
 
 
 class Window(Protocol):

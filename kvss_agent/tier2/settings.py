@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvss_agent import native
 from kvss_agent.mover import Mover
-from kvss_agent.seal import TAG_BYTES
+from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from kvss_agent import seal
-from kvss_agent.arena import slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover, zero
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import (
     Backend,

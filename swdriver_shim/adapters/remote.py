@@ -19,9 +19,9 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kvss_agent.blocking import JSON, BlockingExchange
-from kvss_agent.exchange import Budget, Unanswered
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
+from kvss_agent.http.blocking_exchange import JSON, BlockingExchange
+from kvss_agent.http.exchange import Budget, Unanswered
 from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.daemon.binary import (
     KV_BYTES_MAX,
@@ -39,7 +39,7 @@ from swdriver_shim.driver import Loaded, Part, Stored
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.object_store import check
 from swdriver_shim.policy import AS_USUAL, Rules
-from telemetry.decoding import ANSWER, Malformed, decode
+from telemetry.decoder import ANSWER, Malformed, decode
 
 log = logging.getLogger(__name__)
 

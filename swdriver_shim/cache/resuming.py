@@ -22,11 +22,11 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.keeping import keep
+from kvss_agent.process.durable_file import keep
 from swdriver_shim.cache.prefix_map import Column, State, Tail
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
-from telemetry.decoding import Limits, Malformed, unpack
+from telemetry.decoder import Limits, Malformed, unpack
 
 log = logging.getLogger(__name__)
 

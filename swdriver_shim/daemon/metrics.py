@@ -9,7 +9,7 @@ from kvss_agent.metrics import put_http
 from swdriver_shim.cache.stock import SWEPT_SECONDS
 from swdriver_shim.data_plane.paths import PathTraffic
 from swdriver_shim.driver import Driver
-from telemetry.exposition import Page
+from telemetry.emit.exposition import Page
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
 

@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from kvss_agent import daemon
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import Identity, member
-from kvss_agent.logs import set_up
-from kvss_agent.options import WrongSettings
+from kvss_agent.process import daemon
+from kvss_agent.process.logs import set_up
+from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
 from kvss_agent.settings import warn_of_plain_control
-from kvss_agent.trust import Trust
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service

@@ -26,8 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kvss_agent.confirmations import Question, sign
-from kvss_agent.http_api import (
+from kvss_agent.http.api import (
     CONTROLLER,
     RETRY_SECONDS,
     Invalid,
@@ -43,9 +42,10 @@ from kvss_agent.http_api import (
     is_token,
     large_body_of,
 )
-from kvss_agent.http_peers import check_console
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.shares import FairShare, NoShare, Shares
+from kvss_agent.http.callers import check_console
+from kvss_agent.limits.shares import FairShare, NoShare, Shares
+from kvss_agent.security.confirmations import Question, sign
+from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import binary, explanations, metrics
 from swdriver_shim.daemon.explanations import TOKENS_MAX, ExplainOrgBody, RequestName, Token
@@ -65,7 +65,7 @@ from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import Objects
 from swdriver_shim.policy import DisplacementName, Priority, Rules, Seconds
-from telemetry.exposition import CONTENT_TYPE
+from telemetry.emit.exposition import CONTENT_TYPE
 
 HEADER_BYTES_MAX: Final = 64 << 20
 PURGE_SECONDS_MAX: Final = 60.0

@@ -15,13 +15,13 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Credentials
-from kvss_agent.confirmations import DriverStatement, Question, ShardCover
-from kvss_agent.http_api import CONTROLLER, Invalid
-from kvss_agent.http_server import HttpPolicy
-from kvss_agent.joining import Standing
-from kvss_agent.keeping import keep
-from kvss_agent.shares import FairShare, Shares
-from kvss_agent.trust import Trust
+from kvss_agent.http.api import CONTROLLER, Invalid
+from kvss_agent.http.server import HttpPolicy
+from kvss_agent.limits.shares import FairShare, Shares
+from kvss_agent.process.durable_file import keep
+from kvss_agent.process.membership import Standing
+from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
+from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.purged_tags import PurgedTags
@@ -36,8 +36,8 @@ from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.objects import Here, Objects
+from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
-from telemetry.transfers import Transfer
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvss_agent.breach import Cause
 from kvss_agent.client import Lost, ShardClient
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.shard.core import BATCH_MAX
 
 log = logging.getLogger(__name__)
 

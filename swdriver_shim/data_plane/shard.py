@@ -30,7 +30,7 @@ from kvss_agent.client import (
     Views,
     Wanted,
 )
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.resuming import ShardNote, take, write
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.forgetting import Forget, Purge
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.matching import Match

@@ -14,7 +14,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard import RecallColumn, SpillColumn
-from telemetry.decoding import Limits, unpack
+from telemetry.decoder import Limits, unpack
 
 FRAME_BYTES_MAX: Final = 8 << 20
 FRAME: Final = Limits(FRAME_BYTES_MAX)

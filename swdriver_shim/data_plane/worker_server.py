@@ -71,7 +71,7 @@ from swdriver_shim.data_plane.worker_protocol import (
     read,
     shut,
 )
-from telemetry.decoding import Malformed
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from websockets.typing import Subprotocol
 
 from console.live.messages import MESSAGE_BYTES_MAX
 from swdriver_shim.daemon import metrics
-from telemetry.emitter import Emitter
+from telemetry.emit.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium

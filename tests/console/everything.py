@@ -65,7 +65,7 @@ class Scene:
 
 def _explained(node: str, link: str) -> dict[str, Any]:
     column = {"depth": 0, "tokens": 64, "state": "ready", "slot": 7, "uses": 1, "priority": 35}
-    then = {
+    result = {
         "request": "r-7",
         "age_seconds": 1.0,
         "asked_tokens": 64,
@@ -74,7 +74,7 @@ def _explained(node: str, link: str) -> dict[str, Any]:
         "columns": [{"outcome": "dram", "columns": 1}],
     }
     home = {"group": "full", "index": 0, "state": "here", "node": node, "tier": "spine", "link": link}
-    return {"then": then, "groups": {"full": [column]}, "homes": [home]}
+    return {"result": result, "groups": {"full": [column]}, "homes": [home]}
 
 
 class _DriverAnswers(BaseHTTPRequestHandler):
@@ -88,7 +88,7 @@ class _DriverAnswers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith("/v1/requests?org="):
-            self._answer([_explained(*self.named)["then"]])
+            self._answer([_explained(*self.named)["result"]])
         elif self.path.startswith("/v1/requests?request=r-7"):
             self._answer([{"org": "acme"}, {"org": "globex"}])
         else:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvss_agent import daemon as daemons
+from kvss_agent.process import daemon as daemons
 from tests.engines import importing
 from tests.engines.store import Store, store
 from tests.live import wait_until

@@ -20,16 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvss_agent import connection, handshake, seal, serving, wire
-from kvss_agent.admission import Places
-from kvss_agent.breach import Cause
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.line import Address, Credentials, Line
-from kvss_agent.connection import TIERING_MAX, TierDone
-from kvss_agent.hosting import HostedShard
-from kvss_agent.leases import FOREVER
+from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.data_plane import connection, handshake, server, wire
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.connection import TIERING_MAX, TierDone
+from kvss_agent.data_plane.wire import Role
+from kvss_agent.limits.admission import Places
 from kvss_agent.mover import PYTHON
-from kvss_agent.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.leases import FOREVER
 from tests.kvss_agent.plane import (
     DRIVER,
     PAYLOAD,
@@ -513,7 +514,7 @@ def test_connections_that_break_off_at_once_do_not_end_the_listener(plane: Plane
 
 
 def test_readers_do_not_lock_the_driver_out(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvss_agent.hosting.OTHERS_MAX", 3)
+    monkeypatch.setattr("kvss_agent.shard.hosted.OTHERS_MAX", 3)
     with unharmed(plane):
         readers = [line(plane, Role.REFILL, READER) for _ in range(3)]
         with pytest.raises(Lost, match="connections already"):
@@ -566,7 +567,7 @@ def test_a_listener_outlives_a_lack_of_threads(plane: Plane, monkeypatch: pytest
 
     with unharmed(plane):
         with monkeypatch.context() as patched:
-            patched.setattr(serving, "spawn", no_thread)
+            patched.setattr(server, "spawn", no_thread)
             with connected(plane) as unlucky:
                 assert last_words(unlucky) == b""
         assert plane.breaches()[Cause.LIMIT] == 1
@@ -668,7 +669,7 @@ def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) ->
 def test_requests_beyond_what_may_wait_are_refused(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvss_agent.core.PARKED_MAX", 4)
+    monkeypatch.setattr("kvss_agent.shard.core.PARKED_MAX", 4)
     with unharmed(plane):
         greedy = line(plane, Role.REFILL)
         for number in range(6):

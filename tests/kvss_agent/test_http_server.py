@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvss_agent import daemon
-from kvss_agent.admission import Places
-from kvss_agent.http_api import guarded, large_body_of
-from kvss_agent.http_server import EXTENSION, HttpBounds, HttpPolicy
+from kvss_agent.http.api import guarded, large_body_of
+from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
+from kvss_agent.limits.admission import Places
+from kvss_agent.process import daemon
 from tests.kvss_agent.test_tls import Authority
 from tests.live import wait_until
 

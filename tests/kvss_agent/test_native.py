@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kvss_agent import native, seal
+from kvss_agent import native
 from kvss_agent.mover import PYTHON
 from kvss_agent.native import BUILDS_MAX, Unavailable
+from kvss_agent.shard import seal
 from tests.live import wait_until
 
 LENGTH_MAX = 1 << 20

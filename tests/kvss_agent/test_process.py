@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
-from kvss_agent.channel import STALL_SECONDS
 from kvss_agent.client import Header, Lost, Miss, Recalled, ShardClient, TierAnswer, Wanted
+from kvss_agent.data_plane.channel import STALL_SECONDS
 from kvss_agent.metrics import METRICS
-from kvss_agent.pulling import SOURCE_SECONDS
+from kvss_agent.pulls import SOURCE_SECONDS
 from tests.kvss_agent.plane import PAYLOAD, READER, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Header, Lost, Wanted, connect
+from kvss_agent.data_plane.breach import Cause
 from kvss_agent.settings import parse
 from tests.kvss_agent.plane import DRIVER, READER, SECRET, TAG, Plane, column, kv, place, running
 from tests.kvss_agent.process import agent, document, spec

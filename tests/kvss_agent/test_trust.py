@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from console.authority.issuing import Root, Signer, make_root
-from kvss_agent import trust as trusts
-from kvss_agent.blocking import BlockingExchange
-from kvss_agent.certificates import Peer, Role, key_name, peer_of_connection, process_name
-from kvss_agent.exchange import Budget, Exchange, Fault, Unanswered, run
-from kvss_agent.identity import ProcessIdentity, Unusable, fingerprint
-from kvss_agent.trust import Trust
+from kvss_agent.http.blocking_exchange import BlockingExchange
+from kvss_agent.http.exchange import Budget, Exchange, Fault, Unanswered, run
+from kvss_agent.security import trust as trusts
+from kvss_agent.security.certificates import Peer, Role, key_name, peer_of_connection, process_name
+from kvss_agent.security.identity import ProcessIdentity, Unusable, fingerprint
+from kvss_agent.security.trust import Trust
 
 NOW = datetime.now(UTC)
 

@@ -24,8 +24,8 @@ import msgspec
 
 from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
-from kvss_agent.http_api import Invalid, decode
-from kvss_agent.keeping import keep
+from kvss_agent.http.api import Invalid, decode
+from kvss_agent.process.durable_file import keep
 from swdriver_shim import deciding, desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.shim import Conflict, Shim

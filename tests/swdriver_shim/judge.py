@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from kvss_agent import seal
+from kvss_agent.shard import seal
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column

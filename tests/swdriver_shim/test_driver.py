@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.arena import Arena, slot_bytes_for
-from kvss_agent.breach import Cause
 from kvss_agent.client import (
     Credentials,
     Lost,
@@ -22,7 +20,9 @@ from kvss_agent.client import (
     Transport,
     connect,
 )
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.shard.arena import Arena, slot_bytes_for
+from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane import shard as moving

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent.arena import Arena, slot_bytes_for
 from kvss_agent.client import Credentials, connect
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.shard.arena import Arena, slot_bytes_for
+from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.rounds import Rounds

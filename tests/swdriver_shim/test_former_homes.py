@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvss_agent import seal
 from kvss_agent.client import Lost, ShardClient
+from kvss_agent.shard import seal
 from swdriver_shim.data_plane import shard as moving
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard

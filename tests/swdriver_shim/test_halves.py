@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Lost, Miss
+from kvss_agent.data_plane.breach import Cause
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane import worker_server as halving

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvss_agent import daemon
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.lmcache_frames import (
     ANSWER_BYTES,
     LENGTH_MAX,

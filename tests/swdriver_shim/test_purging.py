@@ -16,8 +16,8 @@ import httpx
 import msgspec
 import pytest
 
-from kvss_agent.confirmations import DriverStatement, Question, Scope, opened
-from kvss_agent.identity import ProcessIdentity
+from kvss_agent.security.confirmations import DriverStatement, Question, Scope, opened
+from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.keys import isolation_tag
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
-from kvss_agent import http_api
+from kvss_agent.http import api as http_api
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import service
@@ -239,11 +239,14 @@ def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemo
     daemon.store(ACME, tokens[: 2 * C], kv(2 * C))
     assert daemon.ask(ACME, "load", tokens=tokens, request="r-7").status_code == 200
     found = explained(org="acme", request="r-7").json()
-    assert found["then"]["columns"] == [
+    assert found["result"]["columns"] == [
         {"outcome": "dram", "columns": 2},
         {"outcome": "never_stored", "columns": 1},
     ]
-    assert (found["then"]["hit_tokens"], found["then"]["missed_tokens"]) == (2 * C, {"never_stored": C})
+    assert (found["result"]["hit_tokens"], found["result"]["missed_tokens"]) == (
+        2 * C,
+        {"never_stored": C},
+    )
     states = [one["state"] for one in found["groups"]["full"]]
     assert states == ["ready", "ready", "never_stored"]
     assert [(one["group"], one["state"], one["tier"]) for one in found["homes"]] == [
@@ -251,7 +254,7 @@ def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemo
     ]
     by_tokens = explained(org="acme", tokens=tokens).json()
     assert [one["state"] for one in by_tokens["groups"]["full"]] == states
-    assert by_tokens["then"] is None
+    assert by_tokens["result"] is None
     assert explained(org="acme", keys=["0" * 32]).json()["groups"]["full"][0]["state"] == "never_stored"
     [newest] = daemon.control("requests?org=acme").json()
     assert (newest["request"], newest["asked_tokens"]) == ("r-7", 3 * C)

@@ -9,8 +9,8 @@ import pytest
 
 from swdriver_shim.data_plane.shard import EvictColumn
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
-from telemetry import transfers
-from telemetry.transfers import TRANSFERS_MAX, Transfer
+from telemetry.emit import transfers
+from telemetry.emit.transfers import TRANSFERS_MAX, Transfer
 from tests.swdriver_shim.test_paths import RAIL, SPINE
 
 ACME, GLOBEX = b"a" * 8, b"g" * 8

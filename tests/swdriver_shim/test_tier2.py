@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kvss_agent.data_plane.tier_requests import LoopTiering
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
-from kvss_agent.tiering import LoopTiering
 from swdriver_shim.cache.reasons import TIER2, Reason
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Loading, Part

@@ -23,9 +23,9 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen3NextConfig
 
 from console.environment import PROJECT
-from kvss_agent.arena import Arena
 from kvss_agent.client import Credentials, connect
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import ModelSpec

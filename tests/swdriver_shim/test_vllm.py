@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvss_agent.arena import Arena, slot_bytes_for
-from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.shard.arena import Arena, slot_bytes_for
+from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings as django
 from msgspec.structs import replace
 
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
@@ -25,7 +25,7 @@ from swdriver_shim.data_plane.grants import NotGranted
 from swdriver_shim.data_plane.worker_protocol import WorkerAddress
 from swdriver_shim.data_plane.worker_server import WorkerServer
 from swdriver_shim.policy import Rules
-from telemetry import transfers
+from telemetry.emit import transfers
 from telemetry.records import STREAM, decode
 from tests.kvss_agent.process import agent, document, spec
 from tests.live import wait_until

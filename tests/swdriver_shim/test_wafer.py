@@ -8,9 +8,9 @@ from typing import Self
 
 import pytest
 
-from kvss_agent.arena import Arena
 from kvss_agent.client import Credentials, ShardClient, connect
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.adapters.wafer import (
     ColumnPart,
     DriverCache,

@@ -13,7 +13,7 @@ import pytest
 
 from console.environment import PROJECT, ConfigurationError, Environment
 from console.metrics.catalog import METRICS
-from telemetry import extras
+from telemetry.emit import extras
 from telemetry.histogram import COARSE_BOUNDS, Histogram
 from telemetry.metrics import Kind
 from tests.kvss_agent.process import agent, document, spec

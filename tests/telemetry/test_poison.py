@@ -13,18 +13,18 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from telemetry import dead_letters
 from telemetry.cells import SUM_MAX, Cells, add_cells
-from telemetry.folding import bucket_of
 from telemetry.histogram import BUCKETS
-from telemetry.ingest import Ingest
+from telemetry.ingest import dead_letters
+from telemetry.ingest.folder import bucket_of
+from telemetry.ingest.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
+from telemetry.ingest.service import Ingest
 from telemetry.metrics import Kind
 from telemetry.models import DeadLetter, DeadLetterCount, Topic
-from telemetry.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
 from telemetry.records import FIELD, STREAM
-from telemetry.rollup import RollUp
 from telemetry.shapes import SERIES_MAX, Series, Shape
-from telemetry.storage import FRESH, LEVELS, Shapes, Stored, cells_of, copy_in, day_of, encoded
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, LEVELS, Shapes, Stored, cells_of, copy_in, day_of, encoded
 from tests.telemetry.writers import Writer, counters
 
 pytestmark = pytest.mark.django_db

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from telemetry.folding import Row
 from telemetry.histogram import BOUNDS, Histogram
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Catalog, Kind
 from telemetry.queries import Answer, Fold, Question, Unanswerable, as_csv, ask
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, LEVELS, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, LEVELS, Names, copy_in, day_of
 
 pytestmark = pytest.mark.django_db
 

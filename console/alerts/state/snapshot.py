@@ -22,9 +22,9 @@ from console.placement import explain
 from console.placement.topology import State, Tier
 from console.sessions.models import Job, Shard
 from console.sessions.rules import in_force
+from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
 from telemetry.queries import ask
-from telemetry.sources import ALIVE
 from telemetry.topics import of_source
 
 SERIES_MAX: Final = 100_000  # of a query

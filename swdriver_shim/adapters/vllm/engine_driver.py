@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent import daemon
 from kvss_agent.client import Address
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig
@@ -36,7 +36,7 @@ from swdriver_shim.data_plane.worker_protocol import WorkerAddress, read
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
-from telemetry.telling import Telling
+from telemetry.emit.reporter import Telling
 
 log = logging.getLogger(__name__)
 

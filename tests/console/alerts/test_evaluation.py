@@ -21,12 +21,12 @@ from console.alerts.state.lifecycle import Verdict
 from console.alerts.state.suppression import causes
 from console.metrics import prometheus
 from console.orgs.models import Org
-from telemetry.folding import Row
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
 from telemetry.models import Event, Source
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.console.alerts.numbers import StaticCondition, rule_of
 from tests.console.alerts.things import make_alert
 

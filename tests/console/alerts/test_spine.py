@@ -20,8 +20,8 @@ from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Session, Shard
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series
+from telemetry.store.rollup import RollUp
 from tests.conftest import People
 from tests.console.alerts.numbers import at, judged, line
 from tests.console.alerts.test_evaluation import NOW, heard, put

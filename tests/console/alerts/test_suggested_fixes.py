@@ -19,11 +19,11 @@ from console.operations.models import Operation
 from console.placement.topology import State
 from console.policies.services import in_force, set_policy
 from swdriver_shim.policy import OrgPolicies, Policy
-from telemetry.folding import Row
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.alerts.things import make_alert
 from tests.console.fleet.worlds import make_world

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from console.alerts.conditions.condition import Finding
 from console.alerts.models import Alert, Transition
-from console.alerts.state.lifecycle import Delays, State, Verdict, begin
+from console.alerts.state.lifecycle import Delays, State, Verdict, advance, begin
 from console.alerts.state.transitions import first_seen, observe
 from telemetry.models import Event
 from tests.console.alerts.numbers import StaticCondition, at, rule_of

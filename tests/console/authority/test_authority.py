@@ -27,9 +27,15 @@ from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
 from console.orgs import services as orgs
 from console.policies import callers
-from kvss_agent.certificates import Role, is_issued_by, peer_of, read_authorities, read_certificate
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import credential
+from kvss_agent.process.membership import credential
+from kvss_agent.security.certificates import (
+    Role,
+    is_issued_by,
+    peer_of,
+    read_authorities,
+    read_certificate,
+)
+from kvss_agent.security.identity import ProcessIdentity
 from telemetry.credentials import password
 from tests.conftest import People
 from tests.console.fleet.worlds import (

@@ -35,11 +35,11 @@ from console.policies import callers
 from console.policies import services as policies
 from console.sessions import jobs, moves, services
 from console.sessions.models import Phase, Shard
-from kvss_agent import capabilities
-from kvss_agent.certificates import Peer
-from kvss_agent.certificates import Role as PeerRole
-from kvss_agent.identity import ProcessIdentity, fingerprint, public_pem
-from kvss_agent.trust import Trust, load_chain
+from kvss_agent.security import capabilities
+from kvss_agent.security.certificates import Peer
+from kvss_agent.security.certificates import Role as PeerRole
+from kvss_agent.security.identity import ProcessIdentity, fingerprint, public_pem
+from kvss_agent.security.trust import Trust, load_chain
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.conftest import People
 from tests.console.sessions.loads import kv, tokens_of

@@ -21,11 +21,11 @@ from console.charts.services import plan_of
 from console.metrics.catalog import METRICS
 from telemetry.events import note
 from telemetry.figures import OF_DRIVERS, OF_STREAMS, figure_of, figures_now
-from telemetry.folding import Row, bucket_of
+from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of, make_days
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of, make_days
 from tests.conftest import People
 
 HITS = [

@@ -18,7 +18,7 @@ from console.control.documents import Compiler
 from console.fleet import importing, retiring, tier2
 from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
-from kvss_agent.identity import ProcessIdentity
+from kvss_agent.security.identity import ProcessIdentity
 from tests.conftest import People
 from tests.console.fleet.worlds import World
 from tests.kvss_agent.process import AgentProcess, agent

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import Client
 
 from console.metrics import prometheus
-from telemetry.dead_letters import Aside, Cause, store
+from telemetry.ingest.dead_letters import Aside, Cause, store
 from tests.conftest import People
 
 pytestmark = pytest.mark.django_db

@@ -23,8 +23,8 @@ from console.orgs import services as orgs
 from console.policies import callers, epochs, purges
 from console.policies.drivers import keys_of
 from console.policies.models import PurgeConfirmation, PurgeReceipt
-from kvss_agent.confirmations import PURPOSE, DriverStatement, ShardCover
-from kvss_agent.identity import ProcessIdentity, verify
+from kvss_agent.security.confirmations import PURPOSE, DriverStatement, ShardCover
+from kvss_agent.security.identity import ProcessIdentity, verify
 from swdriver_shim.keys import isolation_tag
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join

@@ -31,15 +31,15 @@ from console.orgs import services as orgs
 from console.policies import callers, history, proof, purges, services
 from console.policies.drivers import keys_of
 from console.policies.models import PolicyVersion, PurgeReceipt
-from kvss_agent.identity import ProcessIdentity
+from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
-from telemetry.folding import Row, bucket_of
+from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.control.drivers import MODEL, DriverFleet, drivers
 from tests.kvss_agent.process import AgentProcess, agent, document, spec

@@ -103,7 +103,7 @@ def test_page_fragment_and_api_find_the_same(
     told = api_of(people.viewer).get("/api/v1/search?q=acme").json()
     assert [group["kind"] for group in told] == ["orgs", "alerts", "operations", "sessions"]
     assert told[0]["found"] == [{"name": "Acme", "detail": "acme", "address": "/orgs/acme/"}]
-    assert "called like “nobody”" in browser.get("/search/?q=nobody").content.decode()
+    assert "No results for “nobody”" in browser.get("/search/?q=nobody").content.decode()
     assert set(kinds()) == {
         *("alerts", "boxes", "drivers", "nodes", "operations", "orgs", "prompts", "requests"),
         "sessions",

@@ -19,11 +19,11 @@ import redis
 from django.conf import settings
 
 from console.fleet.models import Driver, Node, SpineLink
-from kvss_agent.certificates import Role
+from kvss_agent.security.certificates import Role
 from swdriver_shim.daemon.metrics import PATH_BYTES
-from telemetry.ingest import Ingest
+from telemetry.ingest.service import Ingest
 from telemetry.queries import Fold, Question, ask
-from telemetry.rollup import RollUp
+from telemetry.store.rollup import RollUp
 from tests.console.sessions import network
 from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
 from tests.console.sessions.network import WITH_US, Network

@@ -11,7 +11,7 @@ from console.control import services as control
 from console.fleet.models import Driver, Node
 from console.operations import services as operations
 from console.operations.models import Operation
-from kvss_agent.certificates import Role
+from kvss_agent.security.certificates import Role
 from tests.console.sessions.fleets import make_box, make_driver, make_node
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import AgentProcess, agent

@@ -10,11 +10,11 @@ from django.test import Client
 
 from console.accounts.models import User
 from console.sessions.models import Job, Session
-from telemetry.folding import Row, bucket_of
+from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.sessions.fleets import make_driver
 

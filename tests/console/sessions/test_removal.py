@@ -28,8 +28,8 @@ from console.policies import purges
 from console.policies.models import PurgeReceipt
 from console.sessions import jobs, machines, moves, removal, services
 from console.sessions.models import Job, Phase, Session, Shard
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import credential
+from kvss_agent.process.membership import credential
+from kvss_agent.security.identity import ProcessIdentity
 from tests.conftest import People
 from tests.console.control.drivers import join
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, new_token

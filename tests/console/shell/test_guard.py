@@ -19,7 +19,7 @@ import pytest
 
 from console.guard import Guard, Message, Receive, Scope, Send
 from console.shell.request_context import note_known
-from kvss_agent.shares import Shares
+from kvss_agent.limits.shares import Shares
 from tests.live import LiveConsole, live_console, wait_until
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from kvss_agent import seal
-from kvss_agent.seal import Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.backend import Failed, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.s3 import S3

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvss_agent.seal import Miss
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from kvss_agent import pulling
-from kvss_agent.breach import Breach, Cause
+from kvss_agent import pulls
 from kvss_agent.client import Credentials
-from kvss_agent.hosting import HostedShard
-from kvss_agent.pulling import Pull, Source
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.pulls import Pull, Source
+from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.tier2.backend import (
     Failed,
 )
@@ -247,7 +247,7 @@ class Misfortune:
             )
             fetching = Pull("pull", name, len(slots))
             task = self._turns.start(
-                lambda: pulling.run(fetching, hosted, source, slots), "pull", target.process
+                lambda: pulls.run_pull(fetching, hosted, source, slots), "pull", target.process
             )
             until = self._turns.now + 120
             while not task.done and target.is_up and self._turns.now < until:

@@ -10,14 +10,16 @@ from functools import partial
 from typing import Final, Self
 from unittest import mock
 
-from kvss_agent import channel, connection, hosting, pulling, serving
+from kvss_agent import pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
-from kvss_agent.client import line as lines
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.client import connection as client_connection
+from kvss_agent.data_plane import channel, connection, server
+from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
+from kvss_agent.shard import hosted
+from kvss_agent.shard.hosted import HostedShard, Identity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
-from kvss_agent.wire import VERSION, VERSION_MIN
 from swdriver_shim import deciding, driver
 from swdriver_shim.cache import spilling
 from swdriver_shim.data_plane import former_homes, tier2
@@ -42,8 +44,8 @@ LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
     *(deciding, driver, tier2, former_homes, moving),
-    *(lines, requests, shared, stream, window),
-    *(channel, connection, hosting, pulling, serving, stores),
+    *(client_connection, requests, shared, stream, window),
+    *(channel, connection, hosted, pulls, server, stores),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 

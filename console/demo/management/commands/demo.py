@@ -18,7 +18,7 @@ from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.planning import CannotPlan
-from kvss_agent.trust import AUTHORITIES_FILE
+from kvss_agent.security.trust import AUTHORITIES_FILE
 from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.remote import Refused, RemotePrefixes
 from swdriver_shim.adapters.wafer import Wafer
