@@ -93,6 +93,11 @@ class Alert(models.Model):
         return self.definition.title if self.definition else self.rule
 
     @property
+    def unit(self) -> str:
+        """The unit of value and threshold."""
+        return self.definition.unit if self.definition else ""
+
+    @property
     def subject(self) -> str:
         """The object it is about: `ax-7`, or `ax-7, shard job7.full.2`."""
         labels = [f"{name} {text}" for name, text in sorted(self.labels.items())]

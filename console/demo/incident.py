@@ -89,7 +89,7 @@ class Incident:
         self._tell(f"An alert fires: {alert.sentence}.", page)
         self._pause("Press “Move it now” on that page, or Enter here.")
         if _crosses(shard) and not _is_busy():  # if nobody has pressed it
-            suggested_fixes.do(SYSTEM, alert, "move")
+            suggested_fixes.apply(SYSTEM, alert, "move")
         self._tell(
             f"{shard.name} moves back on a rail, as the alert suggests. Its job goes on.",
             f"/operations/?target={of_session(SESSION)}",

@@ -174,7 +174,7 @@ def drop(part: str, whole: str, usual: str, sentence: str) -> Condition:
                 continue
             before, now = median(past), parts.get(_key(line), 0.0) / total
             threshold = before * (1 - thresholds["fall_share"])
-            evidence = {"usual": before, "hours_compared": len(past), "tokens_requested": total}
+            evidence = {"usual_share": before, "hours_compared": len(past), "tokens_requested": total}
             yield _finding(line, now < threshold, now, threshold, sentence, evidence)
 
     return condition

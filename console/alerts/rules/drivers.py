@@ -20,6 +20,7 @@ def _latency(verb: str) -> Rule:
         severity=Severity.PAGE,
         scope=Scope.ORG,
         description=f"Too many {verb}s are slower than the org's objective allows, and still are.",
+        unit="seconds",
         suggested_fix="Check what changed on the path, and move the shard to a near, idle node.",
         runbook="evict-or-refill-slow.md",
         condition=metrics.burn_rate(
@@ -63,6 +64,7 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.TICKET,
         scope=Scope.DRIVER,
         description="A registered driver sends no telemetry. Its engine recomputes every prompt.",
+        unit="seconds",
         suggested_fix="Restart the driver. If its job is finished, remove it from the fleet.",
         runbook="driver-not-reporting.md",
         condition=reporting.not_reporting("driver", registered_only=True),
@@ -77,6 +79,7 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.TICKET,
         scope=Scope.DRIVER,
         description="A driver is behind its desired generation, or gives the console no valid answer.",
+        unit="generations",
         suggested_fix="Act on the reason in the evidence. Until then the older policy stays active.",
         runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "driver"),
@@ -116,11 +119,12 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.TICKET,
         scope=Scope.ORG,
         description="The hit rate of an org is far below its median of the last week.",
+        unit="share",
         suggested_fix="Check why it misses, and what changed: a policy, a resize, or its prompts.",
         runbook="hit-rate-drop.md",
         actions=("quota",),
         condition=metrics.drop(
-            "hit", "requested", "usual", "hit rate of {name} is {value:.0%} (usually {usual:.0%})"
+            "hit", "requested", "usual", "hit rate of {name} is {value:.0%} (usually {usual_share:.0%})"
         ),
         queries={
             "hit": MetricQuery(
@@ -162,6 +166,7 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.PAGE,
         scope=Scope.DRIVER,
         description="A sweeper was late. Expired columns were not served, but stayed in memory.",
+        unit="columns",
         suggested_fix="Restore the agent, or give the driver more CPU. Inform the org's admin.",
         runbook="ttl-exceeded.md",
         condition=metrics.level(
@@ -182,6 +187,7 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.ORG,
         description="A slot did not contain the stored bytes, so nothing was served from it. The cause "
         "is a memory error or a driver bug.",
+        unit="tokens",
         suggested_fix="Find the kind in the driver's log (corrupt, stale, foreign); see the runbook.",
         runbook="seal-refused.md",
         condition=metrics.level(

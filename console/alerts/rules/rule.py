@@ -48,6 +48,11 @@ class Threshold:
     low: float = 0
     high: float = 1e15
 
+    @property
+    def unit(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition("_")[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricQuery:
@@ -99,6 +104,7 @@ class Rule:
     severity: Severity
     scope: Scope
     description: str  # one or two sentences
+    unit: str = ""  # of the value and threshold of its alerts: seconds, share or a name
     suggested_fix: str  # for every case; `actions` are for the case at hand
     page: str = ""  # route of the page that the suggested fix mentions
     runbook: str  # file in docs/runbooks

@@ -196,6 +196,7 @@ def may_change(principal: Principal, org: Org | None) -> bool:
 @dataclass(frozen=True, slots=True)
 class EffectiveThreshold:
     name: str
+    unit: str
     value: float
     source: str  # where the value is set: rule, all or org
     text: str
@@ -212,7 +213,7 @@ def effective(rule: Rule, current: Thresholds, for_all: Thresholds) -> list[Effe
             value, source = for_all.values[one.name], "all"
         else:
             value, source = one.default, "rule"
-        found.append(EffectiveThreshold(one.name, value, source, one.text))
+        found.append(EffectiveThreshold(one.name, one.unit, value, source, one.text))
     return found
 
 

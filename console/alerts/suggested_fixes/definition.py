@@ -24,7 +24,7 @@ class Call:
     """The API request that applies a fix. `headers` are those besides token and content type."""
 
     method: Literal["POST", "PUT"]
-    path: str
+    path: str  # after /api/v1
     body: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ class Cordon:
             "cordon",
             "Cordon it now",
             (Change("State", State.READY.value, State.CORDONED.value),),
-            Call("PUT", f"/api/v1/nodes/{node.name}/state", {"state": State.CORDONED.value}),
+            Call("PUT", f"/nodes/{node.name}/state", {"state": State.CORDONED.value}),
             _refusal(principal),
         )
 
@@ -56,7 +56,7 @@ class Drain:
                 Change("State", nodes.wanted(node)[0].value, State.DRAINING.value),
                 Change("Streams there", str(count), "0"),
             ),
-            Call("POST", f"/api/v1/nodes/{node.name}/drain", {}, {"Idempotency-Key": "$(uuidgen)"}),
+            Call("POST", f"/nodes/{node.name}/drain", {}, {"Idempotency-Key": "$(uuidgen)"}),
             _refusal(principal),
         )
 

@@ -43,7 +43,7 @@ class RaiseQuota:
             (Change("Memory quota per driver", exact_size(quota), exact_size(wanted)),),
             Call(
                 "POST",
-                "/api/v1/policies/bulk",
+                "/policies/bulk",
                 {"orgs": [org.slug], "changes": {"dram_bytes_max": wanted}, "reason": str(alert)},
                 {"Idempotency-Key": "$(uuidgen)"},
             ),

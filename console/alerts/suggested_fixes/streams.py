@@ -58,7 +58,7 @@ class MoveStream:
             ),
             Call(
                 "POST",
-                f"/api/v1/sessions/{shard.job.session.name}/move",
+                f"/sessions/{shard.job.session.name}/move",
                 {"shard": shard.name, "node": move.target},
                 ANY_VERSION,
             ),
@@ -111,7 +111,7 @@ class RestoreRails:
                 ),
                 Change("Copied, at most", "", size(plan.bytes)),
             ),
-            Call("POST", f"/api/v1/sessions/{session.name}/bring-back", {}, ANY_VERSION),
+            Call("POST", f"/sessions/{session.name}/bring-back", {}, ANY_VERSION),
             _refusal(principal, session),
         )
 

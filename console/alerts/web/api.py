@@ -185,7 +185,9 @@ def show_fix(fix: SuggestedFix) -> SuggestedFixOut:
 
 
 def _show_call(call: Call) -> CallOut:
-    return CallOut(method=call.method, path=call.path, headers=dict(call.headers), body=dict(call.body))
+    return CallOut(
+        method=call.method, path=f"/api/v1{call.path}", headers=dict(call.headers), body=dict(call.body)
+    )
 
 
 def _state(text: str) -> Any:

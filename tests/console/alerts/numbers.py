@@ -34,10 +34,10 @@ def judged(
     rule: Rule,
     tables: Mapping[str, list[Line]],
     now: Snapshot | None = None,
-    limits: Mapping[str, float] | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> Any:
-    """What the rule finds, with these of its limits."""
-    values = {**rule.defaults, **(limits or {})}
+    """What the rule finds, with these of its thresholds."""
+    values = {**rule.defaults, **(thresholds or {})}
     return list(rule.condition(tables, now or world(), lambda _topic: values))
 
 
@@ -47,7 +47,7 @@ class StaticCondition:
     def __init__(self, **verdicts: Verdict) -> None:
         self.verdicts = verdicts
 
-    def __call__(self, _tables: Tables, _snapshot: Snapshot, _limits: ValuesOf) -> list[Finding]:
+    def __call__(self, _tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> list[Finding]:
         return [
             Finding(topic, verdict, f"{topic} is so", 1.0, 0.0)
             for topic, verdict in self.verdicts.items()

@@ -55,7 +55,7 @@ def test_page_and_api_have_the_same_filters(
     api, browser = api_of(people.platform_viewer), browser_of(people.platform_viewer)
     for query, expected in {
         "": ["ax-3", "ax-7"],
-        "?state=all&hidden=true": ["ax-3", "acme", "ax-7, shard a", "ax-7"],
+        "?state=all&suppressed=true": ["ax-3", "acme", "ax-7, shard a", "ax-7"],
         "?state=resolved": ["acme"],
         "?state=pending": ["ax-3"],
         "?severity=ticket&state=all": ["acme"],
@@ -65,7 +65,7 @@ def test_page_and_api_have_the_same_filters(
         "?org=acme&state=all": ["acme"],
     }.items():
         assert subjects(api.get(f"/api/v1/alerts{query}")) == expected, query
-        page = browser.get(f"/alerts/{query.replace('hidden=true', 'hidden=on')}")
+        page = browser.get(f"/alerts/{query.replace('suppressed=true', 'suppressed=on')}")
         shown = [alert.subject for alert, *_ in page.context["rows"]]
         assert sorted(shown) == sorted(expected), query
     firing_first = [alert.state for alert, *_ in browser.get("/alerts/?state=all").context["rows"]]
@@ -82,9 +82,9 @@ def test_the_number_of_queries_does_not_grow_with_the_alerts(
     make_silence(["rule=refill-slow"])
     browser, api = browser_of(people.platform_admin), api_of(people.platform_admin)
     with django_assert_max_num_queries(14):
-        browser.get("/alerts/?hidden=on")
+        browser.get("/alerts/?suppressed=on")
     with django_assert_max_num_queries(8):
-        api.get("/api/v1/alerts?hidden=true")
+        api.get("/api/v1/alerts?suppressed=true")
 
 
 def test_what_is_done_to_an_alert_is_recorded_once_and_does_not_touch_its_state(
@@ -112,7 +112,7 @@ def test_what_is_done_to_an_alert_is_recorded_once_and_does_not_touch_its_state(
     assert api.get(path).json()["acknowledged_at"] is None
     Alert.objects.update(state="resolved")
     over = api.post(f"{path}/acknowledge", {}, content_type=JSON).json()
-    assert over["acknowledged_at"] is None, "there is nothing left to have in hand"
+    assert over["acknowledged_at"] is None, "there is nothing left to acknowledge"
 
 
 def silence(api: Client, key: str, **more: Any) -> Any:
@@ -151,7 +151,7 @@ def test_a_silence_has_matchers_an_end_an_author_and_a_reason(people: People, ap
     assert api.delete(path).status_code == 428
     assert api.delete(path, headers={"If-Match": '"7"'}).status_code == 412
     ended = api.delete(path, headers={"If-Match": made["ETag"]})
-    assert (ended.status_code, ended.json()["state"]) == (200, "over")
+    assert (ended.status_code, ended.json()["state"]) == (200, "expired")
     assert api.get(f"/api/v1/alerts/{alert.pk}").json()["silenced_by"] is None
     assert Silence.objects.count() == 1, "it stays on record"
     assert audited("silence.create") == audited("silence.end")
@@ -176,8 +176,8 @@ def thresholds(api: Client, rule: str, if_match: str, org: str = "", **body: Any
 
 
 def told(api: Client, rule: str, limit: str, org: str = "") -> tuple[float, str]:
-    limits = api.get(f"/api/v1/alert-rules/{rule}{f'?org={org}' if org else ''}").json()["limits"]
-    return next((one["value"], one["source"]) for one in limits if one["name"] == limit)
+    thresholds = api.get(f"/api/v1/alert-rules/{rule}{f'?org={org}' if org else ''}").json()["thresholds"]
+    return next((one["value"], one["source"]) for one in thresholds if one["name"] == limit)
 
 
 def test_thresholds_are_of_the_rule_then_of_all_then_of_an_org(
@@ -308,7 +308,7 @@ def test_the_charts_of_an_alert_that_is_over_are_shown_of_its_time(
     )
     page = browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
     link = "?from=2026-11-20T02:30:00Z&amp;until=2026-11-20T04:40:00Z"
-    assert f'<a href="{link}">The time of this alert</a>' in page
+    assert f'<a href="{link}">Zoom to this alert</a>' in page
 
 
 def test_pages_of_every_rule_and_state_can_be_seen(

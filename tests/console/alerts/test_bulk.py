@@ -1,4 +1,4 @@
-"""Several alerts at once: taken in hand, assigned and silenced; and how it has been."""
+"""Several alerts at once: acknowledged, assigned and silenced; and how it has been."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_page_goes_back_to_the_list_as_it_was(
     alert.refresh_from_db()
     assert alert.acknowledged_by == "carl"
     nothing = browser.post("/alerts/bulk/", {"verb": "silence"}, follow=True)
-    assert "Choose some alerts first." in nothing.content.decode()
+    assert "Select at least one alert." in nothing.content.decode()
     Alert.objects.all().delete()
     assert 'id="bulk"' in browser.get("/alerts/").content.decode(), "for what comes while it is open"
     assert 'name="verb"' in browser.get("/alerts/").content.decode()

@@ -29,9 +29,9 @@ def heat(fast: int = 0, slow: int = 0) -> list[int]:
     return made.counts
 
 
-def latency(recent: Sequence[object], long: Sequence[object], **limits: float) -> list[Verdict]:
+def latency(recent: Sequence[object], long: Sequence[object], **thresholds: float) -> list[Verdict]:
     tables = {"hour": [line("org:acme", *recent)], "six_hours": [line("org:acme", *long)]}
-    return [one.verdict for one in judged(BY_SLUG["refill-slow"], tables, limits=limits)]
+    return [one.verdict for one in judged(BY_SLUG["refill-slow"], tables, thresholds=thresholds)]
 
 
 GOOD, BAD = heat(fast=100), heat(fast=50, slow=50)
@@ -96,7 +96,7 @@ def test_a_level_is_judged_of_each_shard() -> None:
         ({"shard": "a"}, FINE),
         ({"shard": "b"}, BREACH),
     ]
-    assert found[1].sentence == "1,001 requests wait at shard b of ax-7"
+    assert found[1].sentence == "1,001 requests waiting at shard b of ax-7"
 
 
 def test_tier_2_is_held_against_its_cap_and_without_a_cap_nothing_is_said() -> None:

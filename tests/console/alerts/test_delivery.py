@@ -162,7 +162,7 @@ def test_slack_is_mentioned_to_by_nobody(receiver: Hook) -> None:
     run(channel)
     [body] = receiver.bodies
     assert "&lt;!channel&gt; &amp; more" in body["text"]
-    assert "FIRING Requests wait at a shard: ax-7" in body["text"]
+    assert "FIRING Shard queue too deep: ax-7" in body["text"]
 
 
 @pytest.mark.django_db
@@ -252,7 +252,7 @@ def test_a_mail_says_what_is_so_and_is_one_conversation(box: Mailbox) -> None:
     run(channel)
     first, second = (message_from_bytes(one.content, policy=policy.default) for one in box.mails)
     assert box.mails[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
-    assert first["Subject"] == "FIRING Requests wait at a shard: ax-7"
+    assert first["Subject"] == "FIRING Shard queue too deep: ax-7"
     assert "1 request waits" in first.get_content()
     assert second["Subject"].startswith("RESOLVED")
     assert first["References"] == second["References"]

@@ -97,7 +97,7 @@ def test_a_deep_queue_fires_with_its_evidence_and_ends() -> None:
     alert = Alert.objects.get()
     assert (alert.state, alert.topic, alert.labels) == ("firing", "node:ax-7", {"shard": "a"})
     assert (alert.value, alert.threshold) == (5000, 1000)
-    assert alert.sentence == "5,000 requests wait at shard a of ax-7"
+    assert alert.sentence == "5,000 requests waiting at shard a of ax-7"
     assert tick(queue) == 0
     put("node:ax-7", {WAITING: (0.0, 10, 0.0)}, ago=10)
     assert tick(queue) == 1
@@ -129,7 +129,7 @@ def test_of_a_node_that_falls_silent_nothing_is_known_and_the_silence_explains_i
     hidden = Alert.objects.get(rule="queue-deep")
     assert hidden.suppressed_by
     assert hidden.suppressed_by.rule == "agent-not-reporting"
-    assert hidden.sentence == "5,000 requests wait at shard a of ax-7", "the last that was known"
+    assert hidden.sentence == "5,000 requests waiting at shard a of ax-7", "the last that was known"
     heard("node:ax-7")
     tick(queue, silent)
     assert states()["agent-not-reporting node:ax-7"] == "resolved"
@@ -140,14 +140,14 @@ def test_when_no_numbers_arrive_nothing_gets_well() -> None:
     always = rule_of(StaticCondition(fleet=Verdict.BREACH))
     heard("web:host")
     tick(always)
-    assert states() == {"overstay fleet": "firing"}
+    assert states() == {"ttl-exceeded fleet": "firing"}
     heard("web:host", seconds_ago=300)
     late = hasty("telemetry-late")
     tick(rule_of(StaticCondition(fleet=Verdict.OK)), late)
-    assert states() == {"overstay fleet": "no_data", "telemetry-late fleet": "firing"}
+    assert states() == {"ttl-exceeded fleet": "no_data", "telemetry-late fleet": "firing"}
     heard("web:host")
     tick(rule_of(StaticCondition(fleet=Verdict.OK)), late)
-    assert states() == {"overstay fleet": "resolved", "telemetry-late fleet": "resolved"}
+    assert states() == {"ttl-exceeded fleet": "resolved", "telemetry-late fleet": "resolved"}
 
 
 def test_what_is_told_of_an_org_is_the_orgs() -> None:
@@ -172,9 +172,9 @@ def test_what_is_switched_off_ends_and_does_not_begin() -> None:
     current = thresholds.thresholds_for_change(SYSTEM, always, "")
     thresholds.set_thresholds(SYSTEM, current, values={}, enabled=False)
     tick(always)
-    assert states() == {"overstay fleet": "resolved"}
+    assert states() == {"ttl-exceeded fleet": "resolved"}
     tick(always)
-    assert states() == {"overstay fleet": "resolved"}
+    assert states() == {"ttl-exceeded fleet": "resolved"}
 
 
 def test_a_rule_that_can_not_be_evaluated_says_so_and_stops_no_other() -> None:

@@ -33,7 +33,7 @@ def test_who_gives_no_valid_answer_is_named_with_why_and_since_when() -> None:
         problem="Its answer has 64 MiB; at most 1 MiB is read.",
         fault="too_long",
         fault_since=at(-300),
-        seen_at=at(-310),
+        answered_at=at(-310),
     )
     one = found(a=standing)["node:a"]
     assert one.verdict is Verdict.BREACH
@@ -41,19 +41,19 @@ def test_who_gives_no_valid_answer_is_named_with_why_and_since_when() -> None:
         "a gives the console no valid answer: Its answer has 64 MiB; at most 1 MiB is read"
     )
     assert one.evidence == {
-        "why": "Its answer has 64 MiB; at most 1 MiB is read.",
+        "reason": "Its answer has 64 MiB; at most 1 MiB is read.",
         "fault": "too_long",
-        "no_valid_answer_since": "2026-11-21 11:55:00 UTC, 5 min before",
-        "last_valid_answer": "2026-11-21 11:54:50 UTC, 5 min 10 s before",
-        "follows": "document 7 of 9",
+        "no_valid_answer_since": "2026-11-21 11:55:00 UTC, 5 min ago",
+        "last_valid_answer": "2026-11-21 11:54:50 UTC, 5 min 10 s ago",
+        "generation": "7 of 9",
     }
 
 
 def test_who_refuses_a_document_is_behind_though_its_numbers_do_not_show_it() -> None:
-    standing = TargetState(desired=9, observed=7, problem="It answered 422. No.", seen_at=at(-5))
+    standing = TargetState(desired=9, observed=7, problem="It answered 422. No.", answered_at=at(-5))
     one = found(a=standing)["node:a"]
-    assert (one.verdict, one.sentence) == (Verdict.BREACH, "a is 2 documents behind")
-    assert one.evidence["why"] == "It answered 422. No."
+    assert (one.verdict, one.sentence) == (Verdict.BREACH, "a is 2 generations behind")
+    assert one.evidence["reason"] == "It answered 422. No."
 
 
 def test_its_numbers_are_enough_and_are_given_their_reason() -> None:
@@ -61,7 +61,7 @@ def test_its_numbers_are_enough_and_are_given_their_reason() -> None:
     assert [alone[topic].verdict for topic in ("node:a", "node:b")] == [Verdict.OK, Verdict.BREACH]
     both = found(a=TargetState(7, 7), b=TargetState(8, 7, "full.0: 3 GiB are not there."))
     assert [both[topic].verdict for topic in ("node:a", "node:b")] == [Verdict.OK, Verdict.BREACH]
-    assert both["node:b"].evidence["why"] == "full.0: 3 GiB are not there."
+    assert both["node:b"].evidence["reason"] == "full.0: 3 GiB are not there."
 
 
 def test_one_that_tells_no_numbers_is_judged_by_its_answers() -> None:
@@ -90,4 +90,4 @@ def test_it_is_known_of_everybody_who_was_ever_told_something() -> None:
         )
     }
     [one] = judged(BY_SLUG["driver-behind"], {"desired": [], "observed": []}, now)
-    assert one.evidence["no_valid_answer_since"].endswith("UTC, 4 min before")
+    assert one.evidence["no_valid_answer_since"].endswith("UTC, 4 min ago")

@@ -92,7 +92,7 @@ def test_matchers_hold_all_together(matchers: str, *, holds: bool) -> None:
 def test_what_is_no_matcher_is_told(text: str) -> None:
     with pytest.raises(BadMatcher, match=r"Write label=value"):
         parse([text])
-    with pytest.raises(BadMatcher, match="more than 8"):
+    with pytest.raises(BadMatcher, match="At most 8"):
         parse(["node=x"] * 9)
 
 

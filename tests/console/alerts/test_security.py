@@ -25,10 +25,10 @@ PLAIN, ROOT = BY_SLUG["control-plaintext"], BY_SLUG["root-replacement-stalled"]
 
 
 def test_the_setting_is_a_breach_whether_or_not_anybody_is_asked_so() -> None:
-    for names, said in (((), "no processes are asked"), (("node ax-1",), "1 processes are asked")):
+    for names, said in (((), "no processes called"), (("node ax-1",), "1 process called")):
         [one] = judged(PLAIN, {}, Snapshot(at=at(0), plaintext_control=True, plaintext_targets=names))
         assert (one.verdict, said in one.sentence) == (Verdict.BREACH, True)
-        assert one.evidence == {"asked_over_plain_http": ", ".join(names)}
+        assert one.evidence == {"called_over_plaintext_http": ", ".join(names)}
     [one] = judged(PLAIN, {}, Snapshot(at=at(0)))
     assert one.verdict is Verdict.OK
 

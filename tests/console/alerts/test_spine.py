@@ -1,4 +1,4 @@
-"""Who is placed across the spine is warned of once, with what is known of it and what would end it."""
+"""Who is placed across the spine is warned of once, with what is known of it and the suggested fix."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -
     alert = Alert.objects.get()
     assert (alert.state, alert.topic, alert.org) == ("firing", "session:chat", chat.org)
     assert alert.labels == {"driver": "job7", "stream": "full.1", "node": "ax1"}
-    assert alert.evidence["allowed"] == "the rules allow it"
-    assert alert.evidence["why_not_better"] == "other nodes with a NIC on its leaf are cordoned"
+    assert alert.evidence["allowed"] == "yes, by the placement rules"
+    assert alert.evidence["why_not_a_rail"] == "other nodes with a NIC on its leaf are cordoned"
     assert alert.evidence["shard"] == "job7.full.1"
     for seconds_ago in (0, 300, 0):  # also while the driver is silent
         heard("driver:job7", seconds_ago)
@@ -88,7 +88,7 @@ def test_rules_that_were_made_stricter_are_told(chat: Session) -> None:
     chat.path = "require_rail"
     chat.save()
     tick()
-    assert Alert.objects.get().evidence["allowed"] == "the rules do not allow it"
+    assert Alert.objects.get().evidence["allowed"] == "no, the placement rules forbid it"
 
 
 def test_the_alert_says_which_move_would_end_it_and_does_it(
@@ -96,14 +96,16 @@ def test_the_alert_says_which_move_would_end_it_and_does_it(
 ) -> None:
     tick()
     alert = Alert.objects.get()
-    fix, general = suggested_fixes.of(SYSTEM, alert)
-    assert fix.text == "Move job7.full.1 from ax1 to ax2: then it is on its rail. Its job goes on."
+    fix, general = suggested_fixes.suggest(SYSTEM, alert)
+    assert fix.text == (
+        "Move job7.full.1 from ax1 to ax2, which puts it on a rail. Its job keeps running."
+    )
     assert general.text == PLACED.suggested_fix
     page = browser_of(people.on_call).get(f"/alerts/{alert.pk}/").content.decode()
     assert fix.text in page
     assert "Move it now" in page
     assert "Move it now" not in browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
-    done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", {"kind": "move"})
+    done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", {"action": "move"})
     operation = Operation.objects.get()
     assert done["Location"] == f"/operations/{operation.pk}/"
     shard = Shard.objects.get(index=1)
@@ -122,13 +124,13 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
     full = make_alert("spine-burst", "fleet", labels={"link": "l2-up"}, evidence=carried)
     share = make_alert("spine-share", "session:chat", people.acme)
     for alert in (full, share):
-        fix, _ = suggested_fixes.of(SYSTEM, alert)
-        assert fix.text == "Bring 2 streams of chat back on rails. Jobs go on."
+        fix, _ = suggested_fixes.suggest(SYSTEM, alert)
+        assert fix.text == "Restore the rails of chat: move 2 streams. Jobs keep running."
         assert {(one.what, one.before, one.after) for one in fix.plan[:-1]} == {
-            ("job7.full.1", "ax1", "ax2, on its rail"),
-            ("job7.full.2", "ax4", "ax3, on its rail"),
+            ("job7.full.1", "ax1", "ax2, on a rail"),
+            ("job7.full.2", "ax4", "ax3, on a rail"),
         }
-    asked = {"kind": "restore-rails"}
+    asked = {"action": "restore-rails"}
     assert browser_of(people.stranger).post(f"/alerts/{share.pk}/fix/", asked).status_code == 404
     assert browser_of(people.viewer).post(f"/alerts/{share.pk}/fix/", asked).status_code == 403
     on_call = browser_of(people.on_call)
@@ -140,18 +142,18 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
     assert list(homes.values_list("next_node__name", flat=True)) == ["ax2", "ax3"]
 
     page = on_call.get(f"/alerts/{share.pk}/").content.decode()
-    assert "Bring them back now" not in page, "it is being done"
+    assert "Restore rails now" not in page, "it is being done"
     assert f'href="/operations/{operation.pk}/"' in page
     live = on_call.get(f"/alerts/{share.pk}/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in live
-    for told in ('id="fixes" hx-swap-oob', "Under way: ", 'id="entries" hx-swap-oob', "Done: Bring 2"):
+    for told in ('id="fixes" hx-swap-oob', "In progress: ", 'id="entries" hx-swap-oob', "Applied: Restore the rails"):
         assert told in live, "a page that stays open says so, too"
 
 
 def test_where_no_move_helps_it_says_why(chat: Session) -> None:
     tick()
     Node.objects.filter(name="ax2").update(state="cordoned")
-    assert suggested_fixes.of(SYSTEM, Alert.objects.get())[0].text == (
+    assert suggested_fixes.suggest(SYSTEM, Alert.objects.get())[0].text == (
         "No move helps now. ax2 with a NIC on its leaf is cordoned"
     )
 
@@ -171,7 +173,7 @@ def test_of_drivers_of_no_session_the_paths_that_they_tell_count_but_no_moves() 
     world = Snapshot(at=at(0), session_drivers=frozenset({"job7"}))
     [found] = judged(PLACED, {"crossing": told}, world)
     assert (found.topic, found.value) == ("driver:alone", 15)
-    assert found.evidence["allowed"] == "no session's rules"
+    assert found.evidence["allowed"] == "no session has placement rules for it"
 
 
 def test_a_stream_that_a_session_has_placed_is_there_without_a_byte() -> None:

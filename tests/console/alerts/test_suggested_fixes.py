@@ -11,7 +11,7 @@ from django.test import Client
 from console.accounts.principal import SYSTEM
 from console.alerts.rules.catalogue import RULES
 from console.alerts.suggested_fixes import services as suggested_fixes
-from console.alerts.suggested_fixes.actions import REMEDIES
+from console.alerts.suggested_fixes.actions import ACTIONS
 from console.audit.models import AuditEntry
 from console.fleet import nodes
 from console.fleet.models import Node
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_rules_name_remedies_that_there_are() -> None:
-    assert {kind for rule in RULES for kind in rule.fix_kinds} == set(REMEDIES)
+    assert {name for rule in RULES for name in rule.actions} == set(ACTIONS)
 
 
 def test_a_node_is_cordoned_by_who_is_on_call_for_the_platform(
@@ -41,20 +41,20 @@ def test_a_node_is_cordoned_by_who_is_on_call_for_the_platform(
     make_world()
     alert = make_alert("tier2-faults", "node:ax-1", labels={"outcome": "read failed"})
     page = browser_of(people.platform_viewer).get(f"/alerts/{alert.pk}/").content.decode()
-    assert "Who is on call for the platform can do it." in page
+    assert "This needs the role on-call on the platform." in page
     assert "Cordon it now" not in page
     on_call = browser_of(people.platform_on_call)
     assert "Cordon it now" in on_call.get(f"/alerts/{alert.pk}/").content.decode()
-    done = on_call.post(f"/alerts/{alert.pk}/fix/", {"kind": "cordon"})
+    done = on_call.post(f"/alerts/{alert.pk}/fix/", {"action": "cordon"})
     assert done["Location"] == "/fleet/nodes/ax-1/"
     assert nodes.wanted(Node.objects.get(name="ax-1"))[0] is State.CORDONED
     reasons = list(AuditEntry.objects.order_by("id").values_list("action", "reason"))
-    said = f"alert {alert.pk}: Disk or bucket of tier 2 fails"
+    said = f"alert {alert.pk}: Tier 2 read or write errors"
     assert reasons[-2:] == [("node.state", said), ("alert.comment", "")]
     page = on_call.get(f"/alerts/{alert.pk}/").content.decode()
-    assert "Done: Cordon ax-1" in page
+    assert "Applied: Cordon ax-1" in page
     assert "Cordon it now" not in page
-    assert on_call.post(f"/alerts/{alert.pk}/fix/", {"kind": "cordon"}).status_code == 404
+    assert on_call.post(f"/alerts/{alert.pk}/fix/", {"action": "cordon"}).status_code == 404
 
 
 def three_on_ax_1(kind: nodes.Kind, names: Collection[str]) -> Mapping[str, int]:
@@ -68,19 +68,19 @@ def test_a_node_with_streams_is_drained_as_an_operation(
     alert = make_alert("agent-not-reporting", "node:ax-1")
     nodes.tells_streams(three_on_ax_1)
     try:
-        [drain, general] = suggested_fixes.of(SYSTEM, alert)
+        [drain, general] = suggested_fixes.suggest(SYSTEM, alert)
         assert [(one.what, one.before, one.after) for one in drain.plan][1] == (
             "Streams there",
             "3",
             "0",
         )
-        done = browser_of(people.platform_on_call).post(f"/alerts/{alert.pk}/fix/", {"kind": "drain"})
+        done = browser_of(people.platform_on_call).post(f"/alerts/{alert.pk}/fix/", {"action": "drain"})
     finally:
         nodes.forget_streams(three_on_ax_1)
     operation = Operation.objects.get()
     assert (operation.kind, done["Location"]) == ("node.drain", f"/operations/{operation.pk}/")
-    assert (general.kind, general.can_be_done) == ("", False)
-    assert suggested_fixes.of(SYSTEM, make_alert("agent-not-reporting", "node:ax-2"))[0].kind == ""
+    assert (general.action, general.can_apply) == ("", False)
+    assert suggested_fixes.suggest(SYSTEM, make_alert("agent-not-reporting", "node:ax-2"))[0].action == ""
 
 
 def hold(driver: str, org: str, count: int) -> None:
@@ -97,17 +97,17 @@ def test_a_quota_that_a_driver_has_filled_is_raised_by_an_org_admin(
     people: People, browser_of: Callable[..., Client], api_of: Callable[..., Client]
 ) -> None:
     alert = make_alert("hit-rate-drop", "org:acme", people.acme)
-    assert [fix.kind for fix in suggested_fixes.of(SYSTEM, alert)] == [""], "it has none"
+    assert [fix.action for fix in suggested_fixes.suggest(SYSTEM, alert)] == [""], "it has none"
     limited = OrgPolicies(policy=Policy(dram_bytes_max=1000))
     set_policy(SYSTEM, people.acme, limited, reason="contract")
     hold("job-1", "acme", 100)
-    assert [fix.kind for fix in suggested_fixes.of(SYSTEM, alert)] == [""], "there is room"
+    assert [fix.action for fix in suggested_fixes.suggest(SYSTEM, alert)] == [""], "there is room"
     hold("job-7", "acme", 950)
     told = api_of(people.viewer).get(f"/api/v1/alerts/{alert.pk}/suggested-fixes").json()[0]
-    assert "on a driver fill it" in told["text"], "it is of no session of theirs"
-    assert told["refusal"] == "An org admin can do it."
+    assert "on a driver." in told["text"], "it is of no session of theirs"
+    assert told["refusal"] == "This needs the role org admin."
     assert told["call"]["body"]["changes"] == {"dram_bytes_max": 1500}
-    asked = {"kind": "quota"}
+    asked = {"action": "quota"}
     assert browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", asked).status_code == 403
     done = browser_of(people.org_admin).post(f"/alerts/{alert.pk}/fix/", asked)
     assert done["Location"] == "/orgs/acme/policy/"

@@ -170,8 +170,8 @@ def test_members_see_their_org_and_nothing_of_others(
         assert others not in page, others
     assert browser_of(people.viewer).get("/?org=globex").status_code == 404
     of_one = browser_of(people.platform_viewer).get("/?org=globex").content.decode()
-    assert "Refills are slow" in of_one
-    assert "An agent is silent" not in of_one
+    assert "Refill latency above objective" in of_one
+    assert "Agent not reporting" not in of_one
 
 
 @pytest.mark.django_db
@@ -214,7 +214,7 @@ def test_who_does_not_see_a_cause_sees_what_it_explains(
     ]
     for path in ("/", "/alerts/", "/alerts/?hidden=on", f"/alerts/{alert['id']}/", "/hand-over/"):
         page = browser_of(people.viewer).get(path).content.decode()
-        assert "Refills are slow" in page, path
+        assert "Refill latency above objective" in page, path
         assert "4711000" not in page, path
         assert "xplained by" not in page, path
 

@@ -42,7 +42,7 @@ def world(people: People) -> Operation:
 
 def test_everything_of_a_name_is_found_and_only_what_is_theirs(people: People, world: Operation) -> None:
     assert found(people, "platform_viewer", "acme") == {
-        "alerts": ["Refills are slow: acme"],
+        "alerts": ["Refill latency above objective: acme"],
         "operations": ["Wait"],
         "orgs": ["Acme"],
         "sessions": ["acme-chat"],
@@ -52,7 +52,7 @@ def test_everything_of_a_name_is_found_and_only_what_is_theirs(people: People, w
     assert found(people, "stranger", "chat") == {"sessions": ["globex-chat"]}
     assert found(people, "viewer", "ax-1") == {}
     assert found(people, "platform_viewer", "AX-1") == {
-        "alerts": ["An agent is silent: ax-1"],
+        "alerts": ["Agent not reporting: ax-1"],
         "nodes": ["ax-1"],
     }
     assert found(people, "viewer", str(world.pk)) == {"operations": ["Wait"]}
@@ -87,7 +87,7 @@ def test_a_request_is_found_by_its_id_by_who_may_see_what_it_changed(
 def test_alerts_are_found_by_their_number(people: People, world: Operation) -> None:
     alert = make_alert("evict-slow", "org:acme", people.acme, pk=4_711_000)
     told = found(people, "viewer", "4711000")
-    assert told["alerts"] == [f"Evicts are slow: {alert.subject}"]
+    assert told["alerts"] == [f"Evict latency above objective: {alert.subject}"]
 
 
 def test_page_fragment_and_api_find_the_same(
