@@ -238,6 +238,6 @@ def kept(wafer: Wafer, shards: fleet.Shards, conversations: Sequence[int]) -> fl
     for number in conversations:
         prompt = maker.prompt(conversation(number))
         asked = [(key, maker.tag) for key in prompt.keys]
-        there = [all(parts) for parts in zip(*(shard.kept(asked) for shard in shards[0]), strict=True)]
+        there = [all(parts) for parts in zip(*(shard.exists(asked) for shard in shards[0]), strict=True)]
         found += (*there, False).index(False)
     return found / (len(conversations) * CONVERSATION_COLUMNS)

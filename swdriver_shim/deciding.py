@@ -40,7 +40,7 @@ from swdriver_shim.cache.slots import Place
 from swdriver_shim.cache.storing import Store
 from swdriver_shim.cache.trails import Trail
 from swdriver_shim.data_plane.break_even import BreakEven
-from swdriver_shim.data_plane.shard import ShardControl
+from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.tier2 import Tier2Lookup, Tier2Transfers, is_damage, reason_of
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
@@ -178,7 +178,7 @@ class Decider:
         self._emptiers = ThreadPoolExecutor(count, thread_name_prefix="former homes")
         self._emptying: set[str] = set()  # shards
         for shard in self._all:
-            shard.on_line = self._wake.set
+            shard.on_change = self._wake.set
         self._wall_clock = wall_clock
         self._notes = notes
         self._unknown: dict[int, list[int]] = {}  # slots to be emptied before anything is served
@@ -537,7 +537,7 @@ class Decider:
     def _is_applied(self, seconds: float) -> bool:
         """Whether agents have all that was evicted: what lies under it is there until then."""
         until = self._clock() + seconds  # in this thread: those of shards are for work, not for waiting
-        return all(keeper.applied(max(0.0, until - self._clock())) for keeper in self._all)
+        return all(keeper.wait_applied(max(0.0, until - self._clock())) for keeper in self._all)
 
     def _is_here_only(self, tags: Collection[bytes], until: float) -> bool:
         """Wait until no home that a shard has left can have anything of these tags any more; of any, if
@@ -703,7 +703,7 @@ class Decider:
         )  # at the same time: each may take seconds
         with self._lock:
             for group, shards in enumerate(self._keepers):
-                lives = [shard.lives for shard in shards]
+                lives = [shard.memory_resets for shard in shards]
                 new = {at for at, life in enumerate(lives) if life != self._lives[group][at]}
                 if new:
                     self._lives[group] = lives

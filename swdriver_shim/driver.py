@@ -22,7 +22,8 @@ from swdriver_shim.cache.matching import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
-from swdriver_shim.data_plane.shard import EvictColumn, RefillColumn, Shard
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Lookup
 from swdriver_shim.deciding import Asked, Decider, Notes, Permit, always, is_new
 from swdriver_shim.keys import Prompt

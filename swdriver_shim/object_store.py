@@ -18,7 +18,8 @@ from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.data_plane.shard import EvictColumn, RefillColumn, Shard
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.policy import AS_USUAL, Rules

@@ -26,11 +26,12 @@ from swdriver_shim import desired as documents
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.purged_tags import PurgedTags
 from swdriver_shim.data_plane.agent_control import AgentControl
-from swdriver_shim.data_plane.homes import Home, MovableShard, SlotPull
+from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
 from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
-from swdriver_shim.data_plane.worker_client import RemoteShard
+from swdriver_shim.data_plane.worker.client import RemoteShard
 from swdriver_shim.deciding import Decider, Notes
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
@@ -108,7 +109,7 @@ class Shim:
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
-        self._shards: dict[tuple[str, int], MovableShard] = {}
+        self._shards: dict[tuple[str, int], ShardControl] = {}
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
@@ -255,12 +256,12 @@ class Shim:
             self._driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
         for shard in self._shards.values():
-            shard.forget_removed(told.agents_removed)
+            shard.set_removed_agents(told.agents_removed)
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
             elif at in earlier and _place(home) == _place(self._here[at]):
-                self._shards[at].take(home.path)  # the fabric may have changed around it
+                self._shards[at].set_path(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
         self._callers = told.callers()
@@ -288,19 +289,23 @@ class Shim:
         if self._far:
             far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
             for at, shard in far.items():
-                shard.former = self._former(at, homes[at])
+                shard.earlier_homes = self._earlier_homes(at, homes[at])
             self._shards = {**far}
             return Decider(shape, name, in_order(far), notes=notes)
         here = {
             at: Shard(
-                f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path, self._former(at, home)
+                f"{at[0]}.{at[1]}",
+                self._home(home),
+                self._notes,
+                home.path,
+                self._earlier_homes(at, home),
             )
             for at, home in homes.items()
         }
         self._shards = {**here}
         return Driver(shape, name, in_order(here), notes=notes)
 
-    def _former(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
+    def _earlier_homes(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
         """Where an earlier life may have left bytes of this shard."""
         places = [place for place in self._places.left_by(at) if place != _place(home)]
         slot_bytes = 0  # whatever they are: they are emptied
@@ -359,7 +364,7 @@ class Shim:
                 if self._note_down(at, old) and self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
                     if _place(told := self._homes[at]) == _place(new):
-                        self._shards[at].take(told.path)  # it may be another one by now
+                        self._shards[at].set_path(told.path)  # it may be another one by now
                     return
                 if self._stopped.wait(RETRY_SECONDS):
                     return
@@ -457,7 +462,7 @@ class Shim:
     def carried(self) -> list[tuple[str, PathTraffic]]:
         """What each stream has moved, by path. A stream is named after its group and number."""
         shards = sorted(self._shards.items())
-        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.traffic()]
 
     def homes(self) -> list[dict[str, Any]]:
         """Where the shards are, for people."""
@@ -529,9 +534,9 @@ class Shim:
                     "slots": shard.slots,
                     "state": self._state((group, index)),
                     "reason": shard.lost_because,
-                    "left_to_move": shard.left_to_move,
+                    "left_to_move": shard.left_to_move(),
                     "former_homes": shard.former_homes,
-                    "count_from": shard.count_from,
+                    "count_from": shard.count_from(),
                 }
                 for (group, index), shard in sorted(self._shards.items())
             ],

@@ -28,7 +28,8 @@ from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.spilling import Dates, Spill
 from swdriver_shim.cache.trails import Known, Trail
 from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
-from swdriver_shim.data_plane.shard import RecallColumn, ShardControl, SpillColumn
+from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
+from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.keys import COLUMN_TOKENS
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class Tier2Transfers:
         tag = trail.maker.tag
 
         def ask(group: int, shard: ShardControl) -> list[bool]:
-            return shard.kept([(trail.keys[depth], tag) for depth in question[group]])
+            return shard.exists([(trail.keys[depth], tag) for depth in question[group]])
 
         found = self._on_each(ask, [group for group, depths in question.items() if depths])
         return {
@@ -336,7 +337,7 @@ class Tier2Transfers:
         def copy(group: int, shard: ShardControl) -> list[bool]:
             mine = [spill.leaving[place] for place in places[group]]
             if again := [(one.key, one.tag) for one in mine if one.again]:
-                shard.forget(again)
+                shard.delete(again)
             copied = [False] * len(mine)
             for org in {one.encrypted_for for one in mine}:
                 if self._ledger.slots.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
@@ -366,7 +367,7 @@ class Tier2Transfers:
         keys = [(one.key, one.tag) for one in forgets]
         is_done = False
         try:
-            gone = self._on_each(lambda _, shard: shard.forget(keys), [forgets[0].group])
+            gone = self._on_each(lambda _, shard: shard.delete(keys), [forgets[0].group])
             is_done = all(gone[forgets[0].group])
         finally:
             with self._lock:

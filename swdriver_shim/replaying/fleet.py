@@ -97,7 +97,7 @@ class Fleet:
         """
         name, pulled = shard.name, 0
         source, target = self._homes[name], self._agents[to]
-        self._tell(to, self._at(to) | {name: shard.count_from})
+        self._tell(to, self._at(to) | {name: shard.count_from()})
 
         def pull(slots: Sequence[int], after: int) -> PullResult:
             nonlocal pulled

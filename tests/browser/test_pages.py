@@ -242,16 +242,16 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
     page.get_by_role("link", name="Description").click()
     text = page.get_by_label("Description", exact=True)
     text.fill(text.input_value().replace("ax-2:", "ax-7:"))
-    page.get_by_role("button", name="See what would change").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.get_by_role("row", name=re.compile("removed node"))).to_contain_text("ax-2")
     page.get_by_role("button", name="Apply").click()
     expect(page.locator(".messages")).to_contain_text("1 added, 1 removed")
     page.get_by_role("link", name="Join", exact=True).click()
-    page.get_by_role("button", name="Make join token").click()
+    page.get_by_role("button", name="Create join token").click()
     expect(page.locator("#command")).to_contain_text("python -m kvss_agent")
     told = {"Authorization": f"Bearer {page.locator('#made').inner_text()}"}
     httpx.post(f"{console.address}/api/v1/nodes/ax-7/join", json=NODE, headers=told).raise_for_status()
-    page.get_by_role("link", name="See who has joined").click()
+    page.get_by_role("link", name="Nodes", exact=True).click()
     expect(page.get_by_role("row", name=re.compile("ax-7"))).to_contain_text("ready")
     page.get_by_role("link", name="ax-7").click()
     page.get_by_label("Should be").select_option("cordoned")
@@ -265,7 +265,7 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
 def test_a_new_token_is_shown_once_and_works(open_page: Open, console: LiveConsole) -> None:
     page = open_page("/tokens/")
     page.get_by_label("Name").fill("resize bot")
-    page.get_by_role("button", name="Make token").click()
+    page.get_by_role("button", name="Create token").click()
     text = page.locator("#made").inner_text()
     headers = {"Authorization": f"Bearer {text}"}
     assert httpx.get(f"{console.address}/api/v1/me", headers=headers).json()["username"] == "admin"

@@ -29,8 +29,9 @@ from kvss_agent.process.durable_file import keep
 from swdriver_shim import deciding, desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.shim import Conflict, Shim
-from swdriver_shim.data_plane import former_homes, homes, tier2
-from swdriver_shim.data_plane import shard as moving
+from swdriver_shim.data_plane import homes, tier2
+from swdriver_shim.data_plane.shard import connections, former_homes, moves, reads, slots
+from swdriver_shim.data_plane.shard import shard as shards
 from swdriver_shim.desired import (
     ControlSpec,
     Desired,
@@ -44,7 +45,7 @@ from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 
-MODULES: Final = (deciding, driver, shims, tier2, former_homes, moving)
+MODULES: Final = (deciding, driver, shims, tier2, connections, former_homes, moves, reads, shards, slots)
 ORGS: Final = ("acme", "globex", "initech")
 UNDER_WAY_MAX: Final = 6
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of our own in it

@@ -25,9 +25,10 @@ from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.data_plane import shard as moving
 from swdriver_shim.data_plane.agent_control import PullResult
-from swdriver_shim.data_plane.shard import EvictColumn, Pull, RecallColumn, RefillColumn, Shard
+from swdriver_shim.data_plane.shard import Shard, moves
+from swdriver_shim.data_plane.shard.columns import EvictColumn, RecallColumn, RefillColumn
+from swdriver_shim.data_plane.shard.moves import Pull
 from swdriver_shim.driver import Driver, Loading, Part
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
@@ -212,7 +213,7 @@ def test_a_connection_that_breaks_loses_nothing_that_the_agent_still_has(fleet: 
     with driving(fleet, "unix") as engine:
         asked = prompt(tokens(1, 2))
         engine.store(asked)
-        assert all(shard.applied(5) for shard in engine.driver._all)
+        assert all(shard.wait_applied(5) for shard in engine.driver._all)
         for hosted in fleet.plane.shards.values():
             for member in list(hosted._members.values()):
                 member.close(Cause.SUPERSEDED, "a cable was pulled")
@@ -289,7 +290,7 @@ def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
         for asked in prompts:
             engine.store(asked)
         shard = engine.driver._shards[0][1]
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         stop = threading.Event()
         hits: list[int] = []
 
@@ -306,7 +307,7 @@ def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
         wait_until("some were asked after the move", lambda: len(hits) > enough)
         stop.set()
         thread.join()
-        assert shard.left_to_move == 0
+        assert shard.left_to_move() == 0
         assert set(hits) == {2 * C}, "nothing was missed"
         fleet.plane.shards.pop("0.1").end(Cause.GONE, "moved")
         assert [engine.load(asked) for asked in prompts] == [2 * C] * 6
@@ -331,9 +332,9 @@ def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) ->
     with driving(fleet, "unix") as engine:
         engine.store(prompt(tokens(1, 2, 3)))
         shard = engine.driver._shards[0][1]
-        before = shard.count_from
+        before = shard.count_from()
         assert engine.driver.purge("acme", seconds=10).done
-        assert shard.count_from >= before
+        assert shard.count_from() >= before
 
 
 def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_again(
@@ -348,12 +349,12 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
 
         def is_reached_again_first(slots: Sequence[int], after: int) -> PullResult:
             if not afters:
-                client = shard._client
+                client = shard._homes.client
                 assert client
-                shard._lose(client, Lost("a connection has broken"))
+                shard._homes.lose(client, Lost("a connection has broken"))
                 wait_until("it is reached again", lambda: shard.is_open)
             afters.append(after)
-            assert shard.left_to_move == 3
+            assert shard.left_to_move() == 3
             return PullResult(done=False, bytes=0)
 
         assert shard.move(fleet.connect("moved", "unix"), is_reached_again_first)
@@ -363,8 +364,8 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
 def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "PULL_SLOTS", 2)
-    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(moves, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
         for asked in prompts:
@@ -377,7 +378,7 @@ def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
                 return PullResult(done=False, bytes=0)
             return pull(slots, after)
 
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), fails_at_first)
         assert len(failed) == 6
         fleet.end_one("0.1")
@@ -387,8 +388,8 @@ def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
 def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "PULL_SLOTS", 2)
-    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(moves, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
         for asked in prompts:
@@ -401,16 +402,18 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
                 return pull(slots, after)
             if len(pulls) == 2:
                 fleet.end_one("0.1")
-                wait_until("it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._old)
+                wait_until(
+                    "it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._homes.old
+                )
                 wait_until("all goes on", lambda: engine.driver.ledger.stock.reachable)
                 assert engine.load(prompts[4]) == 0
                 assert engine.driver.ledger.stock.reachable, "one home is gone, nobody waits"
             return PullResult(done=False, bytes=0)
 
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), dies)
         assert len(set(pulls)) == 2, "the others are not asked for in vain"
-        assert shard.left_to_move == 0
+        assert shard.left_to_move() == 0
         assert [engine.load(asked) for asked in prompts] == [2 * C, *[0] * 5]
         for asked in prompts:
             engine.store(asked)
@@ -418,7 +421,7 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
 
 
 def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "PULL_SLOTS", 1)
+    monkeypatch.setattr(moves, "PULL_SLOTS", 1)
     begun, go_on = threading.Event(), threading.Event()
 
     def recall(*_: object, **__: object) -> list[Miss]:
@@ -439,7 +442,7 @@ def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pyt
                 assert begun.wait(30)
             return PULLED
 
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), pull)
         go_on.set()
         back.join()
@@ -528,14 +531,14 @@ def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet)
     assert shard.open()
     payload = memoryview(bytes(64 * C))
     assert shard.evict([EvictColumn(0, b"k" * 16, b"t" * 16, C, payload)])
-    client = shard._client
+    client = shard._homes.client
     assert isinstance(client, StreamClient)
     with client._evicting:  # an evict that takes its time
         evict = threading.Thread(
             target=shard.evict, args=([EvictColumn(1, b"k" * 16, b"t" * 16, C, payload)],)
         )
         evict.start()
-        wait_until("it is under way", shard._writing.locked)
+        wait_until("it is under way", shard._homes.writing.locked)
         into = memoryview(bytearray(64 * C))
         assert shard.refill([RefillColumn(0, b"k" * 16, b"t" * 16, C, into)]) == [None]
         assert evict.is_alive()

@@ -17,12 +17,12 @@ from kvss_agent.client import Credentials, Lost, Miss
 from kvss_agent.data_plane.breach import Cause
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.data_plane import worker_server as halving
 from swdriver_shim.data_plane.homes import Home, SlotPull
-from swdriver_shim.data_plane.shard import EvictColumn, ViewColumn
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_protocol import shut
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.worker import server as halving
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.protocol import shut
+from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -39,7 +39,7 @@ class Halves:
         self.fleet = fleet
         self.told: list[object] = []
         self.workers = [WorkerServer(), WorkerServer()]
-        self.lines = [WorkerConnection(one.place, self.hear) for one in self.workers]
+        self.lines = [WorkerConnection(one.address, self.hear) for one in self.workers]
         held = {"0.0": 0, "0.1": 1, "1.0": 0}
         far = {name: RemoteShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
         self.far = far
@@ -203,12 +203,12 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         asked = prompt(tokens(1, 2))
         both.store(asked)
         far = both.far["0.1"]
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert not far.move(both.home("nowhere"), pulling)
         assert both.load(asked) == 2 * C, "a move to nowhere changes nothing"
         assert far.move(both.home("moved"), pulling)
-        assert (far.moves, far.left_to_move) == (1, 0)
+        assert (far.moves, far.left_to_move()) == (1, 0)
         both.fleet.end_one("0.1")
         assert both.load(asked) == 0, "without a controller to pull with it starts empty"
         both.store(asked)
@@ -218,7 +218,7 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
 def test_a_home_that_a_worker_has_left_is_emptied_before_a_receipt(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         both.store(prompt(tokens(1, 2)))
-        both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from)
+        both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from())
         pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert both.far["0.1"].move(both.home("moved"), pulling)
         assert both.driver.purge("acme", seconds=20).done
@@ -233,22 +233,22 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         both.store(prompt(tokens(1)))
         far, left = both.far["0.1"], Home("unix:/nowhere", "0.1", lambda: Credentials(DRIVER, SECRET), 0)
         shard = both.workers[1].shards["0.1"]
-        client = shard._client
+        client = shard._homes.client
         assert client
-        shard._connect = left
-        shard._lose(client, Lost("a node is lost"))
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        shard._homes.connect = left
+        shard._homes.lose(client, Lost("a node is lost"))
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         assert far.move(both.home("moved"), SlotPull(None, "moved", "unix:/nowhere", "0.1", DRIVER))
         assert not both.driver.purge("acme", seconds=0.5).done
         assert len(far.former_homes) == 1
-        far.forget_removed(["unix:/nowhere"])
+        far.set_removed_agents(["unix:/nowhere"])
         assert both.driver.purge("acme", seconds=20).done
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         far, secret = both.far["0.1"], [SECRET]
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         address = f"unix:{both.fleet.plane.unix}"
         new = Home(address, "moved", lambda: Credentials(DRIVER, secret[0]), 0)
         assert far.move(new, SlotPull(None, "moved", address, "0.1", DRIVER))
@@ -268,7 +268,7 @@ def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path
         far = both.far["0.1"]
         wait_until("it is seen", lambda: not far.is_open)
         assert (far.slots, far.lost_because) == (None, "its worker is gone")
-        assert far.kept([(b"k" * 16, b"t" * 16)]) == [False]
+        assert far.exists([(b"k" * 16, b"t" * 16)]) == [False]
         assert far.recall([]) == []
         assert (far.open(), far.clear([1], scrub=False), far.purge(b"t" * 16)) == (False, False, None)
         wait_until("nothing is served", lambda: both.driver.query(asked) == 0)
@@ -280,7 +280,7 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
 
         def ask(count: int) -> None:
             asked = [(bytes(16), bytes(16))] * count
-            wrong.extend(count for _ in range(50) if len(far.kept(asked)) != count)
+            wrong.extend(count for _ in range(50) if len(far.exists(asked)) != count)
 
         threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 9)]
         for thread in threads:
@@ -292,13 +292,13 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
 
 def test_what_a_worker_tells_of_its_own_accord_is_heard(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
-        assert both.workers[0].tell({"store": 1})
+        assert both.workers[0].send({"store": 1})
         wait_until("it is heard", lambda: both.told == [{"store": 1}])
 
 
 def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
-        place = both.workers[0].place
+        place = both.workers[0].address
         assert Path(place.path).parent.stat().st_mode & 0o077 == 0
         both.lines[0].close()
         with pytest.raises(Exception, match="digest"):
@@ -330,10 +330,10 @@ def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.M
         shut(line)
         is_shut.set()
 
-    secret = base64.b64decode(half.place.secret)
+    secret = base64.b64decode(half.address.secret)
     monkeypatch.setattr(half._listener, "accept", accepting)
-    Client(half.place.path, authkey=secret).close()  # its thread was waiting for this one already
-    second = Client(half.place.path, authkey=secret)
+    Client(half.address.path, authkey=secret).close()  # its thread was waiting for this one already
+    second = Client(half.address.path, authkey=secret)
     assert is_let_in.wait(30)
     monkeypatch.setattr(halving, "shut", shutting)
     ending = threading.Thread(target=half.close)

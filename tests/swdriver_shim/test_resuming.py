@@ -108,7 +108,7 @@ def test_whoever_was_killed_begins_with_nothing(fleet: Fleet, notes: Path, calen
             pytest.fail(f"{path.name} is there though it was read")
         engine.driver._notes = None  # it leaves nothing
         for shard in [*engine.driver._shards[0], *engine.driver._shards[1]]:
-            shard._note = None
+            shard._homes._note = None
     with life(fleet, notes, calendar) as engine:
         assert engine.load(asked) == 0
         assert all(group.used == 0 for group in engine.driver.groups())

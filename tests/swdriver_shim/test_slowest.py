@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from swdriver_shim.data_plane.shard import EvictColumn
+from swdriver_shim.data_plane.shard.columns import EvictColumn
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
 from telemetry.emit import transfers
 from telemetry.emit.transfers import TRANSFERS_MAX, Transfer

@@ -343,7 +343,7 @@ def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path
         fleet.end_one("0.1")
         assert engine.load(prompt(tokens(1, 2, 3))) == 0
         assert shard.slots is None
-        fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from)
+        fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from())
         assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: PULLED)
         wait_until("its part is back", lambda: engine.driver.ledger.recalling.recalled.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C

@@ -35,8 +35,8 @@ from swdriver_shim.adapters.vllm.worker import Save, Worker
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.data_plane.homes import Home
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.deciding import Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
@@ -144,7 +144,7 @@ class Engine:
         self.workers = [
             Worker(names, blocks, half) for blocks, half in zip(self.blocks, self.halves, strict=True)
         ]
-        self.lines = [WorkerConnection(half.place, self._told) for half in self.halves]
+        self.lines = [WorkerConnection(half.address, self._told) for half in self.halves]
         layout = Layout(
             tuple(
                 Group(str(at), (sum(one.layers),) * workers, one.window) for at, one in enumerate(groups)
@@ -565,7 +565,7 @@ def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: P
         one.begin(asked)
         one.run({asked: 300})
         for half in one.halves:
-            half.shards["0.0"]._writing.acquire()
+            half.shards["0.0"]._homes.writing.acquire()
         try:
             assert one.end(asked)
             step = one.run({})
@@ -573,7 +573,7 @@ def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: P
             assert one.results[0].ended == set()
         finally:
             for half in one.halves:
-                half.shards["0.0"]._writing.release()
+                half.shards["0.0"]._homes.writing.release()
 
         def is_over() -> bool:
             one.run({})
@@ -592,7 +592,7 @@ def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_ser
         one.begin(first)
         one.begin(second)
         stuck = one.halves[0].shards["0.0"]
-        stuck._writing.acquire()  # an agent that takes its time
+        stuck._homes.writing.acquire()  # an agent that takes its time
         try:
             one.run({first: 300})
             one.run({second: 300})
@@ -600,7 +600,7 @@ def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_ser
             third.tables = second.tables  # which was preempted, and its blocks are another's
             one.run({third: 300})
         finally:
-            stuck._writing.release()
+            stuck._homes.writing.release()
         wait_until("it is told", lambda: len(one.saved) == 3)
         assert [(told.dropped, len(told.failed)) for told in one.saved] == [
             (False, 0),
@@ -840,7 +840,7 @@ def test_who_shares_blocks_that_are_being_saved_does_not_end_their_save(tmp_path
         first = request(some(1, 300))
         one.begin(first)
         stuck = one.halves[0].shards["0.0"]
-        stuck._writing.acquire()  # an agent that takes its time
+        stuck._homes.writing.acquire()  # an agent that takes its time
         try:
             one.run({first: 300})
             other = request([*some(1, 256), *some(2, 40)])
@@ -849,7 +849,7 @@ def test_who_shares_blocks_that_are_being_saved_does_not_end_their_save(tmp_path
             other.tables[0][:8] = first.tables[0][:8]
             assert one.run({other: 40}).over_first == []
         finally:
-            stuck._writing.release()
+            stuck._homes.writing.release()
         one.end(first)
         one.end(other)
         one.settle()

@@ -57,7 +57,7 @@ def link_if(
     shown = names[-1] if text is None else text
     if condition:
         return format_html('<a href="{}">{}</a>', reverse(page, args=names), shown)
-    return conditional_escape(shown if otherwise is None else otherwise)
+    return format_html("{}", shown if otherwise is None else otherwise)
 
 
 @register.simple_block_tag(takes_context=True)

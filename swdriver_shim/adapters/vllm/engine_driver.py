@@ -31,8 +31,8 @@ from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.grants import grant, part_name, shard_name
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_protocol import WorkerAddress, read
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
 from swdriver_shim.deciding import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag

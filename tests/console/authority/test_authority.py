@@ -255,7 +255,7 @@ def test_nobody_waits_for_a_node_in_maintenance_that_is_off_and_the_page_says_so
     assert services.following() == Following(0, [], ["node ax-2", "driver gone"])
     admin = people.platform_admin
     page = browser_of(admin).get("/fleet/authority/").content.decode()
-    assert "Nobody waits for 2 that are lost, or off in maintenance: node ax-2, driver gone." in page
+    assert "Not waited for, because lost or in maintenance: node ax-2, driver gone." in page
     services.advance()
     at_once()
     services.advance()

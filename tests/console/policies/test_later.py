@@ -245,7 +245,7 @@ def test_many_are_edited_in_a_browser(people: People, browser_of: Callable[..., 
     assert b"<ins>5 min</ins>" in looked.content
     token = looked.context["token"]
     refused = ada.post("/policies/bulk/", {**form, "token": "x" * 64, "save": ""})
-    assert b"Something has changed" in refused.content
+    assert b"made from has changed" in refused.content
     saved = ada.post("/policies/bulk/", {**form, "token": token, "save": ""})
     assert (saved.status_code, saved["Location"]) == (302, "/policies/")
     assert {version.reason for version in PolicyVersion.objects.all()} == {"for all"}

@@ -53,7 +53,7 @@ def test_memory_is_summed_up_over_drivers_and_strangers_are_others(
         return {one["org"]: one["bytes"] for one in told["by_org"]}
 
     assert seen(people.viewer) == {}
-    assert "Nothing told yet" in browser_of(people.viewer).get("/sessions/chat/").content.decode()
+    assert "No data yet" in browser_of(people.viewer).get("/sessions/chat/").content.decode()
     tell("job-one", acme=3 << 20, globex=1 << 20)
     tell("job-two", acme=1 << 20)
     tell("job-of-another-session", acme=1 << 30)

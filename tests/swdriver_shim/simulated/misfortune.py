@@ -232,7 +232,7 @@ class Misfortune:
     def _move(self, at: At, old: Agent, target: Agent) -> None:
         name = name_of(at)
         shard = self._world.shards[at[0]][at[1]]
-        target.specs[name] = self._world.spec(at, shard.count_from)
+        target.specs[name] = self._world.spec(at, shard.count_from())
         target.provide(target.specs[name])
 
         def pull(slots: Sequence[int], after: int) -> PullResult:

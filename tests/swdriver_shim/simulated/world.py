@@ -22,9 +22,9 @@ from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
 from swdriver_shim import deciding, driver
 from swdriver_shim.cache import spilling
-from swdriver_shim.data_plane import former_homes, tier2
-from swdriver_shim.data_plane import shard as moving
-from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane import tier2
+from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
+from swdriver_shim.data_plane.shard import shard as shards
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
@@ -43,7 +43,7 @@ EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(deciding, driver, tier2, former_homes, moving),
+    *(deciding, driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, hosted, pulls, server, stores),
 )
@@ -79,7 +79,7 @@ class World:
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
         enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(spilling, "RESERVE_PART", self.chance.choice((3, 5, 32))))
-        enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
+        enter(mock.patch.object(moves, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()
         return self
 
