@@ -60,7 +60,7 @@ def _path(page: Page) -> None:
 
 JOURNEYS: Final[dict[str, Journey]] = {
     "alert": _alert,
-    "in-hand": _acknowledge,
+    "acknowledge": _acknowledge,
     "silence": _silence,
     "change": _change,
     "path": _path,

@@ -19,6 +19,7 @@ from tests.live import LiveConsole, live_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
+REFILLS = re.compile("Refill latency above objective")
 _ALERTS = """
 import django; django.setup()
 from tests.console.alerts.things import make_alert
@@ -125,7 +126,7 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         chosen.focus()  # as it is for who has clicked it
         page.keyboard.press("a")
         expect(page.locator(".messages")).to_contain_text("1 alert acknowledged.")
-        expect(page.get_by_role("row", name=re.compile("Refill latency above objective"))).to_contain_text("admin")
+        expect(page.get_by_role("row", name=REFILLS)).to_contain_text("admin")
         assert faults(page) == []
 
         # From the alert to its fix by keys alone; and the alert's own page says what is being done.
@@ -153,15 +154,13 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         page.goto("/alerts/")
 
         # What becomes known while the page is open appears on it.
-        expect(page.get_by_role("row", name=re.compile("Refill latency above objective"))).to_contain_text("firing")
+        expect(page.get_by_role("row", name=REFILLS)).to_contain_text("firing")
         run(console, _OVER)
-        expect(page.get_by_role("row", name=re.compile("Refill latency above objective"))).to_have_count(
-            0, timeout=SECONDS
-        )
+        expect(page.get_by_role("row", name=REFILLS)).to_have_count(0, timeout=SECONDS)
 
         # How it has been.
         page.goto("/alerts/history/")
-        expect(page.get_by_role("row", name=re.compile("Refill latency above objective"))).to_be_visible()
+        expect(page.get_by_role("row", name=REFILLS)).to_be_visible()
         assert faults(page) == []
 
         # What the next on call is told, on the screen and on paper.
@@ -200,7 +199,7 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         page.get_by_label("Address").fill(receiver.address)
         page.get_by_role("button", name="Add channel").click()
         expect(page.get_by_role("heading", name="pager")).to_be_visible()
-        page.get_by_role("button", name="Send a test").click()
+        page.get_by_role("button", name="Send test").click()
         expect(page.locator(".messages")).to_contain_text("200 OK")
         assert receiver.bodies[0]["what"] == "test"
         assert "s3cret" not in page.content()

@@ -9,9 +9,10 @@ from django.utils import timezone
 
 from console.accounts.forms import ReasonMixin
 from console.alerts.bulk import Verb
+from console.alerts.conditions.condition import Values
 from console.alerts.models import Channel
 from console.alerts.rules.catalogue import RULES
-from console.alerts.rules.rule import Rule, Severity, Values
+from console.alerts.rules.rule import Rule, Severity
 from console.alerts.state.lifecycle import State
 from console.alerts.state.matchers import BadMatcher, parse, split
 from console.orgs.models import Org

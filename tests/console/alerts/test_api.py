@@ -176,8 +176,8 @@ def thresholds(api: Client, rule: str, if_match: str, org: str = "", **body: Any
 
 
 def told(api: Client, rule: str, limit: str, org: str = "") -> tuple[float, str]:
-    thresholds = api.get(f"/api/v1/alert-rules/{rule}{f'?org={org}' if org else ''}").json()["thresholds"]
-    return next((one["value"], one["source"]) for one in thresholds if one["name"] == limit)
+    found = api.get(f"/api/v1/alert-rules/{rule}{f'?org={org}' if org else ''}").json()
+    return next((one["value"], one["source"]) for one in found["thresholds"] if one["name"] == limit)
 
 
 def test_thresholds_are_of_the_rule_then_of_all_then_of_an_org(

@@ -146,7 +146,12 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
     assert f'href="/operations/{operation.pk}/"' in page
     live = on_call.get(f"/alerts/{share.pk}/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in live
-    for told in ('id="fixes" hx-swap-oob', "In progress: ", 'id="entries" hx-swap-oob', "Applied: Restore the rails"):
+    for told in (
+        'id="fixes" hx-swap-oob',
+        "In progress: ",
+        'id="entries" hx-swap-oob',
+        "Applied: Restore the rails",
+    ):
         assert told in live, "a page that stays open says so, too"
 
 

@@ -80,7 +80,9 @@ def test_a_node_with_streams_is_drained_as_an_operation(
     operation = Operation.objects.get()
     assert (operation.kind, done["Location"]) == ("node.drain", f"/operations/{operation.pk}/")
     assert (general.action, general.can_apply) == ("", False)
-    assert suggested_fixes.suggest(SYSTEM, make_alert("agent-not-reporting", "node:ax-2"))[0].action == ""
+    assert (
+        suggested_fixes.suggest(SYSTEM, make_alert("agent-not-reporting", "node:ax-2"))[0].action == ""
+    )
 
 
 def hold(driver: str, org: str, count: int) -> None:
