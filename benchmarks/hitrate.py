@@ -26,7 +26,7 @@ from benchmarks import simulators
 from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
@@ -53,7 +53,7 @@ class Column:
     block: int
     bytes: int = 1
     uses: int = 0
-    holds: int = 0
+    ref_count: int = 0
     mark: object = None
 
 
@@ -81,15 +81,15 @@ class Store:
                 column.used_at = now
                 column.uses += 1
             tip = path[-1]
-            if not tip.holds:
+            if not tip.ref_count:
                 policy.leaf(tip)  # it has been read; what follows is stored later
-            tip.holds += 1  # a pin, which goes on to the child
+            tip.ref_count += 1  # a pin, which goes on to the child
         for depth in range(hits, len(request.blocks)):
             if len(present) >= self._size and not self._displace(now):
                 break
             block, tail = request.blocks[depth], depth >= request.whole_blocks
             column = Column(
-                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, holds=1
+                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, ref_count=1
             )
             policy.stored(column, now)
             tip = present[block] = column
@@ -117,8 +117,8 @@ class Store:
         return True
 
     def _release(self, column: Column) -> None:
-        column.holds -= 1
-        if not column.holds:
+        column.ref_count -= 1
+        if not column.ref_count:
             self.policy.leaf(column)
 
 
@@ -283,9 +283,9 @@ def _prompt(number: int, length: int) -> list[Column]:
 def _store_all(policy: AnyPolicy, prompts: Sequence[Sequence[Column]]) -> None:
     for columns in prompts:
         for column in columns:
-            column.holds = 1
+            column.ref_count = 1
             policy.stored(column, column.stored_at)
-        columns[-1].holds = 0
+        columns[-1].ref_count = 0
         policy.leaf(columns[-1])
 
 
@@ -301,7 +301,7 @@ def _displace_all(policy: AnyPolicy) -> None:
         assert column is not None
         policy.removed(column)
         if column.parent is not None:
-            column.parent.holds -= 1
+            column.parent.ref_count -= 1
             policy.leaf(column.parent)
 
 

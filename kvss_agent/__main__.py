@@ -8,7 +8,7 @@ import os
 import sys
 from functools import partial
 
-from kvss_agent import metrics
+from kvss_agent import metrics, native
 from kvss_agent.agent import Agent
 from kvss_agent.client.connection import Address
 from kvss_agent.control import Control
@@ -37,12 +37,14 @@ def main() -> int:
     daemon.use_all_descriptors()
     try:
         return asyncio.run(_serve(settings))
-    except (OSError, ValueError) as error:  # a port or path that is taken, a certificate that is none
+    except (OSError, ValueError, native.Unavailable) as error:
+        # A port that is taken, a broken certificate, no compiled mover where it is required.
         sys.stderr.write(f"The agent cannot start: {error}\n")
         return 1
 
 
 async def _serve(settings: Settings) -> int:
+    native.build_in_background()
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
     own = ProcessIdentity.load(settings.state_dir, f"node:{settings.name}")

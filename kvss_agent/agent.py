@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from kvss_agent import desired as documents
+from kvss_agent import native
 from kvss_agent.client.connection import Address, Credentials
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
@@ -367,6 +368,7 @@ class Agent:
             "observed_generation": self.observed_generation,
             "name": self.settings.name,
             "software": self.software,
+            "mover": native.current().name,
             "protocol": [wire.VERSION_MIN, wire.VERSION],
             "started_at": self.started_at,
             "ready": self.is_ready,

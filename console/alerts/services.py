@@ -30,7 +30,7 @@ from telemetry.topics import ALERTS, FLEET, of_org
 
 CHANGES_BEFORE: Final = timedelta(minutes=30)  # changes so long before an alert are shown with it
 RELATED_MAX: Final = 20
-WHY_NOT_A_RAIL: Final = "why_not_a_rail"  # in evidence: a sentence of `placement.explain.why`
+WHY_NOT_A_RAIL: Final = "why_not_a_rail"  # in evidence: a sentence of `placement.sentences.why`
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
 

@@ -23,10 +23,11 @@ from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
-from console.sessions import moves, services
-from console.sessions.models import Shard
-from console.sessions.planning import CannotPlan
-from console.sessions.world import World
+from console.sessions import services
+from console.sessions.changes import moves
+from console.sessions.models import Stream
+from console.sessions.plans.proposals import CannotPlan
+from console.sessions.plans.snapshot import Snapshot
 from telemetry.figures import figures_now
 from telemetry.topics import of_org, of_session
 from telemetry.units import duration
@@ -77,7 +78,7 @@ class Incident:
         finally:
             self._put_back(shard)
 
-    def _watch_and_mend(self, shard: Shard) -> None:
+    def _watch_and_mend(self, shard: Stream) -> None:
         self._wait("evicts are slow", lambda: (evict_p99() or 0) > SLOW_SECONDS)
         self._tell(
             f"Evicts have become slow: p99 is {_shown(evict_p99())}. Each waits for its slowest stream.",
@@ -101,9 +102,9 @@ class Incident:
 
     @property
     def _way_back(self) -> str:
-        return f"Bring it back: {self._address}/sessions/{SESSION}/bring-back/"
+        return f"Bring it back: {self._address}/sessions/{SESSION}/restore-rails/"
 
-    def _put_back(self, shard: Shard) -> None:
+    def _put_back(self, shard: Stream) -> None:
         """To the node that it was on, whatever has happened to it since. Raises CannotStage for who does
         not wait for that."""
         try:
@@ -111,10 +112,10 @@ class Incident:
         except KeyboardInterrupt:
             raise CannotStage(f"{shard.name} may be left across the spine. {self._way_back}") from None
 
-    def _move_home(self, shard: Shard) -> None:
+    def _move_home(self, shard: Stream) -> None:
         home = shard.node
         self._wait("the operation that runs has ended", lambda: not _is_busy())
-        now = Shard.objects.select_related("node").get(pk=shard.pk)
+        now = Stream.objects.select_related("node").get(pk=shard.pk)
         if now.node_id != home.pk:
             print(f"     {shard.name} goes back to {home.name} …", flush=True)
             _finish(_move(now, home))
@@ -153,9 +154,9 @@ def _shown(seconds: float | None) -> str:
     return duration(seconds)
 
 
-def _streams() -> list[Shard]:
+def _streams() -> list[Stream]:
     session = services.get_session(SYSTEM, SESSION)
-    return list(services.shards_of(session))
+    return list(services.streams_of(session))
 
 
 def _is_busy() -> bool:
@@ -166,9 +167,9 @@ def _is_settled() -> bool:
     return bool(_streams()) and not _is_busy()
 
 
-def _begin_across_spine() -> tuple[Shard, Node, Operation]:
+def _begin_across_spine() -> tuple[Stream, Node, Operation]:
     """Of the streams that a node has room for to which only the spine leads, the largest."""
-    fleet = World.now().fleet
+    fleet = Snapshot.now().fleet
     for shard in sorted(_streams(), key=lambda one: -one.memory_bytes):
         for node in Node.objects.filter(name__in=fleet.node).order_by("name"):
             if fleet.tier(shard.box.name, shard.domain, fleet.node[node.name]) is Tier.SPINE:
@@ -181,20 +182,20 @@ def _begin_across_spine() -> tuple[Shard, Node, Operation]:
 
 
 @transaction.atomic
-def _move(shard: Shard, node: Node) -> Operation:
+def _move(shard: Stream, node: Node) -> Operation:
     session = services.for_change(SYSTEM, SESSION)
-    return moves.move(SYSTEM, session, services.get_shard(session, shard.name), node, reason=REASON)
+    return moves.move(SYSTEM, session, services.get_stream(session, shard.name), node, reason=REASON)
 
 
-def _alert(shard: Shard) -> Alert | None:
+def _alert(shard: Stream) -> Alert | None:
     """That this stream crosses the spine."""
     group_and_index = shard.name.partition(".")[2]
     firing = Alert.objects.filter(rule="spine-placement", state="firing", topic=of_session(SESSION))
     return firing.filter(labels__stream=group_and_index).first()
 
 
-def _crosses(shard: Shard) -> bool:
-    return Shard.objects.filter(pk=shard.pk, tier=Tier.SPINE).exists()
+def _crosses(shard: Stream) -> bool:
+    return Stream.objects.filter(pk=shard.pk, tier=Tier.SPINE).exists()
 
 
 def _finish(operation: Operation) -> None:

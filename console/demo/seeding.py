@@ -26,7 +26,8 @@ from console.orgs.models import Org
 from console.policies import callers
 from console.policies import services as policies
 from console.policies.models import Caller
-from console.sessions import jobs, rules, services, sizing
+from console.sessions import rules, services
+from console.sessions.changes import jobs, sizes
 from console.sessions.models import Job, Session
 from console.stack.keys import write_private
 from swdriver_shim.desired import token_hash
@@ -56,8 +57,8 @@ def seed() -> bool:
     cluster = rules.for_change(SYSTEM, None)
     rules.set_rules(SYSTEM, cluster, {"grant_percent": story.GRANT_PERCENT}, reason=story.WHY_NOT_ALL)
     for served in story.SERVED:
-        session = sizing.new_session(served.session, None, 1, bytes_per_token=served.bytes_per_token)
-        sizing.create(SYSTEM, session, wait_seconds=JOINING_SECONDS_MAX, reason=REASON)
+        session = sizes.new_session(served.session, None, 1, bytes_per_token=served.bytes_per_token)
+        sizes.create(SYSTEM, session, wait_seconds=JOINING_SECONDS_MAX, reason=REASON)
     return True
 
 

@@ -7,7 +7,7 @@ from django.conf import settings
 from console.demo import places
 from console.fleet.models import Node
 from console.placement.topology import Tier
-from console.sessions.reaching import way
+from console.sessions.endpoints import way
 
 
 @way

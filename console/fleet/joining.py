@@ -62,6 +62,7 @@ class NodeFacts:
     memory_bytes: int
     cpus: int
     trusts: str = ""  # the digest of the authorities that it believes
+    mover: str = ""  # "compiled" or "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class DriverFacts:
     control_url: str
     software_version: str
     trusts: str = ""
+    mover: str = ""
 
 
 J = TypeVar("J", Node, Driver)

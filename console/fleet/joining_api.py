@@ -81,6 +81,10 @@ Digest = Annotated[
     StringConstraints(pattern=r"^([0-9a-f]{64})?$"),
     Field(description="Of the authorities that the process believes, as it was told."),
 ]
+MoverName = Annotated[
+    Literal["", "compiled", "python"],
+    Field(description="What moves bytes in the process; empty: it does not say."),
+]
 Thing = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
 
 
@@ -95,6 +99,7 @@ class NodeSays(Input):
     memory_bytes: Bytes
     cpus: Annotated[int, Field(ge=0, le=100_000)]
     trusts: Digest = ""
+    mover: MoverName = ""
 
     def facts(self) -> NodeFacts:
         return NodeFacts(**self.model_dump(include=set(NodeSays.model_fields)))
@@ -117,9 +122,10 @@ class DriverSays(Input):
     control_url: Url
     software_version: Version
     trusts: Digest = ""
+    mover: MoverName = ""
 
     def facts(self) -> DriverFacts:
-        return DriverFacts(self.control_url, self.software_version, self.trusts)
+        return DriverFacts(self.control_url, self.software_version, self.trusts, self.mover)
 
 
 class DriverJoins(DriverSays):

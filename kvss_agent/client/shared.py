@@ -33,7 +33,8 @@ class SharedClient(TieredClient):
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
         self._opening = threading.Lock()
-        self._verify = seal.sealed(mover).verify
+        self._mover = mover
+        self._verify = seal.verifier(mover)
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
         try:
@@ -74,6 +75,17 @@ class SharedClient(TieredClient):
             self._arena.close()
             raise
         self._words = self._count.words
+
+    def use_mover(self, mover: Mover) -> None:
+        """Move bytes with this mover from now on. What is running ends with the other one."""
+        with self._lock:
+            if mover is self._mover or self._lost:
+                return
+            before, self._mover = self._window, mover
+            self._verify = seal.verifier(mover)
+            self._window = window(self._lock, self._leased, self._words, before.number, mover)
+            self._window.follow(self._arena)
+            before.shut()
 
     @property
     def requests(self) -> Requests:
@@ -150,9 +162,9 @@ class SharedClient(TieredClient):
     ) -> list[Header | Miss]:
         """Without a lease: what is evicted to a slot meanwhile makes the copy torn, and the copy is
         checked."""
-        found = self._window.refill(wanted, into)
-        if found is None:
-            raise self._lost or AssertionError("it is shut once we are lost")
+        while (found := self._window.refill(wanted, into)) is None:
+            with self._lock:  # it was shut: there is another window, or none any more
+                self._must_be_here()
         return found
 
     def view(

@@ -50,6 +50,10 @@ class StreamClient(TieredClient):
     def requests(self) -> Requests:
         return self._requests
 
+    def use_mover(self, mover: Mover) -> None:
+        """Make checksums with this mover from now on."""
+        self._mover = mover
+
     @property
     def number(self) -> int:
         return self._number

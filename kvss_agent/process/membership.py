@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from kvss_agent import native
 from kvss_agent.http.exchange import PLAIN
 from kvss_agent.security.identity import Unusable
 from kvss_agent.security.trust import Trust
@@ -186,7 +187,8 @@ class Member:
 
     def _facts(self) -> Mapping[str, Any]:
         us = self.identity
-        return {**us.facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else us.facts
+        facts = {**us.facts, "mover": native.current().name}
+        return {**facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else facts
 
     async def _renew(self, client: httpx.AsyncClient, heard: httpx.Response) -> bool:
         """Ask for a certificate if it is time to. Whether there is a new one, which the console should

@@ -157,24 +157,11 @@ def write(
     slot[:HEADER_BYTES] = _packed(column, tokens, length, checksum)
 
 
-class Sealed(NamedTuple):
-    """`write`, `verify` and `copy_out`, as fast as they can be had with one mover."""
-
-    write: Callable[[memoryview, tuple[bytes, bytes, int], int, memoryview], None]
-    verify: Callable[[memoryview, Column], Header | Miss]
-    copy_out: Callable[[memoryview, Column, memoryview], Header | Miss]
-
-
-def sealed(mover: Mover) -> Sealed:
-    """Compiled movers do all of it by themselves."""
-    fused = [getattr(mover, f"{verb}_column", None) for verb in ("write", "verify", "copy")]
-    if all(fused):
-        return Sealed(*fused)  # type: ignore[arg-type]
-    if mover is PYTHON:
-        return Sealed(write, verify, copy_out)  # without the price of a partial
-    return Sealed(
-        partial(write, mover=mover), partial(verify, mover=mover), partial(copy_out, mover=mover)
-    )
+def verifier(mover: Mover) -> Callable[[memoryview, Column], Header | Miss]:
+    """`verify` with this mover. A compiled mover has one of its own."""
+    compiled: Callable[[memoryview, Column], Header | Miss] | None
+    compiled = getattr(mover, "verify_column", None)
+    return compiled or (verify if mover is PYTHON else partial(verify, mover=mover))
 
 
 def open_slot(slot: memoryview, sequence: int) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from console.authority.issuing import Signer, make_root
+from kvss_agent import native
 from kvss_agent.process import membership
 from kvss_agent.process.membership import (
     AGAIN_SECONDS_MAX,
@@ -76,7 +77,7 @@ async def test_who_is_known_only_beats_and_never_shows_its_token() -> None:
     [request] = asked
     assert request.url.path == "/api/v1/nodes/ax-1/heartbeat"
     assert request.headers["authorization"] == f"Bearer {OURS}"
-    assert json.loads(request.content) == {"cpus": 4}
+    assert json.loads(request.content) == {"cpus": 4, "mover": native.current().name}
 
 
 async def test_who_is_unknown_joins_if_it_may() -> None:
@@ -89,7 +90,12 @@ async def test_who_is_unknown_joins_if_it_may() -> None:
     _, standing = await once(answer, "tgj_x")
     assert standing.state == "joined"
     assert asked[1].headers["authorization"] == "Bearer tgj_x"
-    assert json.loads(asked[1].content) == {"cpus": 4, "nics": [], "control_token": TOKEN}
+    assert json.loads(asked[1].content) == {
+        "cpus": 4,
+        "mover": native.current().name,
+        "nics": [],
+        "control_token": TOKEN,
+    }
     seconds, standing = await once(answer)
     assert (seconds, standing.state) == (REFUSED_SECONDS, "refused")
     assert "--join-token" in standing.reason

@@ -107,8 +107,6 @@ def test_a_slot_that_is_overwritten_while_it_is_read_is_torn() -> None:
 
         name = "overwriting"
         copy_in = PYTHON.copy_in
-        copy_in_batch = PYTHON.copy_in_batch
-        copy_out_batch = PYTHON.copy_out_batch
 
         def checksum(self, source: memoryview) -> int:
             seal.open_slot(slot, COLUMN.sequence + 1)

@@ -23,13 +23,12 @@ from kvss_agent.client import (
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, Identity
-from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RecallColumn, RefillColumn
 from swdriver_shim.data_plane.shard.moves import Pull
-from swdriver_shim.driver import Driver, Loading, Part
+from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
@@ -64,7 +63,7 @@ class Engine:
     def load(self, asked: Prompt, seconds: float = 0.0) -> int:
         return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
 
-    def loaded(self, asked: Prompt, ask: Callable[[Part], Loading]) -> Loading:
+    def loaded(self, asked: Prompt, ask: Callable[[Part], ResumableLoad]) -> ResumableLoad:
         """What a load gave, every byte of it checked."""
         got: dict[tuple[int, int, int, int], bytearray] = {}
 
@@ -188,7 +187,7 @@ def test_many_requests_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None
         for thread in threads:
             thread.join()
         assert wrong == []
-        tally = engine.driver.ledger.stock.account("org1").tally
+        tally = engine.driver.ledger.tally("org1")
         assert tally.hits["dram"] > 0
 
 
@@ -199,7 +198,7 @@ def test_an_agent_that_is_gone_costs_misses_and_comes_back_empty(fleet: Fleet) -
         fleet.kill()
         assert engine.load(asked) == 0
         assert engine.store(prompt(tokens(7))) == 0
-        assert engine.driver.ledger.stock.account("acme").tally.missed[Reason.AGENT_LOST] > 0
+        assert engine.driver.ledger.tally("acme").missed[Reason.AGENT_LOST] > 0
         fleet.make()
 
         def works() -> bool:
@@ -213,7 +212,7 @@ def test_a_connection_that_breaks_loses_nothing_that_the_agent_still_has(fleet: 
     with driving(fleet, "unix") as engine:
         asked = prompt(tokens(1, 2))
         engine.store(asked)
-        assert all(shard.wait_applied(5) for shard in engine.driver._all)
+        assert all(shard.wait_applied(5) for shard in engine.driver._shard_threads.all)
         for hosted in fleet.plane.shards.values():
             for member in list(hosted._members.values()):
                 member.close(Cause.SUPERSEDED, "a cable was pulled")
@@ -225,7 +224,7 @@ def test_bytes_that_were_damaged_are_a_miss_and_never_served(fleet: Fleet) -> No
     with driving(fleet) as engine:
         asked = prompt(tokens(1, 2, 3))
         engine.store(asked)
-        slot = explain(engine.driver.ledger.stock, asked, 0)["full"][1].slot
+        slot = engine.driver.ledger.explain(asked, 0)["full"][1].slot
         assert slot is not None
         fleet.plane.shards["0.1"].arena.slot(slot)[100] ^= 1
         assert engine.load(asked) == C, "what comes before the damage"
@@ -263,12 +262,12 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
         engine.store(asked)
         fleet.plane.shards["0.1"].resize(4)
         ledger = engine.driver.ledger
-        wait_until("the driver follows", lambda: ledger.slots.pools[0].line == 4)
+        wait_until("the driver follows", lambda: ledger.pools[0].limit == 4)
         assert engine.load(asked) == 4 * C, "what lay below the line"
         engine.store(prompt(tokens(*range(4))))
         assert engine.load(prompt(tokens(*range(4)))) == 4 * C
         fleet.plane.shards["0.1"].resize(30)
-        wait_until("the driver follows", lambda: ledger.slots.pools[0].line == 20)
+        wait_until("the driver follows", lambda: ledger.pools[0].limit == 20)
 
 
 def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
@@ -405,9 +404,9 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
                 wait_until(
                     "it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._homes.old
                 )
-                wait_until("all goes on", lambda: engine.driver.ledger.stock.reachable)
+                wait_until("all goes on", lambda: engine.driver.ledger.is_reachable)
                 assert engine.load(prompts[4]) == 0
-                assert engine.driver.ledger.stock.reachable, "one home is gone, nobody waits"
+                assert engine.driver.ledger.is_reachable, "one home is gone, nobody waits"
             return PullResult(done=False, bytes=0)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from())
@@ -520,10 +519,10 @@ def test_a_store_that_fails_ends_when_nobody_is_at_its_slots_any_more(fleet: Fle
         thread = threading.Thread(target=store)
         thread.start()
         assert failing.wait(10)
-        assert engine.driver.ledger.slots.pools[0].used == 1
+        assert engine.driver.ledger.pools[0].used == 1
         go_on.set()
         thread.join()
-        assert engine.driver.ledger.slots.pools[0].used == 0
+        assert engine.driver.ledger.pools[0].used == 0
 
 
 def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet) -> None:

@@ -23,7 +23,7 @@ from swdriver_shim.data_plane.worker import server as halving
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import shut
 from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.deciding import Decider
+from swdriver_shim.decider.decider import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER, SECRET, running
@@ -66,7 +66,7 @@ class Halves:
         store = self.driver.begin_store(asked, asked.tokens)
         failed: dict[Column, Reason] = {}
         for column, slot in store.places:
-            group, depth = column.home.group, column.depth
+            group, depth = column.group, column.depth
             for index, name in enumerate(self.names[group]):
                 payload = memoryview(kv(asked, group, index, depth, column.tokens))
                 out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)
@@ -116,7 +116,7 @@ def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
         assert both.store(asked) == 3 + 3
         assert both.load(asked) == asked.tokens
         assert both.load(prompt(tokens(1, 2), "globex")) == 0
-        assert both.driver.groups()[0].slots == 20
+        assert both.driver.statistics.groups()[0].slots == 20
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_only_bytes_that_are_damaged_are_said_to_be(
         loading = both.driver.begin_load(asked)
         why = both.driver.refuse({loading.match.columns[0][1]: miss})
         both.driver.end_load(loading, (0, why))
-        assert both.driver.orgs()[0].missed_tokens == {reason: asked.tokens}
+        assert both.driver.statistics.orgs()[0].missed_tokens == {reason: asked.tokens}
     assert (f"not served: {miss}" in caplog.text) == (reason is Reason.SEAL_REFUSED)
 
 
@@ -170,7 +170,9 @@ def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
             stored = both.store(prompt(tokens(1, 2)))
             assert waits.wait(30)
             stored += both.store(prompt(tokens(3, 4)))
-            wait_until("the second has expired", lambda: both.driver.orgs()[0].expired.dram == stored)
+            wait_until(
+                "the second has expired", lambda: both.driver.statistics.orgs()[0].expired.dram == stored
+            )
         finally:
             answers.set()
 
@@ -195,7 +197,7 @@ def test_an_agent_that_is_gone_is_seen_from_here_and_comes_back(tmp_path: Path) 
 def test_a_line_that_moves_is_followed(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         both.fleet.plane.shards["0.1"].resize(4)
-        wait_until("it is followed", lambda: both.driver.groups()[0].slots == 4)
+        wait_until("it is followed", lambda: both.driver.statistics.groups()[0].slots == 4)
 
 
 def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:

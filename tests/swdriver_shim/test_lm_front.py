@@ -29,7 +29,7 @@ from swdriver_shim.adapters.lmcache_frames import (
 )
 from swdriver_shim.adapters.lmcache_server import SILENT_PER_ORIGIN, LmcacheServer
 from swdriver_shim.driver import Driver
-from swdriver_shim.objects import Here, Objects
+from swdriver_shim.objects import LocalObjects, Objects
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.keeping import BYTES_MAX, LAYOUT, keeping, value
@@ -99,7 +99,7 @@ class World:
     def front(self, org: str = "acme", objects: Objects | None = None, **how: float) -> int:
         """A listener for this org: its port."""
         listener = daemon.listen(("127.0.0.1", 0))
-        given = objects or Here(self.driver, keys(org))
+        given = objects or LocalObjects(self.driver, keys(org))
         front = LmcacheServer(listener, lambda: given, **how)  # type: ignore[arg-type]
         self.fronts.append(front)
         return int(listener.getsockname()[1])

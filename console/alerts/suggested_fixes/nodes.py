@@ -12,7 +12,7 @@ from console.fleet import nodes
 from console.fleet import services as fleet
 from console.fleet.models import Node
 from console.placement.topology import State
-from console.sessions import leaving
+from console.sessions.changes import drains
 
 
 class Cordon:
@@ -61,7 +61,7 @@ class Drain:
         )
 
     def apply(self, principal: Principal, alert: Alert, reason: str) -> str:
-        operation = leaving.drain(principal, alert.all_labels["node"], reason=reason)
+        operation = drains.drain(principal, alert.all_labels["node"], reason=reason)
         return reverse("operation", args=[operation.pk])
 
 

@@ -16,10 +16,10 @@ from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.plan import Move as PlannedMove
 from console.placement.topology import Tier
-from console.sessions import moves
 from console.sessions import services as sessions
-from console.sessions.models import Session, Shard
-from console.sessions.world import key_of
+from console.sessions.changes import moves
+from console.sessions.models import Session, Stream
+from console.sessions.plans.snapshot import key_of
 from console.visibility import Sight
 from telemetry.topics import of_session
 from telemetry.units import size
@@ -37,51 +37,51 @@ class MoveStream:
     """Moves one stream off the spine."""
 
     def suggest(self, principal: Principal, alert: Alert) -> SuggestedFix | None:
-        shard = _shard(principal, alert)
-        if shard is None:
+        stream = _stream(principal, alert)
+        if stream is None:
             return None
-        if running := running_on(of_session(shard.job.session.name)):
+        if running := running_on(of_session(stream.job.session.name)):
             return _in_progress(running)
-        move = self._move(shard)
+        move = self._move(stream)
         if move is None:
-            return SuggestedFix(f"No move helps now. {Sight(principal).why(shard.why)}".strip())
+            return SuggestedFix(f"No move helps now. {Sight(principal).why(stream.why)}".strip())
         path = _PATHS[move.tier_after]
         return SuggestedFix(
-            f"Move {shard.name} from {move.source} to {move.target}, which puts it {path}. "
+            f"Move {stream.name} from {move.source} to {move.target}, which puts it {path}. "
             "Its job keeps running.",
             "move",
             "Move it now",
             (
                 Change("Node", move.source, move.target),
                 Change("Path", _PATHS[move.tier_before], path),
-                Change("Copied, at most", "", size(shard.memory_bytes)),
+                Change("Copied, at most", "", size(stream.memory_bytes)),
             ),
             Call(
                 "POST",
-                f"/sessions/{shard.job.session.name}/move",
-                {"shard": shard.name, "node": move.target},
+                f"/sessions/{stream.job.session.name}/move",
+                {"stream": stream.name, "node": move.target},
                 ANY_VERSION,
             ),
-            _refusal(principal, shard.job.session),
+            _refusal(principal, stream.job.session),
         )
 
     def apply(self, principal: Principal, alert: Alert, reason: str) -> str:
-        shard = _shard(principal, alert)
-        if shard is None:
+        stream = _stream(principal, alert)
+        if stream is None:
             raise Http404("This stream no longer exists.")
-        session = sessions.for_change(principal, shard.job.session.name, Role.ON_CALL)
-        move = self._move(shard)
+        session = sessions.for_change(principal, stream.job.session.name, Role.ON_CALL)
+        move = self._move(stream)
         if move is None:
             raise Http404("No move helps any more.")
         node = Node.objects.get(name=move.target)
-        shard = sessions.get_shard(session, shard.name)
-        operation = moves.move(principal, session, shard, node, reason=reason)
+        stream = sessions.get_stream(session, stream.name)
+        operation = moves.move(principal, session, stream, node, reason=reason)
         return reverse("operation", args=[operation.pk])
 
     @staticmethod
-    def _move(shard: Shard) -> PlannedMove | None:
-        plan = moves.plan_back_on_rails(shard.job.session)
-        return next((one for one in plan.moves if one.stream.key == key_of(shard)), None)
+    def _move(stream: Stream) -> PlannedMove | None:
+        plan = moves.plan_rails(stream.job.session)
+        return next((one for one in plan.moves if one.stream.key == key_of(stream)), None)
 
 
 class RestoreRails:
@@ -94,10 +94,10 @@ class RestoreRails:
             return None
         if running := running_on(of_session(session.name)):
             return _in_progress(running)
-        plan = moves.plan_back_on_rails(session)
+        plan = moves.plan_rails(session)
         if not plan.moves:
             return SuggestedFix(f"No move takes a stream of {session.name} off the spine now.")
-        names = {key_of(shard): shard.name for shard in sessions.shards_of(session)}
+        names = {key_of(stream): stream.name for stream in sessions.streams_of(session)}
         count = len(plan.moves)
         return SuggestedFix(
             f"Restore the rails of {session.name}: move {count} stream{'' if count == 1 else 's'}. "
@@ -111,7 +111,7 @@ class RestoreRails:
                 ),
                 Change("Copied, at most", "", size(plan.bytes)),
             ),
-            Call("POST", f"/sessions/{session.name}/bring-back", {}, ANY_VERSION),
+            Call("POST", f"/sessions/{session.name}/restore-rails", {}, ANY_VERSION),
             _refusal(principal, session),
         )
 
@@ -120,7 +120,7 @@ class RestoreRails:
         if session is None:
             raise Http404("This session no longer exists.")
         session = sessions.for_change(principal, session.name, Role.ON_CALL)
-        return reverse("operation", args=[moves.bring_back(principal, session, reason=reason).pk])
+        return reverse("operation", args=[moves.restore_rails(principal, session, reason=reason).pk])
 
     @staticmethod
     def _session(principal: Principal, alert: Alert) -> Session | None:
@@ -142,15 +142,15 @@ def _visible_session(principal: Principal, name: str) -> Session | None:
         return None
 
 
-def _shard(principal: Principal, alert: Alert) -> Shard | None:
-    """The shard of the stream that the alert is about, if they may see its session."""
+def _stream(principal: Principal, alert: Alert) -> Stream | None:
+    """The stream of the stream that the alert is about, if they may see its session."""
     group, _, index = alert.labels.get("stream", "").rpartition(".")
     if not index.isdecimal():
         return None
     driver = alert.labels.get("driver")
-    found = Shard.objects.filter(job__driver__name=driver, group=group, index=int(index))
-    shard = found.select_related("job__session", "job__driver", "box", "node").first()
-    return shard if shard and _visible_session(principal, shard.job.session.name) else None
+    found = Stream.objects.filter(job__driver__name=driver, group=group, index=int(index))
+    stream = found.select_related("job__session", "job__driver", "box", "node").first()
+    return stream if stream and _visible_session(principal, stream.job.session.name) else None
 
 
 def _refusal(principal: Principal, session: Session) -> str:

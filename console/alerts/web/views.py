@@ -32,7 +32,7 @@ from console.alerts.web.forms import (
 from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
-from console.sessions.planning import CannotPlan
+from console.sessions.plans.proposals import CannotPlan
 
 PER_PAGE = 50
 SILENCES_SHOWN = 200

@@ -33,8 +33,9 @@ from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers
 from console.policies import services as policies
-from console.sessions import jobs, moves, services
-from console.sessions.models import Phase, Shard
+from console.sessions import services
+from console.sessions.changes import jobs, moves
+from console.sessions.models import Phase, Stream
 from kvss_agent.security import capabilities
 from kvss_agent.security.certificates import Peer
 from kvss_agent.security.certificates import Role as PeerRole
@@ -74,10 +75,10 @@ def document_of(kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def on_its_way(people: People) -> tuple[Operation, Shard]:
+def on_its_way(people: People) -> tuple[Operation, Stream]:
     """A shard of job7 that is to go on at ax2, of which its driver has not been told yet."""
     on_call = people.principal("platform_on_call")
-    one = Shard.objects.filter(job__driver__name="job7", node__name="ax1").select_related("node")[0]
+    one = Stream.objects.filter(job__driver__name="job7", node__name="ax1").select_related("node")[0]
     with transaction.atomic():
         session = services.for_change(on_call, "chat", at_least=Role.ON_CALL)
         moving = moves.move(on_call, session, one, Node.objects.get(name="ax2"))
@@ -144,7 +145,7 @@ def test_all_of_a_drivers_document_opens_nothing_but_its_own_move(people: People
     assert not held & agents_tokens, "no agent's token ever leaves the console"
     [capability] = [one for one in held if one.startswith(capabilities.PREFIX)]
 
-    theirs = Shard.objects.filter(job__driver__name="job8").select_related("node")
+    theirs = Stream.objects.filter(job__driver__name="job8").select_related("node")
     identity = ProcessIdentity.load(fleet.directory / "job7", "driver:job7")
     thief = ProcessIdentity.load(fleet.directory / "job8", "driver:job8")
     before = {name: agent.observed() for name, agent in fleet.agents.items()}

@@ -11,8 +11,8 @@ import pytest
 from django.test import Client
 
 from console.accounts.models import User
+from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
-from console.sessions.sizing import new_session
 from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.slowest import keep
 from tests.conftest import People

@@ -25,7 +25,7 @@ from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
-from console.sessions import leaving
+from console.sessions.changes import drains
 from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
@@ -417,7 +417,7 @@ def test_what_a_session_needs_is_not_removed(world: World) -> None:
 
 
 def test_a_node_that_is_being_upgraded_is_not_removed(world: World) -> None:
-    upgraded = leaving.upgrade(SYSTEM, "ax-1")
+    upgraded = drains.upgrade(SYSTEM, "ax-1")
     while operations.advance(upgraded.pk):
         pass
     without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,15 +16,16 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet import description_views, importing
+from console.fleet import description_views, importing, joining
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from kvss_agent.process.membership import credential
 from tests.conftest import People
 from tests.console.fleet.test_description import many
-from tests.console.fleet.worlds import World, refreshed
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
 from tests.html import compact
 
 Browser = Callable[..., Client]
@@ -98,6 +100,21 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
     client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.2.0", "reason": "loud fan"})
     assert Operation.objects.get().plan == {"node": "ax-1", "version": "0.2.0"}
     assert AuditEntry.objects.get(action="node.upgrade").reason == "loud fan"
+
+
+def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
+    world: World, people: People, browser_of: Browser, api_of: Browser
+) -> None:
+    page, api = browser_of(people.platform_viewer), api_of(people.platform_viewer)
+    words = {"": "unknown", "python": "Python", "compiled": "compiled"}
+    driver = joining.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
+    for mover, sentence in words.items():
+        joining.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
+        Driver.objects.filter(pk=driver.pk).update(mover=mover)
+        for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
+            assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)
+            shown = compact(page.get(f"/fleet/{kind}/{name}/"))
+            assert f"<dt>Mover</dt><dd>{sentence}" in shown
 
 
 def test_a_node_that_is_lost_says_what_it_will_be(
@@ -210,7 +227,7 @@ def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
 
 
 @pytest.fixture
-def shards(world: World) -> list[Shard]:
+def shards(world: World) -> list[Stream]:
     """Two streams: one on a rail of ax-1, one that crosses the spine from a leaf of another stamp."""
     session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
     job = Job.objects.create(
@@ -227,13 +244,13 @@ def shards(world: World) -> list[Shard]:
         "nic_leaf": "leaf-1",
     }
     return [
-        Shard.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
-        Shard.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
+        Stream.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
+        Stream.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
     ]
 
 
 def test_what_runs_on_a_node_is_shown_with_its_path(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
     assert "job-7.full.0" in page
@@ -258,7 +275,7 @@ def test_a_node_says_what_it_keeps_beside_memory(
 
 
 def test_a_box_says_whose_it_is_and_where_its_streams_go(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
     page = compact(viewer.get("/fleet/boxes/cs-1/"))
@@ -274,7 +291,7 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
 
 
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     page = compact(browser_of(people.platform_viewer).get("/fleet/"))
     assert "line--crossed" in page

@@ -188,7 +188,7 @@ from django.conf import settings
 from console.operations import services
 from console.operations.machines import Step
 from tests.console.operations import machines
-def hold(operation):
+def lock_fleet(operation):
     machines.effect(operation, "of the killed")
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.rpush("tests:held", 1)

@@ -17,7 +17,8 @@ from console.fleet.models import Node
 from console.operations.core import State
 from console.orgs import services as orgs
 from console.policies import callers
-from console.sessions import moves, services
+from console.sessions import services
+from console.sessions.changes import moves
 from tests.conftest import People
 from tests.console.sessions import laboratory as lab
 from tests.console.sessions import network
@@ -87,7 +88,7 @@ def test_spine_bytes_of_telemetry_are_those_of_the_interfaces_and_rails_are_wort
 
     Node.objects.filter(name="ax1").update(state="ready")
     with transaction.atomic():
-        brought = moves.bring_back(admin, services.for_change(admin, "chat"))
+        brought = moves.restore_rails(admin, services.for_change(admin, "chat"))
     assert run(brought).state == State.SUCCEEDED, brought.message
     assert {shard.path for shard in shards()} == {"rail"}
     agree(spine)

@@ -17,7 +17,7 @@ from console.demo import engine, places, seeding, story
 from console.demo.spine import Spine
 from console.fleet.models import Driver
 from console.operations.services import Busy
-from console.sessions.planning import CannotPlan
+from console.sessions.plans.proposals import CannotPlan
 from kvss_agent.security.trust import AUTHORITIES_FILE
 from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.remote import Refused, RemotePrefixes
