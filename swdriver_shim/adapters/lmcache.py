@@ -7,9 +7,9 @@
       remote_storage_plugin.kvss.url: http://127.0.0.1:8420
       remote_storage_plugin.kvss.token_file: /etc/tidegate/acme.token
 
-Engines that should not be touched at all use `lm://` instead (`lm_front`). Many chunks go in one call.
-With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with each.
-Made for LMCache 0.5.6.
+Engines that should not be touched at all use `lm://` instead (`lmcache_server`). Many chunks go in one
+call. With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with
+each. Made for LMCache 0.5.6.
 """
 
 from __future__ import annotations

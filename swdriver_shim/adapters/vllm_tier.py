@@ -93,7 +93,7 @@ class KvssTier(SecondaryTierManager):
         """Raises Misconfigured."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality else None
-        self._judge = _judge(told)
+        self._verifier = _verifier(told)
         self._opened = open_objects(told, value_bytes=self.block_size_bytes)
         self._org = str(told.get("org", ""))
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
@@ -123,9 +123,9 @@ class KvssTier(SecondaryTierManager):
         return found
 
     def _who(self, context: ReqContext) -> Requester | NotCached:
-        if self._judge is None:
+        if self._verifier is None:
             return Requester(self._org, self._opened.objects)
-        claim = self._judge.judge(carried_by(context.kv_transfer_params))
+        claim = self._verifier.verify(carried_by(context.kv_transfer_params))
         objects = self._opened.of(claim.org) if isinstance(claim, Claim) else None
         if objects is None or not isinstance(claim, Claim):
             return NotCached()
@@ -226,7 +226,7 @@ class KvssTier(SecondaryTierManager):
         return [self._rows[int(row) * size : (int(row) + 1) * size] for row in rows]
 
 
-def _judge(told: dict[str, Any]) -> ClaimVerifier | None:
+def _verifier(told: dict[str, Any]) -> ClaimVerifier | None:
     """Of claims, if there are to be any."""
     if not (path := told.get("claims_key_file")):
         return None

@@ -178,9 +178,9 @@ def collect(shim: Shim, into: Sink) -> None:
             for which in ("slots", "used", "free")
         ],
     )
-    carried = shim.carried()
-    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in carried])
-    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in carried if one.direction != "pull"])
+    traffic = shim.traffic()
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in traffic])
+    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in traffic if one.direction != "pull"])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)

@@ -66,7 +66,7 @@ def test_a_file_is_made_and_its_claims_are_good(
     assert main(["claim", str(file), "--org", "acme", "--no-store", "--ttl", "60"]) == 0
     token = capsys.readouterr().out.strip()
     judge = ClaimVerifier(found.claims_key, "job7")
-    assert judge.judge(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
+    assert judge.verify(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
     assert main(["claim", str(file), "--org", "globex"]) == 1
     assert "knows no org globex" in capsys.readouterr().err
     assert main(["claim", str(file), "--org", "acme", "--priority", "101"]) == 1
@@ -112,7 +112,7 @@ def test_a_model_is_what_its_workers_say() -> None:
 def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path, theirs: str) -> None:
     with agent(tmp_path / "agent") as one:
         one.tell(document(1, spec(theirs)))
-        with pytest.raises(NotGranted, match=f"keeps {theirs}, which is not of job7"):
+        with pytest.raises(NotGranted, match=f"has the shard {theirs}, which is not of job7"):
             EngineDriver(at(one, tmp_path), [facts()])
         assert [shard["name"] for shard in one.observed()["shards"]] == [theirs]
 

@@ -32,7 +32,7 @@ class Unsupported(Exception):
 
 
 def unit_tokens(block_tokens: Sequence[int]) -> int:
-    """Of blocks of these sizes. Raises Unfit."""
+    """Of blocks of these sizes. Raises Unsupported."""
     unit = math.lcm(COLUMN_TOKENS, *block_tokens)
     if unit > UNIT_TOKENS_MAX:
         raise Unsupported(
@@ -162,7 +162,7 @@ class Blocks:
     """The blocks of one group, in the host's memory."""
 
     def __init__(self, layers: Sequence[Layer], block_tokens: int, unit: int) -> None:
-        """Raises Unfit."""
+        """Raises Unsupported."""
         self.layers = layers
         self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
         self._pieces = self.shape.pieces()

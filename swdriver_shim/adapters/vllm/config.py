@@ -112,7 +112,7 @@ _DECODER: Final = msgspec.json.Decoder(EngineConfig)
 
 def file_of(told: str, rank: int, engines: int) -> Path:
     """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
-    stands for which). Raises Unfit where they would share one."""
+    stands for which). Raises Unsupported where they would share one."""
     if (rank or engines > 1) and RANK not in told:
         raise Unsupported(
             "With data parallelism each engine has a driver, and shards, of its own: write a file for "

@@ -65,7 +65,7 @@ class DeviceBlocks:
     """The blocks of one group on one device. As `Blocks`, which are in the host's memory."""
 
     def __init__(self, layers: Sequence[DeviceLayer], block_tokens: int, unit: int) -> None:
-        """Raises Unfit."""
+        """Raises Unsupported."""
         self.layers = layers
         self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
         self._device = layers[0].rows.device
