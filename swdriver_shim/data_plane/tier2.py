@@ -56,9 +56,9 @@ def is_damage(miss: Miss) -> bool:
 
 
 def reason_of(miss: Miss) -> Reason:
-    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is
-    reported as a refused seal, which pages on-call: over a slow path an evict may still be running, and
-    an agent that was restarted, or is too busy, has nothing to return."""
+    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is a
+    refused seal, which pages on-call: over a slow path an evict may still be running, and an agent that
+    was restarted, or is too busy, has nothing to return."""
     if is_damage(miss):
         return Reason.SEAL_REFUSED
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST

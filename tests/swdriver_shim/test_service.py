@@ -158,10 +158,10 @@ def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemo
     assert daemon.control(f"requests?request={name}").json() == [{"org": "acme"}]
     assert daemon.control("requests?request=another").json() == []
     for body, status, sentence in (
-        ({"org": "globex", "request": "r-7"}, 404, "knows of no request r-7"),
-        ({"org": "nobody", "request": "r-7"}, 404, "told nothing of that org"),
-        ({"org": "acme"}, 422, "Say one of"),
-        ({"org": "acme", "request": "r-7", "tokens": [1]}, 422, "Say one of"),
+        ({"org": "globex", "request": "r-7"}, 404, "knows no request r-7"),
+        ({"org": "nobody", "request": "r-7"}, 404, "does not have this org"),
+        ({"org": "acme"}, 422, "Give one of"),
+        ({"org": "acme", "request": "r-7", "tokens": [1]}, 422, "Give one of"),
         ({"org": "acme", "keys": ["nonsense"]}, 422, "keys"),
     ):
         answer = explained(**body)

@@ -1,4 +1,4 @@
-"""Blocks in the memory of a device: to and from agents by way of pinned memory, a layer at a time.
+"""Blocks in a device's memory, copied to and from agents through pinned memory, a layer at a time.
 
 Copies are queued on a stream of their own, behind what the engine has queued when they were asked for;
 the engine's stream waits for a layer that is loaded when it comes to it. So neither waits for the host.
