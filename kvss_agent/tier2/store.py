@@ -316,6 +316,18 @@ class Tier2:
             work.bytes += removed.bytes
             return Receipt(removed.columns, removed.bytes, time.time())
 
+    @contextlib.contextmanager
+    def closed_to(self, scopes: Iterable[Scope]) -> Iterator[None]:
+        """For as long as this lasts nothing of these is served or accepted."""
+        closed = list(scopes)
+        self._purging += closed
+        try:
+            yield
+        finally:
+            for scope in closed:
+                self._purging.remove(scope)
+            self._changed()
+
     # Running it
 
     async def set_caps(self, caps: Caps) -> None:
@@ -670,8 +682,7 @@ class Tier2:
         self._left(addresses)
 
     async def _purge(self, scope: Scope) -> Removed:
-        self._purging.append(scope)
-        try:
+        with self.closed_to([scope]):
             await self._until(lambda: not self._index.any_busy(scope))
             known = list(self._index.idle(scope))
             for address in known:
@@ -683,9 +694,6 @@ class Tier2:
                 raise
             self._left(known)
             return removed
-        finally:
-            self._purging.remove(scope)
-            self._changed()
 
     async def _trim(self) -> None:
         """Evict until all caps hold, as far as nobody is using what would have to go."""
