@@ -1,7 +1,7 @@
 """How fast the console answers: one authenticated API read and one page, and how fast it starts.
 
 Everything is real: PostgreSQL, Redis and one web process as `make up` runs them. A trivial answer of
-the same process in the same run (`/-/health/live`) is the limit that the others are held against.
+the same process in the same run (`/-/health/live`) is the limit that the others are compared with.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.harness import Row, options, percentile, show
+from benchmarks.harness import Row, options, percentile, progress, show
 from console.environment import PROJECT
+from telemetry.units import parse_duration
 
 CONNECTIONS = 8
 ROUNDS = 5
@@ -61,8 +62,8 @@ def start(state: Path) -> tuple[subprocess.Popen[str], str, dict[str, str], floa
     for line in process.stdout:
         if found := re.match(r"│ (Address|Password)\s+(\S+)", line):
             facts[found[1]] = found[2]
-        if found := re.match(r"(.+): (?:ready after )?([0-9.]+) s$", line):
-            facts[f"stage {found[1]}"] = found[2]
+        if found := re.match(r"(.+): (?:ready after )?([0-9.]+ (?:µs|ms|s))$", line):
+            facts[f"stage {found[1]}"] = str(parse_duration(found[2]))
         if line.startswith("╰"):
             return process, facts["Address"], facts, time.perf_counter() - began
     raise SystemExit("the stack did not start")
@@ -108,7 +109,8 @@ async def measure(address: str, password: str, seconds: float) -> list[Row]:
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
+        progress(f"requests, round {turn + 1} of {ROUNDS}")
         for kind, (path, headers) in kinds.items():
             rate, took = await load(address, path, headers, seconds)
             rates[kind].append(rate)
@@ -130,8 +132,10 @@ def main() -> None:
     seconds = 1.0 if chosen.quick else 4.0
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         state = Path(directory)
+        progress("first start")
         process, _, first, cold = start(state)
         stop(process)
+        progress("warm start")
         process, address, again, warm = start(state)
         try:
             rows = [

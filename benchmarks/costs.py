@@ -72,7 +72,7 @@ class Emitted:
 
     def __init__(self) -> None:
         from benchmarks.telemetry import _Host, _timed
-        from telemetry.deltas import Deltas
+        from telemetry.emit.deltas import Deltas
 
         self._host, self._timed = _Host(), _timed
         self._deltas = Deltas(self._host.collect)
@@ -94,7 +94,7 @@ class Told:
 
         from benchmarks.telemetry import Node
         from telemetry import records
-        from telemetry.ingest import Ingest
+        from telemetry.ingest.service import Ingest
 
         self._client = redis.Redis.from_url(redis_url)
         self._ingest = Ingest(self._client, "costs")
@@ -132,7 +132,7 @@ class Told:
 
     def _read(self, left: int) -> None:
         """So many records, as `manage.py ingest` does it."""
-        from telemetry.rounds import keep
+        from telemetry.store.rounds import keep
 
         def one_round() -> float:
             nonlocal left
@@ -189,7 +189,7 @@ class Asked:
         import random
 
         from benchmarks.telemetry import _bucket_of_an_org, _learn, _learn_shapes
-        from telemetry.storage import Stored, copy_in, day_of, encoded, make_days
+        from telemetry.store.storage import Stored, copy_in, day_of, encoded, make_days
 
         self._end = time.time() // 3600 * 3600 - 86_400
         start = self._end - 3600 * self.HOURS
@@ -230,7 +230,7 @@ class Asked:
 def driver() -> Iterator[Turn]:
     from benchmarks import driver as benchmark
     from swdriver_shim.adapters.wafer import wafer_layout
-    from swdriver_shim.replaying import fleet
+    from swdriver_shim.replay import fleet
 
     benchmark.MILLION, benchmark.PURGED = 150_000, 30_000  # so that a turn is short
     decided = Decided()
@@ -387,7 +387,7 @@ class Carried:
     def turn(self) -> Costs:
         from benchmarks.dataplane import KEY, TAG
         from kvss_agent.client import Wanted
-        from kvss_agent.seal import Column
+        from kvss_agent.shard.seal import Column
 
         shard, sources, places = self._shard, self._memory.sources, self._memory.places
         last = 0

@@ -33,14 +33,14 @@ import httpx
 import psutil
 
 from benchmarks import peers
-from benchmarks.harness import Row, percentile, show
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
 from benchmarks.socket_copy import Remote
 from console.environment import PROJECT
 from kvss_agent import native
-from kvss_agent.arena import slot_bytes_for
 from kvss_agent.client import Credentials, Evict, Miss, ShardClient, SharedClient, Wanted, connect
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import Column
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import Column
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}
@@ -680,7 +680,7 @@ def the_rest(agent: Agent, effort: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds; peers only if they are named"
+        "--quick", action="store_true", help=f"{QUICK_HELP}; peers only if they are named"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--only", nargs="+", metavar="WHAT", help="of shm stream tier2 rest peers")
@@ -704,6 +704,7 @@ def main() -> None:
 
     with running(tier2=True) as agent:
         for label in given.sizes:
+            progress(f"columns of {label}")
             memory = Memory(SIZES[label])
             rows: list[Row] = []
             for mover in movers:
@@ -717,14 +718,17 @@ def main() -> None:
             if rows:
                 tell(f"Columns of {label}", rows)
         if "stream" in parts:
+            progress("two drivers at once")
             tell(
                 "Two drivers at once",
                 [r for k in ("unix", "tcp") for r in two_clients(agent, k, effort)],
             )
         if "rest" in parts:
+            progress("the agent")
             tell("The agent", the_rest(agent, effort))
     with running() as agent:
         for name in named if "peers" in parts else ():
+            progress(f"against {name}")
             try:
                 tell(f"Against {name}", against_peer(agent, name, effort, movers[-1]))
             except peers.Unavailable as reason:

@@ -27,19 +27,19 @@ from blake3 import blake3
 
 from benchmarks import peers, under_load
 from benchmarks.dataplane import Memory
-from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.deciding import CLEARS_AT_ONCE
+from swdriver_shim.decider.housekeeping import CLEARS_AT_ONCE
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt, encode
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replaying import fleet
-from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay
-from swdriver_shim.replaying.traces import Request, conversations
+from swdriver_shim.replay import fleet
+from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, run_housekeeping
+from swdriver_shim.replay.traces import Request, conversations
 
 MILLION, PURGED = 1_000_000, 100_000
 PROMPT_COLUMNS = 512  # 32k tokens
@@ -109,7 +109,7 @@ class Million:
     def __init__(self) -> None:
         self.now = 0.0
         self.ledger = Ledger(LAYOUT, "bench")
-        self.ledger.set_line(0, MILLION + 100 * PROMPT_COLUMNS)
+        self.ledger.set_slot_limit(0, MILLION + 100 * PROMPT_COLUMNS)
         self.ledger.set_policies({"globex": FOREVER}, 0)
         self.stores: list[float] = []  # seconds for each column
         before = psutil.Process().memory_info().rss
@@ -134,7 +134,7 @@ class Million:
         return match.tokens
 
     def columns(self, org: str) -> int:
-        return sum(1 for _ in self.ledger.stock.account(org).columns(0))
+        return sum(1 for _ in self.ledger.accounts[org].columns(0))
 
 
 def million_rows(effort: int) -> list[Row]:
@@ -189,7 +189,7 @@ class Ours(Matcher):
         """Nothing has to be started."""
 
     def fill(self, prompts: int, tokens: int) -> dict[str, str | None]:
-        self.ledger.set_line(0, (prompts + 1) * tokens // COLUMN_TOKENS)
+        self.ledger.set_slot_limit(0, (prompts + 1) * tokens // COLUMN_TOKENS)
         for number in range(prompts):
             whole = self.maker.prompt(prompt(number, tokens))
             self.ledger.finish_store(self.ledger.begin_store(whole, whole.tokens, 0), 0)
@@ -358,8 +358,8 @@ def pieces(big: Million) -> Iterator[Callable[[], None]]:
         more[0] = ledger.sweep(big.now) | ledger.reclaim()
 
     def empty() -> None:
-        clears = ledger.slots.take_clears(CLEARS_AT_ONCE)
-        ledger.slots.cleared(clears)
+        clears = ledger.take_clears(CLEARS_AT_ONCE)
+        ledger.finish_clears(clears, is_done=True)
         more[0] |= bool(clears)
 
     while more[0]:
@@ -385,11 +385,11 @@ def garbage_rows() -> list[Row]:
 def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
     wafer = Wafer(wafer_layout(1, 1024))
     ledger, clock = Ledger(wafer.layout), TraceClock()
-    ledger.set_line(0, slots)
+    ledger.set_slot_limit(0, slots)
 
     def before(request: Request) -> None:
         clock.pass_to(request.at_s)
-        keep_house(ledger, clock.now)
+        run_housekeeping(ledger, clock.now)
 
     totals = replay(requests, Emulator(LedgerCache(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
     rate = totals.requests / totals.seconds
@@ -425,7 +425,9 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="end within a minute or so")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_HELP}; peers only if they are named"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--traces",
@@ -443,17 +445,23 @@ def main() -> None:
     effort = 1 if given.quick else 5
     rows: list[Row] = []
     if "keys" in parts:
+        progress("keys")
         rows += key_rows(effort)
     if "million" in parts:
+        progress("million")
         rows += million_rows(effort)
     if "peers" in parts:
+        progress("peers")
         named = given.peers if given.peers is not None else () if given.quick else peers.LOOKUPS
         rows += peer_rows(named, effort)
     if "replays" in parts:
+        progress("replays")
         rows += replay_rows(given.traces, quick=given.quick)
     if "moves" in parts:
+        progress("moves")
         rows += under_load.move_rows(quick=given.quick)
     if "tier2" in parts:
+        progress("tier2")
         rows += under_load.tier2_rows(quick=given.quick)
     show("The driver", rows, given.json)
 

@@ -2,7 +2,7 @@
 
 Engines of one small model (see `peers.run_engine`) run side by side, each with another cache behind it,
 and are asked the same prompts in turns: when nobody has seen them, and again. None has a cache of its
-own but the one that shows what that would be worth.
+own but the one that shows what that would be worth. `--quick` has no peers, no tier 2 and no 8k prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from benchmarks.harness import Row, options, show
+from benchmarks.harness import Row, options, progress, show
 from benchmarks.peers.environment import Environment, Unavailable, prepare
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.servers import lmcache_server, mooncake_master
@@ -30,9 +30,10 @@ from kvss_agent import native
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
-from swdriver_shim.replaying.fleet import Agent
+from swdriver_shim.replay.fleet import Agent
 
 LENGTHS: Final = {"1k": 1024, "4k": 4096, "8k": 8192}
+QUICK_LENGTHS: Final = ("1k", "4k")
 ROUNDS, QUICK_ROUNDS = 5, 2
 ORG: Final = "acme"
 MEMORY_BYTES: Final = 1 << 30
@@ -45,6 +46,7 @@ NEARLY: Final = 0.9  # of a prompt comes back; who keeps chunks of 256 tokens ha
 CONVERSATIONS, TURN_TOKENS, MORE_TOKENS, OUTPUT_TOKENS = 8, 2048, 64, 16
 OVERHEAD_MAX: Final = 1.02
 NONE, OWN, OURS, OUR_TIER2 = "none", "prefix", "tidegate.dram", "tidegate.tier2"
+QUICK_ENGINES: Final = (NONE, OWN, OURS)
 CLAIM_SECONDS: Final = 6 * 3600
 
 
@@ -89,21 +91,16 @@ class Engine(Peer):
 class Side:
     """Those that run, and why others do not."""
 
+    lengths: Mapping[str, int]
     engines: list[Engine] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
 
-def started(stack: contextlib.ExitStack, scratch: Path) -> Side:
-    side = Side()
-    for name, begin in {
-        NONE: nothing,
-        OWN: own,
-        "example": example,
-        "lmcache": lmcache,
-        "mooncake": mooncake,
-        OURS: tidegate,
-        OUR_TIER2: tidegate_tier2,
-    }.items():
+def started(stack: contextlib.ExitStack, scratch: Path, *, quick: bool) -> Side:
+    side = Side({name: tokens for name, tokens in LENGTHS.items() if not quick or name in QUICK_LENGTHS})
+    chosen = {name: begin for name, begin in BEGIN.items() if not quick or name in QUICK_ENGINES}
+    for number, (name, begin) in enumerate(chosen.items(), start=1):
+        progress(f"starting engine {number} of {len(chosen)}: {name}")
         engine = Engine(name)
         with contextlib.ExitStack() as its:
             try:
@@ -115,7 +112,6 @@ def started(stack: contextlib.ExitStack, scratch: Path) -> Side:
                 continue
             stack.push(its.pop_all())
         side.engines.append(engine)
-        print(f"{name} runs", flush=True)
     return side
 
 
@@ -214,6 +210,17 @@ def claim(setting: EngineConfig) -> str:
     return mint(setting.claims_key, setting.driver, ORG, seconds=CLAIM_SECONDS)
 
 
+BEGIN: Final[Mapping[str, Callable[[Engine, contextlib.ExitStack, Path], None]]] = {
+    NONE: nothing,
+    OWN: own,
+    "example": example,
+    "lmcache": lmcache,
+    "mooncake": mooncake,
+    OURS: tidegate,
+    OUR_TIER2: tidegate_tier2,
+}
+
+
 def connector(name: str, extra: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "kv_connector": name,
@@ -223,14 +230,15 @@ def connector(name: str, extra: Mapping[str, Any], **more: Any) -> dict[str, Any
     }
 
 
-# Rounds
+# FairQueue
 
 
 def measure(side: Side, rounds: int) -> None:
     """All of them, one after the other, another one first each time."""
     number = 0
     for turn in range(-1, rounds):  # the first is not counted: it is when pages are touched
-        for tokens in LENGTHS.values():
+        for name, tokens in side.lengths.items():
+            progress(f"round {turn + 1} of {rounds}, {name}" if turn >= 0 else f"warm-up, {name}")
             number += 1
             order = side.engines[turn % len(side.engines) :] + side.engines[: turn % len(side.engines)]
             tokens_made = set()
@@ -264,6 +272,7 @@ def serve(side: Side, rounds: int) -> None:
     """Conversations that go on, some at once."""
     each = TURN_TOKENS + MORE_TOKENS + OUTPUT_TOKENS
     for turn in range(rounds):
+        progress(f"conversations, round {turn + 1} of {rounds}")
         first = 2_000_000 + 100 * turn
         for engine in side.engines:
             engine.serve(first, 1)
@@ -280,7 +289,7 @@ def rows_of(side: Side) -> Iterator[Row]:
     by_name = {engine.variant: engine for engine in side.engines}
     none = by_name[NONE]
     peers = [engine for engine in side.engines if engine.variant not in (NONE, OWN, OURS, OUR_TIER2)]
-    for name, tokens in LENGTHS.items():
+    for name, tokens in side.lengths.items():
         ids = f"engine.vllm.ttft.{name}"
         without = ms(none.cold[tokens])
         yield Row(f"{ids}.{NONE}", without, "ms")
@@ -292,11 +301,12 @@ def rows_of(side: Side) -> Iterator[Row]:
             best = min(peers, key=lambda engine: ms(engine.warm[tokens]))
             took, ours = ms(best.warm[tokens]), ms(by_name[OURS].warm[tokens])
             yield Row(f"{ids}.fastest", ours, "ms", f"{best.variant} {took:.1f} ms", took / ours, 1.0)
-        ours = ms(by_name[OUR_TIER2].warm[tokens])
-        ratio = OVERHEAD_MAX * without / ours
-        yield Row(f"{ids}.tier2.never_slower", ours, "ms", "1.02 of no cache", ratio, 1.0)
+        if tier2 := by_name.get(OUR_TIER2):
+            ours = ms(tier2.warm[tokens])
+            ratio = OVERHEAD_MAX * without / ours
+            yield Row(f"{ids}.tier2.never_slower", ours, "ms", "1.02 of no cache", ratio, 1.0)
     pairs: dict[str, list[float]] = {}
-    for name, tokens in LENGTHS.items():
+    for name, tokens in side.lengths.items():
         for engine in side.engines[1:]:
             # Asked in turns: what slows the machine down slows both.
             over = [
@@ -329,7 +339,7 @@ def main() -> None:
         native.require(build=True)  # used from here on, by engines and agents
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-engines-")))
-        side = started(stack, scratch)
+        side = started(stack, scratch, quick=told.quick)
         measure(side, rounds)
         serve(side, max(1, rounds // 2))
         show("Engines", list(rows_of(side)), told.json)

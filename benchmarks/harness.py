@@ -6,13 +6,18 @@ import argparse
 import json
 import os
 import platform
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from console.environment import PROJECT
+from telemetry import units
 
+QUICK_HELP = "end within three minutes on two slow cores; read only the ratios"
 _TAIL = "against | ratio | goal | holds |"
+_BEGAN = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,14 @@ def traces_folder() -> Path:
 
 def options(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     return parser.parse_args()
+
+
+def progress(part: str) -> None:
+    """Say on standard error which part begins, and how long the benchmark has been running."""
+    print(f"{units.duration(time.monotonic() - _BEGAN):>8}  {part}", file=sys.stderr, flush=True)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import simulators
-from benchmarks.harness import Row, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
+SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not: no policy was tuned on it
+SYNTHETIC_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000}
 SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
 QUICK = ("1k", "10k", "10%")
 SIMPLE = ("lru", "lfu", "slru", "s3fifo", *simulators.PLAIN)
@@ -53,7 +55,7 @@ class Column:
     block: int
     bytes: int = 1
     uses: int = 0
-    holds: int = 0
+    ref_count: int = 0
     mark: object = None
 
 
@@ -81,15 +83,15 @@ class Store:
                 column.used_at = now
                 column.uses += 1
             tip = path[-1]
-            if not tip.holds:
+            if not tip.ref_count:
                 policy.leaf(tip)  # it has been read; what follows is stored later
-            tip.holds += 1  # a pin, which goes on to the child
+            tip.ref_count += 1  # a pin, which goes on to the child
         for depth in range(hits, len(request.blocks)):
             if len(present) >= self._size and not self._displace(now):
                 break
             block, tail = request.blocks[depth], depth >= request.whole_blocks
             column = Column(
-                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, holds=1
+                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, ref_count=1
             )
             policy.stored(column, now)
             tip = present[block] = column
@@ -117,8 +119,8 @@ class Store:
         return True
 
     def _release(self, column: Column) -> None:
-        column.holds -= 1
-        if not column.holds:
+        column.ref_count -= 1
+        if not column.ref_count:
             self.policy.leaf(column)
 
 
@@ -156,7 +158,7 @@ def replay(policy: AnyPolicy, size: int, requests: Sequence[Request], salt: int 
 
 
 def load(folder: Path, *, quick: bool) -> list[Trace]:
-    """Both traces. Raises FileNotFoundError with a sentence."""
+    """The traces in the folder. Raises FileNotFoundError with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"There are no traces in {folder}. Say where they are: --traces DIR or TRACES_DIR."
@@ -165,13 +167,17 @@ def load(folder: Path, *, quick: bool) -> list[Trace]:
     sessions = Trace("sessions", list(read(folder / "agent-sessions")), {})
     footprint = sessions.footprint
     sessions.sizes = {name: int(share * footprint) for name, share in SESSION_SHARES.items()}
-    for trace in (conversation, sessions):
+    traces = [conversation, sessions]
+    if (folder / SYNTHETIC).exists():
+        traces.append(Trace("synthetic", list(read(folder / SYNTHETIC)), SYNTHETIC_SIZES))
+    for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
-    return [conversation, sessions]
+    return traces
 
 
 def measure(trace: Trace, size: int) -> dict[str, float]:
     """The share of blocks hit, by policy."""
+    progress(f"{trace.name}, {size:,} blocks")
     shares = {name: trace.share(replay(make(), size, trace.requests)) for name, make in POLICIES.items()}
     for name, cache in simulators.PLAIN.items():
         shares[name] = trace.share(simulators.plain(trace.blocks, cache(size)))
@@ -282,9 +288,9 @@ def _prompt(number: int, length: int) -> list[Column]:
 def _store_all(policy: AnyPolicy, prompts: Sequence[Sequence[Column]]) -> None:
     for columns in prompts:
         for column in columns:
-            column.holds = 1
+            column.ref_count = 1
             policy.stored(column, column.stored_at)
-        columns[-1].holds = 0
+        columns[-1].ref_count = 0
         policy.leaf(columns[-1])
 
 
@@ -300,7 +306,7 @@ def _displace_all(policy: AnyPolicy) -> None:
         assert column is not None
         policy.removed(column)
         if column.parent is not None:
-            column.parent.holds -= 1
+            column.parent.ref_count -= 1
             policy.leaf(column.parent)
 
 
@@ -316,14 +322,14 @@ def _key(block: int, salt: int) -> bytes:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="end within 50 s: fewer sizes")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; fewer sizes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--traces",
         type=Path,
         metavar="DIR",
         default=TRACES,
-        help="the folder with conversation.jsonl and agent-sessions/",
+        help=f"the folder with conversation.jsonl, agent-sessions/ and, if wanted, {SYNTHETIC}",
     )
     parser.add_argument(
         "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"
@@ -348,6 +354,7 @@ def main() -> int:
             with _absent_is_said():
                 rows += cross_check(trace, measured)
     for name, make in POLICIES.items():
+        progress(f"what {name} costs")
         rows += costs(make, name, 3 if asked.quick else 9)
     show("Hit rates", rows, asked.json)
     return 0

@@ -17,8 +17,8 @@ from django.db import connection
 from django.utils import timezone
 
 from console.accounts.roles import Role
-from console.alerts.flipping import fingerprint
-from console.alerts.models import Alert, Channel, Flip, Notification, Silence
+from console.alerts.models import Alert, Channel, Notification, Silence, Transition
+from console.alerts.state.transitions import fingerprint
 from console.audit.models import AuditEntry
 from console.control.models import Target
 from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
@@ -27,12 +27,12 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
 from telemetry.shapes import Series, Shape
-from telemetry.storage import LEVELS, Names, Stored, copy_in, day_of, encoded, make_days
+from telemetry.store.storage import LEVELS, Names, Stored, copy_in, day_of, encoded, make_days
 from telemetry.topics import FLEET
 
 NODES: Final = 1_000
@@ -224,14 +224,14 @@ def _sessions(orgs: list[Org], nodes: list[Node], boxes: list[Box], now: datetim
         JobBox(job=jobs[place // BOXES_OF_A_SESSION], session_box=one)
         for place, one in enumerate(granted)
     )
-    Shard.objects.bulk_create(
+    Stream.objects.bulk_create(
         _shard(jobs[place // BOXES_OF_A_SESSION], box, place, domain, nodes)
         for place, box in enumerate(boxes)
         for domain in range(len(WIO))
     )
 
 
-def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Shard:
+def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Stream:
     """On a node of the same stamp; one in fifty crosses the spine."""
     index = place % BOXES_OF_A_SESSION * len(WIO) + domain
     port = _leaf(place, domain)
@@ -239,7 +239,7 @@ def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Sh
     tier = Tier.SPINE if (place * len(WIO) + domain) % 50 == 0 else Tier.RAIL
     leaf = f"leaf-{port // LEAVES_OF_A_STAMP}-{port % LEAVES_OF_A_STAMP}"
     away = f"leaf-{(port // LEAVES_OF_A_STAMP + 1) % STAMPS}-0"
-    return Shard(
+    return Stream(
         job=job,
         group="full",
         index=index,
@@ -324,8 +324,8 @@ def _alerts(orgs: list[Org], chance: random.Random, now: datetime, part: float) 
         _alert(number, at, orgs[number % ORGS], now, is_open=number >= len(moments) - ALERTS_OPEN)
         for number, at in enumerate(moments)
     )
-    Flip.objects.bulk_create(
-        Flip(
+    Transition.objects.bulk_create(
+        Transition(
             alert=alert,
             number=1,
             episode=1,
@@ -371,7 +371,7 @@ def _alert(number: int, at: datetime, org: Org, now: datetime, *, is_open: bool)
         org=org,
         severity="page",
         state="firing" if is_open else "resolved",
-        flips_made=1,
+        transition_count=1,
         begun_at=at,
         state_since=at,
         fired_at=at,

@@ -150,7 +150,7 @@ def _console(directory: Path) -> Iterator[tuple[str, str, psutil.Process]]:
 def _numbers() -> Iterator[None]:
     """Ingest, and a driver that tells evicts, refills and hits of each org."""
     from swdriver_shim.daemon import metrics
-    from telemetry.emitter import Emitter
+    from telemetry.emit.emitter import Emitter
     from telemetry.histogram import Histogram
 
     orgs = [f"org-{number}" for number in range(ORGS)]

@@ -21,7 +21,7 @@ import httpx
 import psutil
 from playwright.sync_api import Browser, Page
 
-from benchmarks.harness import Row, options, percentile, show
+from benchmarks.harness import Row, options, percentile, progress, show
 from benchmarks.journeys import journey_rows
 from console.stack.embedded import embedded_servers
 from tests.browser.chromium import chromium
@@ -151,6 +151,7 @@ def main() -> None:
     chosen = options(__doc__ or "")
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        progress("filling a large console")
         console, paths = stack.enter_context(large_console(directory, quick=chosen.quick))
         browser = stack.enter_context(chromium())
         context = browser.new_context(base_url=console.address)
@@ -161,9 +162,11 @@ def main() -> None:
             httpx.Client(base_url=console.address, cookies=cookies, timeout=120)
         )
         paths = {name: path for name, path in paths.items() if _is_page(client, path)}
+        progress(f"{len(paths)} pages, over HTTP")
         rows = list(server_rows(console, client, paths, 5 if chosen.quick else 40))
         if chosen.quick:  # only those with charts
             paths = {name: path for name, path in paths.items() if CHART in client.get(path).text}
+        progress(f"{len(paths)} pages and the journeys, in a browser")
         rows += browser_rows(browser, console, paths)
     show("Pages", rows, chosen.json)
 

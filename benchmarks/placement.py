@@ -26,13 +26,13 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from benchmarks.harness import Row, options, show
+from benchmarks.harness import Row, options, progress, show
 from benchmarks.sessions import session_rows
-from console.placement.bringing_back import bring_back
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
 from console.placement.loads import FILL, Cost
 from console.placement.plan import Plan
 from console.placement.planner import plan
+from console.placement.rails import restore_rails
 from console.placement.rules import Rules
 from console.placement.topology import Box, Domain, Fleet, Nic, Node, State, Tier
 
@@ -257,17 +257,17 @@ def perfectly_even(one: World) -> float:
     return found
 
 
-def bring_back_rows(one: World, times: int) -> list[Row]:
+def restore_rails_rows(one: World, times: int) -> list[Row]:
     """A twentieth of the nodes was cordoned when streams were placed, and is back."""
     away = tuple(
         replace(node, state=State.CORDONED if number % 20 == 0 else State.READY)
         for number, node in enumerate(one.fleet.nodes)
     )
     running = places_of(plan(replace(one.fleet, nodes=away), one.streams()))
-    found, seconds, more = timed(partial(bring_back, one.fleet, running), times)
+    found, seconds, more = timed(partial(restore_rails, one.fleet, running), times)
     more |= _not_on_rails(found.before)
     more |= {f"{name} then": value for name, value in _not_on_rails(found.after).items()}
-    return [Row("bring_back.4096", seconds, "s", more={**more, "moves": len(found.moves)})]
+    return [Row("restore_rails.4096", seconds, "s", more={**more, "moves": len(found.moves)})]
 
 
 def effective_rows() -> list[Row]:
@@ -297,11 +297,16 @@ def main() -> None:
     times, stamps = (3, range(0, STAMPS, 5)) if chosen.quick else (15, range(STAMPS))
     seconds = EXACT_SECONDS_QUICK if chosen.quick else EXACT_SECONDS
     worlds = {"": world(75), ".tight": world(90), ".scarce": world(75, scarce=True)}
+    progress("plans of 4,096 streams")
     rows, plans = plan_rows(worlds, times)
+    progress("one more session")
     rows += one_more_rows(worlds, times)
-    rows += bring_back_rows(worlds[".tight"], 3)
+    progress("moves off the spine")
+    rows += restore_rails_rows(worlds[".tight"], 3)
+    progress("distance to the optimum, by exact programs")
     rows += gap_rows(worlds, plans, stamps, seconds)
     rows += effective_rows()
+    progress("a resize under load, and the API")
     of_sessions, drawn = session_rows(quick=chosen.quick)
     show("Placement", rows + of_sessions, chosen.json)
     print(f"\nHit rate over the story of a resize\n\n{drawn}")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import Row, percentile, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.push import push_rows
 from swdriver_shim.adapters.wafer import Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
@@ -30,15 +30,15 @@ from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Recorder, Sample
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replaying.replay import (
+from swdriver_shim.replay.emulator import (
     Orgs,
     TraceClock,
-    keep_house,
     output_tokens,
     prompt_tokens,
     replay,
+    run_housekeeping,
 )
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read
 
 BYTES_PER_TOKEN = 1024
 SLOTS = 4_000_000  # room for all
@@ -105,14 +105,14 @@ def cases(trace: str, orgs: int, *, quick: bool) -> Sequence[Case]:
 def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[Ledger, float]:
     """A driver that has served all of them, and what its clock says."""
     ledger, clock = Ledger(WAFER.layout), TraceClock()
-    ledger.set_line(0, case.slots if case else SLOTS)
+    ledger.set_slot_limit(0, case.slots if case else SLOTS)
     who = Orgs(orgs, 0, WAFER.namespace)
     policy = case.policy(orgs) if case else NOW
     ledger.set_policies({name: OrgPolicies(policy=policy) for name in who.names}, 0)
 
     def before(request: Request) -> None:
         clock.pass_to(request.at_s)
-        keep_house(ledger, clock.now)
+        run_housekeeping(ledger, clock.now)
 
     replay(requests, Emulator(LedgerCache(ledger, clock)), who, before)
     return ledger, clock.now
@@ -121,7 +121,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
 def hit_rates(requests: Sequence[Request], orgs: int, case: Case) -> dict[str, float]:
     """What each org really hits under that policy."""
     ledger, _ = served(requests, orgs, case)
-    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.stock.accounts.items()}
+    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.accounts.items()}
 
 
 @dataclass
@@ -149,7 +149,7 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
         with ProcessPoolExecutor() as pool:  # gone before anything is timed
             replayed = list(pool.map(partial(hit_rates, requests, orgs), todo))
         ledger, now = served(requests, orgs, None)
-        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.stock.accounts}
+        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.accounts}
         del ledger
         edited = {org: Traffic.of(msgspec.json.decode(one, type=Sample)) for org, one in raw.items()}
         gc.collect()
@@ -210,7 +210,7 @@ def print_case(orgs: int, case: Case, told: dict[str, Told], seconds: float) -> 
 def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
     """What a second recorder takes that is told the same, beside the requests it is told of."""
     ledger, clock = Ledger(WAFER.layout), TraceClock()
-    ledger.set_line(0, SLOTS)
+    ledger.set_slot_limit(0, SLOTS)
     (keys,) = Orgs(1, 0, WAFER.namespace)._keys  # noqa: SLF001 - the one there is
     recorder, tally = Recorder(), Tally()
     hashing, deciding, sampling = list[float](), list[float](), list[float]()
@@ -245,7 +245,7 @@ def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="end within 50 s: few policies")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; few policies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--traces", type=Path, metavar="DIR", default=traces_folder())
     parser.add_argument("--only", nargs="+", choices=PARTS)
@@ -261,9 +261,11 @@ def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     for name, requests in traces.items():
         if "overhead" in only:
+            progress(f"overhead of sampling, {name}")
             rows += overhead_rows(name, requests[:OVERHEAD_REQUESTS])
     for name, requests in traces.items():
         if name in only and not (asked.quick and name == "conversation"):
+            progress(f"previews compared with replays, {name}")
             rows += error_rows(name, requests, quick=asked.quick)
     return rows
 
@@ -271,7 +273,10 @@ def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
 def main() -> int:
     asked = options()
     only = asked.only or PARTS
-    rows: list[Row] = push_rows(quick=asked.quick) if "push" in only else []
+    rows: list[Row] = []
+    if "push" in only:
+        progress("a policy on its way to a hundred drivers")
+        rows += push_rows(quick=asked.quick)
     if set(only) - {"push"}:
         try:
             rows += trace_rows(asked, only)

@@ -26,14 +26,14 @@ import psutil
 from benchmarks.harness import Row, percentile
 from console.environment import PROJECT
 from console.stack.embedded import embedded_servers
-from kvss_agent import daemon
-from kvss_agent.arena import slot_bytes_for
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.trust import Trust
+from kvss_agent.process import daemon
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
+from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.replaying.fleet import Agent
+from swdriver_shim.replay.fleet import Agent
 
 DRIVERS: Final = 100
 ORGS: Final = 100
@@ -157,7 +157,7 @@ def _join(ports: dict[str, int]) -> None:
 def _certified(name: str, state_dir: Path) -> str:
     """A driver's key, and with it, in its state directory, what the console has issued for it."""
     from console.authority import services
-    from kvss_agent.certificates import Role
+    from kvss_agent.security.certificates import Role
 
     state_dir.mkdir()
     own = ProcessIdentity.load(state_dir, f"driver:{name}")

@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 
-from kvss_agent.channel import prepare
+from kvss_agent.data_plane.channel import prepare
 
 REQUEST = struct.Struct("<cQQ")
 MEMORY_BYTES = 256 << 20  # beyond any cache, as an arena is

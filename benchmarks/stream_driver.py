@@ -8,7 +8,7 @@ import sys
 import time
 
 from kvss_agent.client import Credentials, Wanted, connect
-from kvss_agent.seal import Column
+from kvss_agent.shard.seal import Column
 
 SIZE = 1 << 20
 KEY, TAG = b"k" * 16, b"t" * 16

@@ -23,15 +23,15 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.harness import Row, percentile, show
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
 from benchmarks.live import live_rows
 from console.environment import PROJECT
 from console.stack.embedded import Embedded, embedded_servers
 from telemetry.cells import Cells, add_cells
-from telemetry.merging import merge
 from telemetry.metrics import Kind, Metric
 from telemetry.records import FIELD, SHAPE_KEY, STREAM, Record, decode
 from telemetry.shapes import Series, Shape
+from telemetry.store.merge import merge
 
 AGENTS, COUNTERS, GAUGES, HISTOGRAMS = 1000, 130, 40, 30  # of each agent: 200 series
 LAG_SECONDS = 2.0
@@ -293,7 +293,7 @@ def _own_counter(name: str) -> float:
 def _cells(topic: str) -> Iterator[tuple[Series, Any]]:
     from django.db import connection
 
-    from telemetry.storage import Shapes, cells_of
+    from telemetry.store.storage import Shapes, cells_of
 
     shapes = Shapes()
     with connection.cursor() as cursor:
@@ -314,7 +314,7 @@ def overhead_row(turns: int, seconds: float) -> Row:
     """Evicts over shared memory, with and without an emitter beside them in the process that has all the
     numbers of 20 shards and 200 orgs: the worse of an agent's and a driver's look at itself."""
     from kvss_agent.mover import PYTHON
-    from telemetry.deltas import Deltas
+    from telemetry.emit.deltas import Deltas
 
     host = _Host()
     deltas = Deltas(host.collect)
@@ -407,7 +407,7 @@ def history_rows(nodes: int, hours: int, turns: int) -> list[Row]:
     from django.db import connection
 
     from telemetry.metrics import Catalog
-    from telemetry.storage import Stored, copy_in, day_of, encoded, make_days
+    from telemetry.store.storage import Stored, copy_in, day_of, encoded, make_days
 
     now = time.time() // 3600 * 3600 - 86_400
     make_days("10s", {day_of(now - 3600 * hours), day_of(now)})
@@ -506,7 +506,7 @@ def _heat_map_row(refill: Metric, now: float, hours: int, level: str, turns: int
 
 def _coarser(shape: Shape, cells: list[Cells]) -> tuple[float, float]:
     """Bytes of a row of a minute and of an hour: with what PostgreSQL adds to a row and its index."""
-    from telemetry.storage import encoded
+    from telemetry.store.storage import encoded
 
     minute = encoded(merge([(shape, one) for one in cells[:6]]).parts[0][1])
     hour = encoded(merge([(shape, cells[n % len(cells)]) for n in range(360)]).parts[0][1])
@@ -556,7 +556,7 @@ def _learn(names: list[str]) -> list[int]:
 
 
 def _learn_shapes(shapes: list[Shape]) -> list[int]:
-    from telemetry.storage import Names, day_of
+    from telemetry.store.storage import Names, day_of
 
     names = Names()
     names.learn_shapes(shapes, day_of(time.time()))
@@ -565,7 +565,7 @@ def _learn_shapes(shapes: list[Shape]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What telling, keeping and asking for numbers costs.")
-    parser.add_argument("--quick", action="store_true", help="end within 50 s")
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
     parser.add_argument("--soak", action="store_true", help="ten minutes of ingest instead")
@@ -586,13 +586,17 @@ def main() -> None:
             only = ()
             rows.append(soak_row(Path(directory), SOAK_SECONDS))
         if "emit" in only:
+            progress("emit")
             rows.append(overhead_row(3, 0.5) if given.quick else overhead_row(10, 2))
         if "ingest" in only:
+            progress("ingest")
             rows += lag_rows(servers, Path(directory), 5 if given.quick else 60)
             rows.append(rate_row(servers, Path(directory), 5 if given.quick else 30))
         if "history" in only:
+            progress("history")
             rows += history_rows(*((40, 3, TURNS_QUICK) if given.quick else (1000, 24, TURNS)))
         if "live" in only:
+            progress("live")
             rows += live_rows(Path(directory), *(((100,), 3) if given.quick else ((100, 500), 40)))
         from django.db import connections
 

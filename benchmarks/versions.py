@@ -16,14 +16,13 @@ import json
 import os
 import statistics
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
 from benchmarks import costs
 from benchmarks.costs import Costs
-from benchmarks.harness import Row, show
+from benchmarks.harness import Row, progress, show
 from console.environment import PROJECT
 
 AS_FAST: Final = 0.98  # two in a hundred more is the most that a version may cost
@@ -111,9 +110,8 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[Row] = []
     for subject in given.only:
-        began = time.monotonic()
+        progress(subject)
         rows += rows_of(subject, given.base, given.turns or (TURNS_QUICK if given.quick else TURNS))
-        print(f"{subject}: {time.monotonic() - began:.0f} s", flush=True)
     show("This version and another", rows, given.json)
 
 

@@ -24,9 +24,9 @@ from console.guard import Guard
 from console.live.consumer import COUNTS
 from console.live.routing import websockets
 from console.metrics import prometheus
+from telemetry.emit.reporter import Telling
 from telemetry.metrics import Sink
 from telemetry.notify import notify
-from telemetry.telling import Telling
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -14,7 +14,7 @@ from celery import Celery, signals
 from celery.schedules import crontab
 
 from console.shell import request_context
-from telemetry.emitter import Emitter
+from telemetry.emit.emitter import Emitter
 from telemetry.notify import notify
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from telemetry.extras import NO_OTLP, has_otlp
+from telemetry.emit.extras import NO_OTLP, has_otlp
 from telemetry.units import exact_duration, parse_seconds
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -361,7 +361,7 @@ class Environment:
     lost_after_seconds: int = setting(
         "TIDEGATE_LOST_AFTER_SECONDS",
         seconds(5, 3600),
-        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
+        "A node or a driver that was last seen so long ago is lost. Heartbeats come four "
         "times as often, and at least every ten seconds.",
         default=30,
     )

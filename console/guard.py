@@ -28,10 +28,10 @@ from console.accounts.hashing import SHARE as HASHING
 from console.api import problems
 from console.live import access
 from console.shell.request_context import KNOWN, address_behind
-from kvss_agent.admission import Places
-from kvss_agent.http_server import HttpBounds, HttpPolicy
-from kvss_agent.peers import origin_of
-from kvss_agent.shares import FairShare, NoShare, Shares
+from kvss_agent.http.server import HttpBounds, HttpPolicy
+from kvss_agent.limits.admission import Places
+from kvss_agent.limits.origins import origin_of
+from kvss_agent.limits.shares import FairShare, NoShare, Shares
 from telemetry.metrics import Catalog, Sink
 from telemetry.units import size
 

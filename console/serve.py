@@ -14,8 +14,8 @@ import socket
 import uvicorn
 
 from console.live.messages import MESSAGE_BYTES_MAX
-from kvss_agent.daemon import listen
-from kvss_agent.http_server import BoundedServer
+from kvss_agent.http.server import BoundedServer
+from kvss_agent.process.daemon import listen
 
 
 def main() -> None:

@@ -102,6 +102,7 @@ TEMPLATES: list[dict[str, Any]] = [
             "builtins": [
                 "django.templatetags.static",
                 "django.contrib.humanize.templatetags.humanize",
+                "console.shell.templatetags.components",
                 "console.shell.templatetags.console",
                 "console.policies.templatetags.policies",
             ],

@@ -4,8 +4,9 @@ from django.urls import path, register_converter
 
 from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
-from console.alerts import settings_views as alert_settings
-from console.alerts import views as alerts
+from console.alerts.web import channel_views as alert_channels
+from console.alerts.web import rule_views as alert_rules
+from console.alerts.web import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
 from console.authority import views as authority
@@ -28,8 +29,7 @@ from console.policies import proof_views as proof
 from console.policies import views as policies
 from console.saved import views as saved
 from console.search import views as search
-from console.sessions import moving_views, removal_views, rules_views
-from console.sessions import views as sessions
+from console.sessions.pages import actions, driver_removal, rules, sessions
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -78,7 +78,7 @@ urlpatterns = [
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
-    path("fleet/drivers/<thing:name>/remove/", removal_views.remove, name="fleet-driver-remove"),
+    path("fleet/drivers/<thing:name>/remove/", driver_removal.remove, name="fleet-driver-remove"),
     path("fleet/join/", joining_views.join, name="fleet-join"),
     path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
     path("fleet/authority/", authority.show, name="fleet-authority"),
@@ -90,21 +90,21 @@ urlpatterns = [
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
-    path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
+    path("alerts/<int:alert_id>/fix/", alerts.apply_fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/bulk/", alerts.change_many, name="alerts-bulk"),
     path("alerts/history/", alerts.show_history, name="alert-history"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
-    path("alerts/rules/", alert_settings.list_rules, name="alert-rules"),
-    path("alerts/rules/<slug:slug>/", alert_settings.show_rule, name="alert-rule"),
-    path("alerts/channels/", alert_settings.list_channels, name="alert-channels"),
-    path("alerts/new-channel/", alert_settings.new_channel, name="alert-channel-new"),
-    path("alerts/channels/<int:channel_id>/", alert_settings.show_channel, name="alert-channel"),
-    path("alerts/channels/<int:channel_id>/test/", alert_settings.send_test, name="alert-channel-test"),
+    path("alerts/rules/", alert_rules.list_rules, name="alert-rules"),
+    path("alerts/rules/<slug:slug>/", alert_rules.show_rule, name="alert-rule"),
+    path("alerts/channels/", alert_channels.list_channels, name="alert-channels"),
+    path("alerts/new-channel/", alert_channels.new_channel, name="alert-channel-new"),
+    path("alerts/channels/<int:channel_id>/", alert_channels.show_channel, name="alert-channel"),
+    path("alerts/channels/<int:channel_id>/test/", alert_channels.send_test, name="alert-channel-test"),
     path(
         "alerts/channels/<int:channel_id>/delete/",
-        alert_settings.delete_channel,
+        alert_channels.delete_channel,
         name="alert-channel-delete",
     ),
     path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),
@@ -138,19 +138,19 @@ urlpatterns = [
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
-    path("orgs/<slug:slug>/session-rules/", rules_views.org_rules, name="org-session-rules"),
-    path("session-rules/", rules_views.cluster_rules, name="session-rules"),
+    path("orgs/<slug:slug>/session-rules/", rules.org_rules, name="org-session-rules"),
+    path("session-rules/", rules.cluster_rules, name="session-rules"),
     path("sessions/", sessions.list_sessions, name="sessions"),
     path("new-session/", sessions.new_session, name="session-new"),
     path("sessions/<slug:name>/", sessions.show_session, name="session"),
     path("sessions/<slug:name>/resize/", sessions.resize_session, name="session-resize"),
     path("sessions/<slug:name>/delete/", sessions.delete_session, name="session-delete"),
-    path("sessions/<slug:name>/new-job/", moving_views.start_job, name="session-job-new"),
-    path("sessions/<slug:name>/jobs/<slug:job>/end/", moving_views.end_job, name="session-job-end"),
-    path("sessions/<slug:name>/move/", moving_views.move, name="session-move"),
-    path("sessions/<slug:name>/bring-back/", moving_views.bring_back, name="session-bring-back"),
-    path("fleet/nodes/<thing:name>/drain/", moving_views.drain, name="node-drain"),
-    path("fleet/nodes/<thing:name>/upgrade/", moving_views.upgrade, name="node-upgrade"),
+    path("sessions/<slug:name>/new-job/", actions.start_job, name="session-job-new"),
+    path("sessions/<slug:name>/jobs/<slug:job>/end/", actions.end_job, name="session-job-end"),
+    path("sessions/<slug:name>/move/", actions.move, name="session-move"),
+    path("sessions/<slug:name>/restore-rails/", actions.restore_rails, name="session-restore-rails"),
+    path("fleet/nodes/<thing:name>/drain/", actions.drain, name="node-drain"),
+    path("fleet/nodes/<thing:name>/upgrade/", actions.upgrade, name="node-upgrade"),
     path("operations/", operations.list_operations, name="operations"),
     path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),

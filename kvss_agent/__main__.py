@@ -8,17 +8,19 @@ import os
 import sys
 from functools import partial
 
-from kvss_agent import daemon, metrics, wire
+from kvss_agent import metrics, native
 from kvss_agent.agent import Agent
-from kvss_agent.arena import available_bytes
-from kvss_agent.client.line import Address
+from kvss_agent.client.connection import Address
 from kvss_agent.control import Control
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import Identity, member
-from kvss_agent.logs import set_up
-from kvss_agent.options import WrongSettings
+from kvss_agent.data_plane import wire
+from kvss_agent.process import daemon
+from kvss_agent.process.logs import set_up
+from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings, parse, warn_of_plain_control
-from kvss_agent.trust import Trust
+from kvss_agent.shard.arena import available_bytes
 from telemetry.credentials import own_url
 from telemetry.notify import notify
 
@@ -35,12 +37,14 @@ def main() -> int:
     daemon.use_all_descriptors()
     try:
         return asyncio.run(_serve(settings))
-    except (OSError, ValueError) as error:  # a port or path that is taken, a certificate that is none
+    except (OSError, ValueError, native.Unavailable) as error:
+        # A port that is taken, a broken certificate, no compiled mover where it is required.
         sys.stderr.write(f"The agent cannot start: {error}\n")
         return 1
 
 
 async def _serve(settings: Settings) -> int:
+    native.build_in_background()
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
     own = ProcessIdentity.load(settings.state_dir, f"node:{settings.name}")

@@ -16,26 +16,27 @@ from typing import Any, Final
 import msgspec
 
 from kvss_agent import desired as documents
-from kvss_agent import pulling, wire
-from kvss_agent.arena import Arena, NoMemory, available_bytes
-from kvss_agent.breach import Cause
-from kvss_agent.client.line import Address, Credentials
+from kvss_agent import native
+from kvss_agent.client.connection import Address, Credentials
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.server import DataPlane
+from kvss_agent.data_plane.tier_requests import LoopTiering
 from kvss_agent.desired import Desired, ShardSpec
-from kvss_agent.hosting import HostedShard, Identity
-from kvss_agent.http_api import CONTROLLER, Invalid
-from kvss_agent.http_server import HttpPolicy
-from kvss_agent.joining import Standing
-from kvss_agent.keeping import keep
+from kvss_agent.http.api import CONTROLLER, Invalid
+from kvss_agent.http.server import HttpPolicy
+from kvss_agent.process.durable_file import keep
+from kvss_agent.process.membership import Standing
 from kvss_agent.progress import Progress
-from kvss_agent.pulling import Pull, Source
-from kvss_agent.purging import Purging
-from kvss_agent.serving import DataPlane
+from kvss_agent.pulls import Pull, Source, run_pull
+from kvss_agent.purges import Purging
+from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings
+from kvss_agent.shard.arena import Arena, NoMemory, available_bytes
+from kvss_agent.shard.hosted import HostedShard, Identity
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.store import Receipt, Tier2
 from kvss_agent.tier2.stores import NotOpen, Stores
-from kvss_agent.tiering import LoopTiering
-from kvss_agent.trust import Trust
 from telemetry.histogram import Histogram
 from telemetry.metrics import LabelLimits
 
@@ -342,7 +343,7 @@ class Agent:
 
     async def _run_pull(self, pull: Pull, shard: HostedShard, source: Source, slots: list[int]) -> None:
         async with self._pulling:
-            await asyncio.to_thread(pulling.run, pull, shard, source, slots)
+            await asyncio.to_thread(run_pull, pull, shard, source, slots)
         log.info("Pull %s of %s: %s, %d moved", pull.id, pull.shard, pull.state, pull.moved)
 
     # What it is
@@ -367,6 +368,7 @@ class Agent:
             "observed_generation": self.observed_generation,
             "name": self.settings.name,
             "software": self.software,
+            "mover": native.current().name,
             "protocol": [wire.VERSION_MIN, wire.VERSION],
             "started_at": self.started_at,
             "ready": self.is_ready,

@@ -19,13 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvss_agent import capabilities, metrics
+from kvss_agent import metrics
 from kvss_agent.agent import Agent, Conflict, NotNow, Unknown
-from kvss_agent.capabilities import Capability, NotAllowed
-from kvss_agent.confirmations import Question, sign
-from kvss_agent.core import SLOTS_MAX
 from kvss_agent.desired import HEX_16, Document, Name
-from kvss_agent.http_api import (
+from kvss_agent.http.api import (
     CONTROLLER,
     Handler,
     OwnerOf,
@@ -39,12 +36,16 @@ from kvss_agent.http_api import (
     http_error,
     is_token,
 )
-from kvss_agent.http_peers import check_console, is_private, peer_of_request
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.pulling import Pull
-from kvss_agent.purging import NotDone
+from kvss_agent.http.callers import check_console, is_private, peer_of_request
+from kvss_agent.pulls import Pull
+from kvss_agent.purges import NotDone
+from kvss_agent.security import capabilities
+from kvss_agent.security.capabilities import Capability, NotAllowed
+from kvss_agent.security.confirmations import Question, sign
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.tier2.backend import Failed
-from telemetry.exposition import CONTENT_TYPE
+from telemetry.emit.exposition import CONTENT_TYPE
 
 
 class PullRequest(Document, frozen=True, rename={"from_": "from", "as_": "as"}):

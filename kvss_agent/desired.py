@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
-from kvss_agent.core import SLOTS_MAX
-from kvss_agent.handshake import SECRET_BYTES_MIN
-from kvss_agent.hosting import Identity
-from kvss_agent.http_api import Invalid, decode
+from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
+from kvss_agent.http.api import Invalid, decode
+from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
+from kvss_agent.shard.core import SLOTS_MAX
+from kvss_agent.shard.hosted import Identity
 from kvss_agent.tier2.settings import Tier2Settings
 
 SHARDS_MAX: Final = 4096

@@ -7,7 +7,6 @@ the way in it is hashed first, so that what was just written does not crowd it o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -15,7 +14,6 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 PIECE_BYTES: Final = 256 * 1024
 _PIECE_IN_BYTES: Final = 512 * 1024
 Bytes = bytes | bytearray | memoryview
-Pair = tuple[memoryview, memoryview]
 _ZEROS: Final = memoryview(bytes(PIECE_BYTES))
 
 
@@ -34,14 +32,8 @@ class Mover(Protocol):
     def copy_out(self, into: memoryview, source: memoryview) -> int:
         """Copy a payload out of its slot; the checksum of what has arrived."""
 
-    def copy_in_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        """`copy_in(into, source)` for each pair."""
-
-    def copy_out_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        """`copy_out(into, source)` for each pair."""
-
     def checksum(self, source: memoryview) -> int:
-        """The checksum of what lies there."""
+        """The checksum of these bytes."""
 
 
 class PythonMover:
@@ -73,12 +65,6 @@ class PythonMover:
             return state.intdigest()
         into[:] = source
         return xxh3_64_intdigest(into)
-
-    def copy_in_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        return [self.copy_in(into, source) for into, source in pairs]
-
-    def copy_out_batch(self, pairs: Sequence[Pair]) -> list[int]:
-        return [self.copy_out(into, source) for into, source in pairs]
 
     def checksum(self, source: memoryview) -> int:
         return xxh3_64_intdigest(source)

@@ -13,10 +13,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.client.line import Address
-from kvss_agent.joining import Console
-from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
-from telemetry.extras import NO_OTLP, has_otlp
+from kvss_agent.client.connection import Address
+from kvss_agent.process.membership import Console
+from kvss_agent.process.options import Options, file, name, path, place, redis_url, web_url
+from telemetry.emit.extras import NO_OTLP, has_otlp
 from telemetry.units import DURATION_FORMS, SIZE_FORMS, parse_duration, parse_size
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Meta, field, structs
 
 from kvss_agent.client import Address
+from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
+from kvss_agent.data_plane.wire import DATA_KEY_BYTES
 from kvss_agent.desired import Document, Name
-from kvss_agent.handshake import SECRET_BYTES_MIN
-from kvss_agent.http_api import Invalid, decode
-from kvss_agent.wire import DATA_KEY_BYTES
+from kvss_agent.http.api import Invalid, decode
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN

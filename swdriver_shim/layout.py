@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvss_agent.arena import slot_bytes_for
+from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.keys import COLUMN_TOKENS
 
 GROUPS_MAX: Final = 16

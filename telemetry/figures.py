@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 from django.db import connection
 
 from telemetry.cells import Cell, Sparse, add_gauges, histogram_of
-from telemetry.folding import BUCKET_SECONDS, bucket_of
-from telemetry.merging import Part, merge
+from telemetry.ingest.folder import BUCKET_SECONDS, bucket_of
 from telemetry.metrics import Kind
 from telemetry.queries import rows_of
 from telemetry.shapes import Series
-from telemetry.storage import Shapes, cells_of
+from telemetry.store.merge import Part, merge
+from telemetry.store.storage import Shapes, cells_of
 from telemetry.topics import NODE, SESSION, kind_of
 
 LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before

@@ -20,9 +20,9 @@ from django.db import connection
 from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
-from telemetry.rollup import days_kept
 from telemetry.shapes import Shape
-from telemetry.storage import LEVELS, Shapes, cells_of, cells_of_kind
+from telemetry.store.rollup import days_kept
+from telemetry.store.storage import LEVELS, Shapes, cells_of, cells_of_kind
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from telemetry.cells import Cells, ToldCells
-from telemetry.decoding import Limits, unpack
+from telemetry.decoder import Limits, unpack
 from telemetry.shapes import DIGEST_BYTES
 
 STREAM: Final = "tidegate:telemetry"

@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from telemetry.cells import NO_GAUGE, Cell, Cells
-from telemetry.decoding import unpack
+from telemetry.decoder import unpack
 from telemetry.metrics import Kind
 
 SERIES_MAX: Final = 4096  # of one shape

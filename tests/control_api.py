@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
-from kvss_agent.certificates import Role
-from kvss_agent.identity import ProcessIdentity, fingerprint
-from kvss_agent.trust import Trust
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import ProcessIdentity, fingerprint
+from kvss_agent.security.trust import Trust
 
 NO_CONSOLE = "http://127.0.0.1:9"  # where nobody answers: what was issued before holds
 
@@ -69,7 +69,7 @@ def as_console(identity: ProcessIdentity) -> Tls:
 
 def as_process(us: Trust, them: str) -> Tls:
     """To ask the process with this public key as another process."""
-    from kvss_agent.certificates import key_name
+    from kvss_agent.security.certificates import key_name
 
     context = us.client_context()
     assert context

@@ -1,4 +1,4 @@
-"""What comes from outside is decoded in one place: `telemetry.decoding`, which bounds it.
+"""What comes from outside is decoded in one place: `telemetry.decoder`, which bounds it.
 
 Plain decoders recurse without an end, take integers of thousands of digits, and raise what nobody
 expects (`RecursionError`, `UnicodeDecodeError`). They are allowed where it is written here why they may.
@@ -20,11 +20,11 @@ ALLOWED = {
     "console/stack/supervisor.py": "what a step of `make up` tells, which we have started",
     "console/stack/remembered.py": "a file of `make up`, in a directory that is its user's alone",
     "console/stack/snapshot.py": "a file of `make up`, in a directory that is its user's alone",
-    "swdriver_shim/replaying/traces.py": "files that somebody replays on a command line, line by line",
-    "swdriver_shim/replaying/fleet.py": "agents that the replay has started itself",
-    "telemetry/dead_letters.py": "shows what could not be decoded; nothing that it raises gets out",
+    "swdriver_shim/replay/traces.py": "files that somebody replays on a command line, line by line",
+    "swdriver_shim/replay/fleet.py": "agents that the replay has started itself",
+    "telemetry/ingest/dead_letters.py": "shows what could not be decoded; its exceptions do not get out",
 }
-BORDER = "telemetry/decoding.py"
+BORDER = "telemetry/decoder.py"
 READING = {"loads", "load", "decode"}
 PLAIN_MODULES = {"json", "msgspec.json", "msgspec.msgpack"}
 
@@ -57,7 +57,7 @@ def test_nothing_is_decoded_beside_the_border() -> None:
         if str(path.relative_to(PROJECT)) not in {*ALLOWED, BORDER}
         for call in plain_decodings(ast.parse(path.read_text()))
     }
-    assert not found, "decode it with telemetry.decoding"
+    assert not found, "decode it with telemetry.decoder"
 
 
 @pytest.mark.parametrize("name", ALLOWED)

@@ -14,8 +14,8 @@ from django.contrib.auth.hashers import Argon2PasswordHasher
 
 from console.shell import request_context
 from console.shell.errors import NotNow
-from kvss_agent.peers import origin_of
-from kvss_agent.shares import FairShare, NoShare, Shares
+from kvss_agent.limits.origins import origin_of
+from kvss_agent.limits.shares import FairShare, NoShare, Shares
 
 AT_ONCE: Final = 2
 WAITING_MAX: Final = 16

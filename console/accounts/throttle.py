@@ -17,7 +17,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from console.accounts.models import FailedLogin
-from kvss_agent.peers import origin_of
+from kvss_agent.limits.origins import origin_of
 
 PER_ADDRESS_FACTOR = 10  # many people may share an address
 

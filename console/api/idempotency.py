@@ -12,11 +12,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated
+from functools import partial, wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any
 
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, Schema
+from ninja import Header, Query, Schema
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
@@ -38,6 +40,14 @@ IdempotencyKey = Annotated[
     ),
 ]
 
+ValidateOnly = Annotated[
+    bool,
+    Query(
+        description="A dry run: check everything and change nothing. Where there is a plan, it is the "
+        "answer, with its `plan_token`."
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -56,24 +66,55 @@ class Answer:
             raise ValueError("an answer that may be repeated says what authority it took")
 
 
-def once(
-    request: HttpRequest,
-    key: str,
-    body: Schema | None,
-    effect: Callable[[], Answer],
-    *,
-    keep: bool = True,
-) -> HttpResponse:
-    """Run `effect` in a transaction unless this key was answered already; then repeat that answer.
+View = Callable[..., Answer]
+
+
+def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpResponse]:
+    """Run a view in a transaction, once per Idempotency-Key; afterwards repeat its answer.
+
+    It adds the header to the view's parameters. The body of the request is the view's `payload`. A view
+    that raises stores nothing, so that the same key may be tried again.
 
     The key belongs to (principal, credential, method, path): another token of the same person has keys
-    of its own. A stored answer is told only to somebody who could still get it by a fresh request: their
-    credential may change things, and they hold the authority that the effect took.
+    of its own. A stored answer is repeated only to somebody who could still get it by a fresh request:
+    their credential may change things, and they hold the authority that the answer took.
 
     Raises 422 where the key was used with another body or query, 409 where the first such request has
-    not ended yet. An effect that raises stores nothing, so that the same key may be tried again; nor
-    does one that is not to be kept (`validate_only`).
+    not ended yet.
     """
+    own = signature(view, eval_str=True)
+    is_told = "validate_only" in own.parameters
+
+    @wraps(view)
+    def answer(
+        request: HttpRequest, *, key: str, validate_only: bool = False, **values: Any
+    ) -> HttpResponse:
+        if is_told:
+            values["validate_only"] = validate_only
+        effect = partial(view, request, **values)
+        return _once(request, key, values.get("payload"), effect, keep=not validate_only)
+
+    added = [Parameter("key", Parameter.KEYWORD_ONLY, annotation=IdempotencyKey)]
+    if has_dry_run and not is_told:
+        added.append(
+            Parameter("validate_only", Parameter.KEYWORD_ONLY, annotation=ValidateOnly, default=False)
+        )
+    parameters = [*own.parameters.values(), *added]
+    answer.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return answer
+
+
+def with_dry_run(view: View) -> Callable[..., HttpResponse]:
+    """An idempotent view that also takes `validate_only`: it then answers as usual, and is rolled back.
+
+    A view that answers a dry run with a plan takes the parameter itself.
+    """
+    return idempotent(view, has_dry_run=True)
+
+
+def _once(
+    request: HttpRequest, key: str, body: Schema | None, effect: Callable[[], Answer], *, keep: bool
+) -> HttpResponse:
     principal = requester(request)
     principal.check_may_change()
     scope = _scope(request, key)

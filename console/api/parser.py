@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja.errors import HttpError
 from ninja.parser import Parser
 
-from telemetry.decoding import DOCUMENT, Malformed, decode
+from telemetry.decoder import DOCUMENT, Malformed, decode
 
 
 class BoundedParser(Parser):

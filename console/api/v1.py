@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,12 +14,14 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema, get_schema
 
 from console.accounts.api import router as accounts
-from console.alerts.api import router as alerts
-from console.alerts.api_many import router as many_alerts
-from console.alerts.api_settings import router as alert_settings
-from console.alerts.api_silences import router as silences
+from console.alerts.web.api import router as alerts
+from console.alerts.web.bulk_api import router as bulk_alerts
+from console.alerts.web.channels_api import router as alert_channels
+from console.alerts.web.rules_api import router as alert_rules
+from console.alerts.web.silences_api import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
+from console.api.etags import etag
 from console.api.parser import BoundedParser, sentence_of
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
@@ -37,6 +40,7 @@ from console.metrics.api import router as metrics
 from console.metrics.dead_letters import router as dead_letters
 from console.operations.api import busy
 from console.operations.api import router as operations
+from console.operations.plans import StalePlan
 from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.overview.api import router as overview
@@ -48,13 +52,12 @@ from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
 from console.saved.api import router as saved
 from console.search.api import router as search
-from console.sessions.api import router as sessions
-from console.sessions.changing import StalePlan
-from console.sessions.leaving_api import router as leaving
-from console.sessions.planning import CannotPlan
-from console.sessions.removal_api import router as removal
-from console.sessions.rules_api import router as session_rules
-from console.sessions.sizing import JobsRun
+from console.sessions.changes.sizes import JobsRun
+from console.sessions.plans.proposals import CannotPlan
+from console.sessions.rest.drains import router as leaving
+from console.sessions.rest.driver_removal import router as removal
+from console.sessions.rest.rules import router as session_rules
+from console.sessions.rest.sessions import router as sessions
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -107,10 +110,11 @@ api.add_router("", orgs)
 api.add_router("", overview)
 api.add_router("", search)
 api.add_router("", handover)
-api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
+api.add_router("", bulk_alerts)  # first, or `bulk` would be taken for an alert's number
 api.add_router("", alerts)
 api.add_router("", silences)
-api.add_router("", alert_settings)
+api.add_router("", alert_rules)
+api.add_router("", alert_channels)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", dead_letters)
@@ -158,34 +162,31 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
     return problems.response(problems.problem("NotFound", str(error) or problems.SENTENCES[404]))
 
 
-@api.exception_handler(Impossible)
-def _impossible(_request: HttpRequest, error: Impossible) -> HttpResponse:
-    return problems.response(problems.problem("Conflict", str(error)))
+REASONS: dict[type[Exception], str] = {
+    CannotUndo: "CannotUndo",
+    Impossible: "Conflict",
+    JobsRun: "Conflict",
+    Misconfigured: "Misconfigured",
+}
 
 
-@api.exception_handler(CannotUndo)
-def _cannot_undo(_request: HttpRequest, error: CannotUndo) -> HttpResponse:
-    return problems.response(problems.problem("CannotUndo", str(error)))
+def _answer_with(reason: str) -> Callable[[HttpRequest, Exception], HttpResponse]:
+    return lambda _request, error: problems.response(problems.problem(reason, str(error)))
+
+
+for kind, reason in REASONS.items():
+    api.exception_handler(kind)(_answer_with(reason))
+
+
+@api.exception_handler(StalePlan)
+def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
+    headers = {} if error.version is None else {"ETag": etag(error.version)}
+    return problems.response(problems.problem("StalePlan", str(error)), headers)
 
 
 @api.exception_handler(CannotPlan)
 def _cannot_plan(_request: HttpRequest, error: CannotPlan) -> HttpResponse:
     return problems.response(problems.problem(error.cause.value, error.sentence))
-
-
-@api.exception_handler(Misconfigured)
-def _misconfigured(_request: HttpRequest, error: Misconfigured) -> HttpResponse:
-    return problems.response(problems.problem("Misconfigured", str(error)))
-
-
-@api.exception_handler(StalePlan)
-def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
-    return problems.response(problems.problem("StalePlan", str(error)))
-
-
-@api.exception_handler(JobsRun)
-def _jobs_run(_request: HttpRequest, error: JobsRun) -> HttpResponse:
-    return problems.response(problems.problem("Conflict", str(error)))
 
 
 @api.exception_handler(Busy)

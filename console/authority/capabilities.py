@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from console.authority import services
 from console.fleet.models import Driver, Node
-from kvss_agent.capabilities import Capability, issue
-from kvss_agent.certificates import Role
-from kvss_agent.identity import fingerprint
+from kvss_agent.security.capabilities import Capability, issue
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import fingerprint
 
 STEP_SECONDS: Final = 600  # a capability is for one to two of these
 

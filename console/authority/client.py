@@ -18,9 +18,9 @@ from django.utils import timezone
 
 from console.authority import services
 from console.authority.services import CONSOLE_LIFE
-from kvss_agent.certificates import Role, key_name
-from kvss_agent.identity import fingerprint, public_pem
-from kvss_agent.trust import RENEW_AT, load_chain
+from kvss_agent.security.certificates import Role, key_name
+from kvss_agent.security.identity import fingerprint, public_pem
+from kvss_agent.security.trust import RENEW_AT, load_chain
 
 NAME: Final = "console"
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kvss_agent.certificates import CLOCK_SKEW, Peer, alternative_names, fingerprint_of
+from kvss_agent.security.certificates import CLOCK_SKEW, Peer, alternative_names, fingerprint_of
 
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 _DETERMINISTIC: Final = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)

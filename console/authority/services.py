@@ -30,9 +30,9 @@ from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
 from console.fleet.watching import silent_since
 from console.placement.topology import State as Health
-from kvss_agent.certificates import Peer
-from kvss_agent.certificates import Role as PeerRole
-from kvss_agent.identity import fingerprint
+from kvss_agent.security.certificates import Peer
+from kvss_agent.security.certificates import Role as PeerRole
+from kvss_agent.security.identity import fingerprint
 from telemetry.topics import FLEET
 
 log = logging.getLogger(__name__)

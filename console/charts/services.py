@@ -19,7 +19,7 @@ from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
-from telemetry.emitter import PERIOD_SECONDS
+from telemetry.emit.emitter import PERIOD_SECONDS
 from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram

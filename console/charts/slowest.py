@@ -14,8 +14,8 @@ from console.metrics.services import check_topic
 from console.orgs.services import visible_orgs
 from console.sessions.services import visible_sessions
 from console.visibility import Sight
+from telemetry.ingest.slowest import slowest_of
 from telemetry.models import SlowTransfer
-from telemetry.slowest import slowest_of
 
 ROWS_MAX: Final = 50
 CELL_SECONDS_MIN: Final = 10  # a step of a chart

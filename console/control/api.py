@@ -14,7 +14,7 @@ from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.control import services
 from console.control.models import Kind, Target
-from kvss_agent.exchange import Fault
+from kvss_agent.http.exchange import Fault
 
 router = Router(tags=["fleet"])
 

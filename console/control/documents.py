@@ -25,7 +25,7 @@ from django.core.exceptions import ObjectDoesNotExist
 
 from console.control.models import Kind
 from kvss_agent import desired as of_agents
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
 from swdriver_shim import desired as of_drivers
 
 Partial = Mapping[str, Any]

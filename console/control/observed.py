@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from telemetry.decoding import NO_NUL, Count
+from telemetry.decoder import NO_NUL, Count
 
 SHARDS_MAX = 1 << 16
 # One above any that is told can still be stored.

@@ -26,7 +26,7 @@ from django.conf import settings
 from console.authority import client
 from console.control.observed import Observed, Told
 from console.fleet.models import Driver, Node
-from kvss_agent.exchange import (
+from kvss_agent.http.exchange import (
     AT_ONCE_MAX,
     SENTENCE_CHARACTERS_MAX,
     Budget,
@@ -37,7 +37,7 @@ from kvss_agent.exchange import (
     run,
 )
 from kvss_agent.settings import is_loopback
-from telemetry.decoding import Malformed, excerpt
+from telemetry.decoder import Malformed, excerpt
 
 log = logging.getLogger(__name__)
 

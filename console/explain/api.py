@@ -1,4 +1,4 @@
-"""Why a prompt was hit or missed, over REST."""
+"""Explain hits and misses of a prompt over REST."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import StringConstraints
 from console.accounts.browser import requester
 from console.api.fields import NO_NUL, Input
 from console.api.problems import ApiError, documented
-from console.explain.services import Explained, Question, explain, newest
+from console.explain.services import Explained, Question, explain, recent_requests
 from console.orgs.api import Slug
 
 router = Router(tags=["orgs"])
@@ -29,39 +29,41 @@ Text = Annotated[str, StringConstraints(max_length=200, pattern=NO_NUL)]
 class ExplainIn(Input):
     """One of `request`, `tokens` and `keys`."""
 
-    request: Text = Field("", description="The engine's name of it.")
+    request: Text = Field("", description="The name that the engine gave the request.")
     tokens: list[Token] = Field([], max_length=TOKENS_MAX)
-    keys: list[Key] = Field([], max_length=KEYS_MAX, description="Of columns, in hex.")
+    keys: list[Key] = Field([], max_length=KEYS_MAX, description="Keys of columns, in hex.")
     adapter: Annotated[str, StringConstraints(max_length=500, pattern=NO_NUL)] = ""
     session: Annotated[str, StringConstraints(max_length=48, pattern=r"^[a-z0-9-]*$")] = Field(
-        "", description="Only its drivers are asked."
+        "", description="Ask only the drivers of this session."
     )
 
 
 class OutcomeOut(Schema):
-    outcome: str = Field(description="The tier that it was hit in, or the reason why it was missed.")
+    outcome: str = Field(description="The tier of a hit, or the reason of a miss.")
     columns: int
 
 
-class ThenOut(Schema):
+class RequestResultOut(Schema):
     request: str
     age_seconds: float
     asked_tokens: int
     hit_tokens: int
-    missed_tokens: dict[str, int] = Field(description="By reason.")
-    columns: list[OutcomeOut] = Field(description="In order, of so many in a row.")
+    missed_tokens: dict[str, int] = Field(description="Missed tokens by reason.")
+    columns: list[OutcomeOut] = Field(
+        description="Consecutive columns with the same outcome, in the order of the prompt."
+    )
     adapter: str
 
 
 class RunOut(Schema):
-    first: int = Field(description="The first of these columns, which are alike.")
+    first: int = Field(description="Index of the first of these columns, which are alike.")
     last: int
     tokens: int
-    state: str = Field(description="`ready`, or why they would be missed now.")
-    tier2: bool = Field(description="They are in tier 2, and would be brought back.")
-    slots: tuple[int, int] | None = Field(description="The lowest and the highest of them.")
+    state: str = Field(description="`ready`, or the reason why they would be a miss now.")
+    tier2: bool = Field(description="Whether they are in tier 2.")
+    slots: tuple[int, int] | None = Field(description="The lowest and the highest slot number.")
     expires_in_seconds: tuple[float, float] | None = Field(
-        description="The soonest and the latest of them; null for never."
+        description="The earliest and the latest expiry; null for never."
     )
     uses_max: int | None
     priority: int | None
@@ -72,61 +74,63 @@ class HomeOut(Schema):
     index: int
     state: str
     node: str
-    tier: str = Field(description="Of its path: `rail`, `leaf`, `spine`; `unknown` if nobody told it.")
+    tier: str = Field(description="Tier of the path: `rail`, `leaf`, `spine` or `unknown`.")
     link: str
 
 
 class DriverAnswerOut(Schema):
     driver: str = Field(
-        description="Empty, as are `model` and `homes`, for one that no session of yours has."
+        description="Empty, as are `model` and `homes`, for a driver outside your sessions."
     )
     model: str
-    then: ThenOut | None = Field(description="What became of the request; null for tokens and keys.")
-    groups: dict[str, list[RunOut]] = Field(description="As it is now, by cache group.")
-    homes: list[HomeOut] = Field(description="Where the shards are.")
+    result: RequestResultOut | None = Field(
+        description="Hits and misses of the request; null for tokens and keys."
+    )
+    groups: dict[str, list[RunOut]] = Field(description="The columns now, by cache group.")
+    homes: list[HomeOut] = Field(description="The homes of the shards.")
 
 
-class SilentOut(Schema):
-    driver: str = Field(description="Empty for who may not know what other drivers there are.")
-    why: str
+class UnreachableOut(Schema):
+    driver: str = Field(description="Empty for drivers that you may not see.")
+    reason: str
 
 
 class ExplainedOut(Schema):
     answers: list[DriverAnswerOut]
-    strangers: int = Field(description="So many drivers that you may know of know nothing of it.")
-    silent: list[SilentOut] = Field(description="Drivers that did not answer.")
-    left_out: int = Field(
-        description="So many more drivers were not asked; 0 for who does not see the fleet."
+    unmatched: int = Field(description="How many visible drivers have no such request or org.")
+    unreachable: list[UnreachableOut] = Field(description="Drivers that did not answer.")
+    not_asked: int = Field(
+        description="How many more drivers were not asked; 0 without access to the fleet."
     )
 
 
-class NewestOut(Schema):
-    requests: list[ThenOut] = Field(description="The newest first.")
-    silent: list[SilentOut]
+class RecentRequestsOut(Schema):
+    requests: list[RequestResultOut] = Field(description="Newest first.")
+    unreachable: list[UnreachableOut]
 
 
 @router.post(
     "/orgs/{slug}/explain",
     response={200: ExplainedOut, **documented(404)},
-    summary="Why a prompt was hit or missed, column by column",
+    summary="Explain hits and misses of a prompt, column by column",
 )
 def explain_prompt(request: HttpRequest, slug: Slug, payload: ExplainIn) -> dict[str, Any]:
-    """Changes nothing, and nothing of it is kept: drivers are asked."""
+    """Asks the drivers. Changes nothing and stores nothing."""
     if sum(map(bool, (payload.request, payload.tokens, payload.keys))) != 1:
-        raise ApiError("InvalidRequest", "Say one of: the name of a request, tokens, or keys.")
+        raise ApiError("InvalidRequest", "Give exactly one of `request`, `tokens` and `keys`.")
     return _shown(explain(requester(request), slug, Question(**payload.model_dump())))
 
 
 @router.get(
     "/orgs/{slug}/requests",
-    response={200: NewestOut, **documented(404)},
-    summary="The last requests that had a name, and what became of them",
+    response={200: RecentRequestsOut, **documented(404)},
+    summary="List recent named requests with their hits and misses",
 )
 def list_requests(request: HttpRequest, slug: Slug) -> dict[str, Any]:
-    found, silent = newest(requester(request), slug)
+    found, unreachable = recent_requests(requester(request), slug)
     return {
-        "requests": [msgspec.to_builtins(then) for _, then in found],
-        "silent": [one._asdict() for one in silent],
+        "requests": [msgspec.to_builtins(result) for _, result in found],
+        "unreachable": [one._asdict() for one in unreachable],
     }
 
 
@@ -136,13 +140,13 @@ def _shown(explained: Explained) -> dict[str, Any]:
             {
                 "driver": one.driver,
                 "model": one.model,
-                "then": msgspec.to_builtins(one.then),
+                "result": msgspec.to_builtins(one.result),
                 "groups": {group: [asdict(run) for run in its] for group, its in one.groups.items()},
                 "homes": msgspec.to_builtins(one.homes),
             }
             for one in explained.answers
         ],
-        "strangers": explained.strangers,
-        "silent": [one._asdict() for one in explained.silent],
-        "left_out": explained.left_out,
+        "unmatched": explained.unmatched,
+        "unreachable": [one._asdict() for one in explained.unreachable],
+        "not_asked": explained.not_asked,
     }

@@ -11,34 +11,36 @@ from console.explain.services import REQUEST_MAX, Question
 TEXT_MAX = 900_000  # a request may have a megabyte
 TOKEN_MAX = (1 << 32) - 1
 _KEY = re.compile(r"[0-9a-f]{32}")
-_WORD = re.compile(r"[^\s,;()\[\]]+")  # so that a list may be pasted as some program writes it
+_WORD = re.compile(r"[^\s,;()\[\]]+")  # accepts lists as programs print them
 
 
 class ExplainForm(forms.Form):
-    """What it is, is told by its looks: no engine names requests by lists of numbers, or by keys."""
+    """Accepts a request, tokens or keys; no engine names requests by lists of numbers, or by keys."""
 
     asked = forms.CharField(
         max_length=TEXT_MAX,
         label="Request, tokens or keys",
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
-        help_text="The engine's name of a request; or two tokens and more, as numbers; or the keys of "
-        "columns, as 32 hexadecimal digits each. Drivers are asked, and nothing of it is kept.",
+        help_text="The name of a request; or two or more tokens, as numbers; or keys of columns, as 32 "
+        "hexadecimal digits each. The drivers are asked, and nothing is stored.",
     )
     adapter = forms.CharField(
-        max_length=500, required=False, help_text="That the model ran with. A request knows its own."
+        max_length=500,
+        required=False,
+        help_text="The adapter that the model ran with. Not needed for a request.",
     )
 
     def clean_asked(self) -> Question:
         words = _WORD.findall(self.cleaned_data["asked"])
         if not words:
-            raise ValidationError("There is nothing to ask for.")
+            raise ValidationError("Enter a request, tokens or keys.")
         if all(map(_KEY.fullmatch, words)):
             return Question(keys=words)
         if len(words) > 1 and all(word.isascii() and word.isdigit() for word in words):
             return Question(tokens=_tokens(words))
         if len(words) > 1:
             raise ValidationError(
-                "That is none of the three. Tokens are numbers, and a request is one word."
+                "This is neither a request, tokens nor keys. Tokens are numbers, a request is one word."
             )
         if len(words[0]) > REQUEST_MAX:
             raise ValidationError(f"A request's name has at most {REQUEST_MAX} characters.")
@@ -53,12 +55,12 @@ def _tokens(words: list[str]) -> list[int]:
 
 
 class LinkForm(forms.Form):
-    """As it stands in an address."""
+    """The query of a link to this page."""
 
     request = forms.CharField(max_length=REQUEST_MAX, required=False)
     session = forms.SlugField(max_length=48, required=False)
 
     def question(self) -> Question | None:
-        """None where nothing is asked."""
+        """None without a request."""
         asked: dict[str, Any] = self.cleaned_data
         return Question(**asked) if asked["request"] else None

@@ -1,5 +1,4 @@
-"""Drivers know why an org's prompt was hit or missed. Here they are asked, and what they say of columns
-is put into runs."""
+"""Ask the drivers why an org's prompt was a hit or a miss, and group equal columns into runs."""
 
 from __future__ import annotations
 
@@ -20,29 +19,29 @@ from console.orgs.services import get_org, visible_orgs
 from console.search.services import Found, finder
 from console.sessions.services import get_session
 from console.visibility import Sight
-from kvss_agent.exchange import Budget, Reply
-from telemetry.decoding import Limits, Malformed
+from kvss_agent.http.exchange import Budget, Reply
+from telemetry.decoder import Limits, Malformed
 
 DRIVERS_MAX: Final = 64
-BUDGET: Final = Budget(10.0, 32 << 20)  # a page shows what there is without who is slow
+BUDGET: Final = Budget(10.0, 32 << 20)  # slow drivers are left out of the page
 LIMITS: Final = Limits(BUDGET.bytes_max, 1 << 22)  # a million columns
-NEWEST_MAX: Final = 20
+REQUESTS_SHOWN: Final = 20
 REQUEST_MAX: Final = 200  # characters of a name
-OF_OTHERS: Final = "It does not answer, or not so that it can be understood."
+OF_OTHERS: Final = "It does not answer, or its answer is not valid."
 _KNOWS_NOTHING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 T = TypeVar("T")
 
 
 class Outcome(Struct, frozen=True):
-    """So many columns in a row: hit in a tier, or missed for a reason."""
+    """Consecutive columns with the same outcome: the tier of a hit, or the reason of a miss."""
 
     outcome: str
     columns: int
 
 
-class Then(Struct, frozen=True):
-    """What became of a request when it was asked for."""
+class RequestResult(Struct, frozen=True):
+    """Hits and misses of one request, when it was served."""
 
     request: str
     age_seconds: float
@@ -54,7 +53,7 @@ class Then(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """As a driver has it now. `state`: ready, or why it would be missed."""
+    """A column's state in a driver now: `ready`, or the reason why it would be a miss."""
 
     depth: int
     tokens: int
@@ -69,7 +68,7 @@ class Column(Struct, frozen=True):
 
 
 class Home(Struct, frozen=True):
-    """Where a shard is, and how its bytes get there."""
+    """The home of a shard, and the path to it."""
 
     group: str
     index: int
@@ -79,19 +78,19 @@ class Home(Struct, frozen=True):
     link: str
 
 
-class _Whose(Struct, frozen=True):
+class _NamedRequest(Struct, frozen=True):
     org: str
 
 
-class _Told(Struct, frozen=True):
-    then: Then | None
+class _Explanation(Struct, frozen=True):
+    result: RequestResult | None
     groups: dict[str, Annotated[list[Column], Meta(max_length=1 << 20)]]
     homes: list[Home]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Columns in a row that are alike: from one depth to another."""
+    """Consecutive columns that are alike, by their depths."""
 
     first: int
     last: int
@@ -104,8 +103,8 @@ class Run:
     priority: int | None
 
     @property
-    def lies(self) -> str:
-        """In which tiers."""
+    def stored_in(self) -> str:
+        """The tiers, in words."""
         return " and ".join(
             [
                 *(["memory"] if self.state == "ready" else []),
@@ -116,45 +115,45 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one driver."""
+    """The explanation of one driver."""
 
     driver: str
     model: str
-    then: Then | None
+    result: RequestResult | None
     groups: dict[str, list[Run]]
     homes: list[Home]
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard(Generic[T]):
-    """What a driver said; nothing, because it knows nothing of it; or why it did not answer."""
+class _DriverReply(Generic[T]):
+    """What one driver answered. Content and error are both empty if it has no such request or org."""
 
     driver: Driver
-    said: T | None
-    why: str = ""
+    content: T | None
+    error: str = ""
 
 
-class Silent(NamedTuple):
-    """A driver that did not answer. Without a name: those that they don't know of, one or more."""
+class Unreachable(NamedTuple):
+    """A driver that did not answer. The name is empty for drivers that the principal may not see."""
 
     driver: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """`strangers`: so many drivers know nothing of it. `silent`: those that did not answer, and why not.
-    `left_out`: so many were not asked. Counted are those that the one who asks knows of."""
+    """The answers; how many drivers had no match; which did not answer; how many were not asked. Counts
+    are of drivers that the principal may see."""
 
     answers: list[Answer]
-    strangers: int
-    silent: list[Silent]
-    left_out: int
+    unmatched: int
+    unreachable: list[Unreachable]
+    not_asked: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One of `request`, `tokens` and `keys`. With a session only its drivers are asked."""
+    """One of `request`, `tokens` and `keys`. With a session, only its drivers are asked."""
 
     request: str = ""
     tokens: Sequence[int] = ()
@@ -164,41 +163,46 @@ class Question:
 
 
 def explain(principal: Principal, slug: str, question: Question) -> Explained:
-    """Raises Http404 for an org or a session that is not theirs to see."""
+    """Raises Http404 for an org or a session that the principal may not see."""
     org = get_org(principal, slug)
-    drivers, left_out = _drivers(principal, question.session)
+    drivers, not_asked = _drivers(principal, question.session)
     body: dict[str, Any] = {"org": org.slug, "adapter": question.adapter}
     for name in ("request", "tokens", "keys"):
         if asked := getattr(question, name):
             body[name] = asked
-    told = _asked(drivers, "POST", "/v1/explain_org", _Told, body)
+    replies = _ask(drivers, "POST", "/v1/explain_org", _Explanation, body)
     sight = Sight(principal)
-    answers = [_answer(sight, one.driver, one.said) for one in told if one.said]
-    known = [one for one in told if sight.knows_driver(one.driver.name)]
-    strangers = sum(one.said is None and not one.why for one in known)
-    return Explained(answers, strangers, _silent(sight, told), left_out if sight.sees_fleet else 0)
+    answers = [_answer(sight, one.driver, one.content) for one in replies if one.content]
+    known = [one for one in replies if sight.knows_driver(one.driver.name)]
+    unmatched = sum(one.content is None and not one.error for one in known)
+    return Explained(
+        answers, unmatched, _unreachable(sight, replies), not_asked if sight.sees_fleet else 0
+    )
 
 
-def newest(principal: Principal, slug: str) -> tuple[list[tuple[str, Then]], list[Silent]]:
-    """The org's last requests that had a name, with the driver that each went to, the newest first; and
-    which drivers did not answer."""
+def recent_requests(
+    principal: Principal, slug: str
+) -> tuple[list[tuple[str, RequestResult]], list[Unreachable]]:
+    """The org's last named requests with their drivers, newest first; and drivers without an answer."""
     org = get_org(principal, slug)
     drivers, _ = _drivers(principal, "")
-    told = _asked(drivers, "GET", f"/v1/requests?org={org.slug}", list[Then], None)
+    replies = _ask(drivers, "GET", f"/v1/requests?org={org.slug}", list[RequestResult], None)
     sight = Sight(principal)
-    found = [(_name(sight, one.driver), then) for one in told for then in one.said or ()]
-    silent = _silent(sight, told)
-    return sorted(found, key=lambda one: one[1].age_seconds)[:NEWEST_MAX], silent
+    found = [(_name(sight, one.driver), result) for one in replies for result in one.content or ()]
+    unreachable = _unreachable(sight, replies)
+    return sorted(found, key=lambda one: one[1].age_seconds)[:REQUESTS_SHOWN], unreachable
 
 
 @finder("prompts", far=True)
 def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
-    """By the name that an engine gave the request: just so, for drivers know no other way."""
+    """By the exact name that an engine gave the request; drivers do not search by parts of it."""
     if len(text) > REQUEST_MAX or not text.isprintable():
         return []
     drivers, _ = _drivers(principal, "")
-    told = _asked(drivers, "GET", f"/v1/requests?{urlencode({'request': text})}", list[_Whose], None)
-    asked = {(whose.org, one.driver.name) for one in told for whose in one.said or ()}
+    replies = _ask(
+        drivers, "GET", f"/v1/requests?{urlencode({'request': text})}", list[_NamedRequest], None
+    )
+    asked = {(named.org, one.driver.name) for one in replies for named in one.content or ()}
     visible = visible_orgs(principal).filter(slug__in={org for org, _ in asked})
     theirs = set(visible.values_list("slug", flat=True))
     sight = Sight(principal)
@@ -206,15 +210,13 @@ def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
         (org, driver if sight.knows_driver(driver) else "") for org, driver in asked if org in theirs
     }
     return [
-        Found(
-            text, f"of {org}, on {driver}" if driver else f"of {org}", "explain", org, {"request": text}
-        )
+        Found(text, f"{org}, on {driver}" if driver else org, "explain", org, {"request": text})
         for org, driver in sorted(named)
     ][:most]
 
 
 def runs(columns: Sequence[Column]) -> list[Run]:
-    """What is alike in a row, as one."""
+    """Group consecutive columns that are alike."""
     return [_run(list(alike)) for _, alike in groupby(columns, key=_likeness)]
 
 
@@ -239,19 +241,18 @@ def _run(columns: Sequence[Column]) -> Run:
     )
 
 
-def _answer(sight: Sight, driver: Driver, told: _Told) -> Answer:
-    """What it says of the org's own columns. Which driver it is, where its shards are and in which of
-    their slots, is for who knows of the driver."""
-    groups = {group: runs(columns) for group, columns in told.groups.items()}
+def _answer(sight: Sight, driver: Driver, reply: _Explanation) -> Answer:
+    """The driver's explanation, without name, homes and slots for those who may not see the driver."""
+    groups = {group: runs(columns) for group, columns in reply.groups.items()}
     if sight.knows_driver(driver.name):
         model = str((driver.model or {}).get("name", ""))
-        return Answer(driver.name, model, told.then, groups, told.homes)
+        return Answer(driver.name, model, reply.result, groups, reply.homes)
     hidden = {group: [replace(run, slots=None) for run in its] for group, its in groups.items()}
-    return Answer("", "", told.then, hidden, [])
+    return Answer("", "", reply.result, hidden, [])
 
 
 def _drivers(principal: Principal, session: str) -> tuple[list[Driver], int]:
-    """Those to be asked, and how many more there are."""
+    """The drivers to ask, and how many more there are."""
     drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
     if session:
         found = get_session(principal, session)
@@ -264,31 +265,35 @@ def _name(sight: Sight, driver: Driver) -> str:
     return driver.name if sight.knows_driver(driver.name) else ""
 
 
-def _silent(sight: Sight, told: Sequence[_Heard[T]]) -> list[Silent]:
-    """Those they know of with the reason, which may name addresses. All others together are one."""
-    silent = [one for one in told if one.why]
-    known = [Silent(one.driver.name, one.why) for one in silent if sight.knows_driver(one.driver.name)]
-    return known if len(known) == len(silent) else [*known, Silent("", OF_OTHERS)]
+def _unreachable(sight: Sight, replies: Sequence[_DriverReply[T]]) -> list[Unreachable]:
+    """Visible drivers with the reason, which may contain addresses; one entry for all others."""
+    unreachable = [one for one in replies if one.error]
+    known = [
+        Unreachable(one.driver.name, one.error)
+        for one in unreachable
+        if sight.knows_driver(one.driver.name)
+    ]
+    return known if len(known) == len(unreachable) else [*known, Unreachable("", OF_OTHERS)]
 
 
-def _asked(
+def _ask(
     drivers: Sequence[Driver], method: str, path: str, kind: type[T], body: dict[str, Any] | None
-) -> list[_Heard[T]]:
+) -> list[_DriverReply[T]]:
     decoder = msgspec.json.Decoder(kind)
     raw = msgspec.json.encode(body) if body is not None else None
     calls = [Call(Endpoint.of(driver), method, path, raw) for driver in drivers]
     answers = ask_all(calls, BUDGET)
-    return [_heard(driver, answer, decoder) for driver, answer in zip(drivers, answers, strict=True)]
+    return [_reply(driver, answer, decoder) for driver, answer in zip(drivers, answers, strict=True)]
 
 
-def _heard(driver: Driver, answer: Reply | str, decoder: msgspec.json.Decoder[T]) -> _Heard[T]:
+def _reply(driver: Driver, answer: Reply | str, decoder: msgspec.json.Decoder[T]) -> _DriverReply[T]:
     if isinstance(answer, str):
-        return _Heard(driver, None, answer)
+        return _DriverReply(driver, None, answer)
     if answer.status_code in _KNOWS_NOTHING:
-        return _Heard(driver, None)
+        return _DriverReply(driver, None)
     if not answer.is_success:
-        return _Heard(driver, None, refusal(answer))
+        return _DriverReply(driver, None, refusal(answer))
     try:
-        return _Heard(driver, answer.read(decoder, LIMITS))
+        return _DriverReply(driver, answer.read(decoder, LIMITS))
     except Malformed as error:
-        return _Heard(driver, None, invalid(error))
+        return _DriverReply(driver, None, invalid(error))

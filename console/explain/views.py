@@ -11,15 +11,15 @@ from django.views.decorators.http import require_http_methods
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.explain.forms import ExplainForm, LinkForm
-from console.explain.services import Question, explain, newest
+from console.explain.services import Question, explain, recent_requests
 from console.orgs.services import get_org
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @signed_in
 def show(request: SignedInRequest, slug: str) -> HttpResponse:
-    """Why a prompt was hit or missed. A request has an address of its own; tokens and keys are posted,
-    and stand nowhere."""
+    """Explain hits and misses of a prompt. A named request has its own URL; tokens and keys are posted,
+    and stored nowhere."""
     org = get_org(request.principal, slug)
     link = LinkForm(request.GET)
     if not link.is_valid():
@@ -38,6 +38,6 @@ def show(request: SignedInRequest, slug: str) -> HttpResponse:
     if question:
         context["explained"] = explain(request.principal, slug, question)
     else:
-        context["newest"], context["silent"] = newest(request.principal, slug)
+        context["recent_requests"], context["unreachable"] = recent_requests(request.principal, slug)
     context["sees_fleet"] = request.principal.on_platform(Role.VIEWER)
     return render(request, "explain/explain.html", context)

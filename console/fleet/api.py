@@ -65,6 +65,9 @@ class NodeOut(Schema):
     )
     labels: dict[str, str]
     software_version: str
+    mover: Literal["compiled", "python"] | None = Field(
+        description="What moves bytes: compiled code, or Python, which is slower. Null: not reported."
+    )
     protocol_min: int
     protocol_max: int
     data_address: str
@@ -125,13 +128,17 @@ class DriverOut(Schema):
     version: int
     model: dict[str, Any] | None
     software_version: str
+    mover: Literal["compiled", "python"] | None = Field(
+        description="What moves bytes: compiled code, or Python, which is slower. Null: not reported."
+    )
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
-    lost_at: datetime | None = Field(description="Since when nothing is heard of it; null if it is.")
+    lost_at: datetime | None = Field(description="Since when it is lost; null if it is not.")
 
 
 def show_node(node: Node) -> NodeOut:
     state: Any = node.state
+    mover: Any = node.mover or None
     return NodeOut(
         name=node.name,
         version=node.version,
@@ -163,6 +170,7 @@ def show_node(node: Node) -> NodeOut:
         ],
         labels=node.labels,
         software_version=node.software_version,
+        mover=mover,
         protocol_min=node.protocol_min,
         protocol_max=node.protocol_max,
         data_address=node.data_address,
@@ -198,11 +206,13 @@ def show_spine_link(link: SpineLink) -> SpineLinkOut:
 
 
 def show_driver(driver: Driver) -> DriverOut:
+    mover: Any = driver.mover or None
     return DriverOut(
         name=driver.name,
         version=driver.version,
         model=driver.model,
         software_version=driver.software_version,
+        mover=mover,
         joined_at=driver.joined_at,
         last_heartbeat_at=driver.last_heartbeat_at,
         lost_at=driver.lost_at,

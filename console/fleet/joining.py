@@ -2,7 +2,8 @@
 
 A process shows a join token and tells where it can be asked, and with which token of its own. It gets no
 secret in return: what its heartbeats are known by follows from the token that it has told, on both sides
-(`kvss_agent.joining`). So a copy of what the console keeps for heartbeats, a hash, forges none.
+(`kvss_agent.process.membership`). So a copy of what the console keeps for heartbeats, a hash, forges
+none.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from console.fleet.nodes import Impossible, topic
 from console.fleet.versions import protocols_meet, skew
 from console.fleet.watching import has_gone_silent
 from console.placement.topology import State
-from kvss_agent import wire
-from kvss_agent.certificates import Role
-from kvss_agent.identity import Unusable, fingerprint, requested_key
-from kvss_agent.joining import credential
+from kvss_agent.data_plane import wire
+from kvss_agent.process.membership import credential
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import Unusable, fingerprint, requested_key
 from telemetry.events import note
 from telemetry.topics import of_source
 
@@ -61,6 +62,7 @@ class NodeFacts:
     memory_bytes: int
     cpus: int
     trusts: str = ""  # the digest of the authorities that it believes
+    mover: str = ""  # "compiled" or "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class DriverFacts:
     control_url: str
     software_version: str
     trusts: str = ""
+    mover: str = ""
 
 
 J = TypeVar("J", Node, Driver)

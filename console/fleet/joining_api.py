@@ -26,9 +26,9 @@ from console.fleet.joining import DriverFacts, NicFacts, NodeFacts, TokenIsUsedU
 from console.fleet.models import NAME, JoinToken
 from console.placement.topology import NIC_WIO
 from console.shell.request_context import note_known
-from kvss_agent.certificates import Role
-from kvss_agent.client.line import Address
-from kvss_agent.identity import PEM_BYTES_MAX
+from kvss_agent.client.connection import Address
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import PEM_BYTES_MAX
 from swdriver_shim.desired import ModelSpec
 
 router = Router(tags=["joining"])
@@ -81,6 +81,10 @@ Digest = Annotated[
     StringConstraints(pattern=r"^([0-9a-f]{64})?$"),
     Field(description="Of the authorities that the process believes, as it was told."),
 ]
+MoverName = Annotated[
+    Literal["", "compiled", "python"],
+    Field(description="What moves bytes in the process; empty: it does not say."),
+]
 Thing = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
 
 
@@ -95,6 +99,7 @@ class NodeSays(Input):
     memory_bytes: Bytes
     cpus: Annotated[int, Field(ge=0, le=100_000)]
     trusts: Digest = ""
+    mover: MoverName = ""
 
     def facts(self) -> NodeFacts:
         return NodeFacts(**self.model_dump(include=set(NodeSays.model_fields)))
@@ -117,9 +122,10 @@ class DriverSays(Input):
     control_url: Url
     software_version: Version
     trusts: Digest = ""
+    mover: MoverName = ""
 
     def facts(self) -> DriverFacts:
-        return DriverFacts(self.control_url, self.software_version, self.trusts)
+        return DriverFacts(self.control_url, self.software_version, self.trusts, self.mover)
 
 
 class DriverJoins(DriverSays):

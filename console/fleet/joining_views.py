@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.accounts.browser import SignedInRequest, signed_in
 from console.fleet import services, tokens
 from console.fleet.forms import JoinForm
-from kvss_agent.joining import Console
+from kvss_agent.process.membership import Console
 
 SHOWN_MAX = 100
 

@@ -62,6 +62,13 @@ class SpineLink(Named):
         ]
 
 
+class Mover(models.TextChoices):
+    """What copies payloads and checks them in a process."""
+
+    COMPILED = "compiled", "compiled"
+    PYTHON = "python", "Python"
+
+
 class Joined(models.Model):
     """What a process tells of itself when it joins, and then with each heartbeat."""
 
@@ -75,6 +82,13 @@ class Joined(models.Model):
         max_length=64, blank=True, default="", help_text="Digest of the authorities that it believes."
     )
     software_version = models.CharField(max_length=60, blank=True)
+    mover = models.CharField(
+        max_length=16,
+        blank=True,
+        default="",
+        choices=Mover.choices,
+        help_text="What moves bytes in it. Compiled code is faster; empty: it has not reported it.",
+    )
     joined_at = models.DateTimeField(null=True, blank=True)
     last_heartbeat_at = models.DateTimeField(null=True, blank=True)
 
@@ -268,7 +282,7 @@ class Driver(Named, Joined):
     """The SwDriver of one job: what decides what is cached. It runs wherever its engine does."""
 
     model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
-    lost_at = models.DateTimeField(null=True, blank=True)  # since when nothing is heard of it
+    lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
 
     class Meta(Named.Meta):
         constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]

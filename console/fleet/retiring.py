@@ -26,8 +26,8 @@ from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible, topic
 from console.fleet.services import reachable_nodes
 from kvss_agent.tier2.settings import Tier2Settings
-from telemetry import decoding
-from telemetry.decoding import Count, Malformed
+from telemetry import decoder
+from telemetry.decoder import Count, Malformed
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def look() -> int:
         if isinstance(answer, str) or not answer.is_success:
             continue
         try:
-            observed = decoding.decode(answer.content, _OBSERVED)
+            observed = decoder.decode(answer.content, _OBSERVED)
         except Malformed as error:
             log.warning("What %s says of its stores makes no sense: %s", node.name, error)
             continue
@@ -287,8 +287,8 @@ def _note(node: Node, observed: _Observed, asked_at: datetime) -> None:
             _found_empty(store)
             gone = True
             continue
-        store.state = decoding.excerpt(one.state, 16)
-        store.reason = decoding.excerpt(one.reason, 500)
+        store.state = decoder.excerpt(one.state, 16)
+        store.reason = decoder.excerpt(one.reason, 500)
         store.files, store.bytes, store.seen_at = one.files, one.bytes, asked_at
         store.save(update_fields=["state", "reason", "files", "bytes", "seen_at"])
     if gone:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.alerts.api import AlertOut, show_alert
-from console.alerts.api_silences import OrgSlug, SilenceOut, show_silence
-from console.alerts.delivering import active_silences
+from console.alerts.state.silences import active_silences
+from console.alerts.web.api import AlertOut, show_alert
+from console.alerts.web.silences_api import OrgSlug, SilenceOut, show_silence
 from console.api.fields import Input
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, idempotent
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.audit.api import EntryOut, show_entry
@@ -106,12 +106,9 @@ def list_notes(
 
 
 @router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Leave a note")
-def write_note(request: HttpRequest, payload: NoteIn, key: IdempotencyKey) -> HttpResponse:
+@idempotent
+def write_note(request: HttpRequest, payload: NoteIn) -> Answer:
     principal = requester(request)
-
-    def write() -> Answer:
-        org = get_org(principal, payload.org) if payload.org else None
-        needs = Authority(org.pk if org else None, Role.ON_CALL)
-        return Answer(201, [needs], show_note(services.write(principal, org, payload.text)))
-
-    return once(request, key, payload, write)
+    org = get_org(principal, payload.org) if payload.org else None
+    needs = Authority(org.pk if org else None, Role.ON_CALL)
+    return Answer(201, [needs], show_note(services.write(principal, org, payload.text)))

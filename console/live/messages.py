@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from telemetry.decoding import Limits, Malformed, decode
+from telemetry.decoder import Limits, Malformed, decode
 
 VERSION: Final = 1
 SUBPROTOCOL: Final = "tidegate.v1"

@@ -10,14 +10,16 @@ from console.live import counts as live
 from console.metrics import own
 from kvss_agent import metrics as agent
 from swdriver_shim.daemon import metrics as driver
-from telemetry import emitter, ingest, rollup
+from telemetry.emit import emitter
+from telemetry.ingest import service as ingest_service
 from telemetry.metrics import Metric
+from telemetry.store import rollup
 
 # By who has them, as docs/metrics.md says it.
 CATALOGS: Final = {
     "Agents": agent.METRICS,
     "Drivers": driver.METRICS,
-    "Ingest": ingest.METRICS,
+    "Ingest": ingest_service.METRICS,
     "Roll-up": rollup.METRICS,
     "Whoever tells its numbers": emitter.METRICS,
     "Console": own.METRICS,

@@ -23,7 +23,7 @@ from console.accounts.roles import Role
 from console.api.fields import SearchText
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from telemetry.dead_letters import (
+from telemetry.ingest.dead_letters import (
     COUNT_DAYS,
     LETTERS_ALIKE_MAX,
     LETTERS_OF_SOURCE_MAX,

@@ -9,15 +9,15 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from console.alerts import own as of_alerts
+from console.alerts import metrics as of_alerts
 from console.control import own as of_targets
 from console.metrics.own import DEAD_LETTERS, LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
-from telemetry.dead_letters import counts_of_today
-from telemetry.exposition import Page
+from telemetry.emit.exposition import Page
+from telemetry.ingest.dead_letters import counts_of_today
+from telemetry.ingest.sources import ALIVE
+from telemetry.ingest.streams import waiting
 from telemetry.metrics import LabelLimits, Sink
 from telemetry.models import Source
-from telemetry.sources import ALIVE
-from telemetry.streams import waiting
 
 _LIMITS: Final = LabelLimits()
 REDIS_SECONDS_MAX: Final = 2.0

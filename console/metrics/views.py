@@ -9,7 +9,7 @@ from console.api import problems
 from console.api.auth import CHALLENGE, bearer_principal
 from console.api.problems import ApiError
 from console.metrics import prometheus
-from telemetry.exposition import CONTENT_TYPE
+from telemetry.emit.exposition import CONTENT_TYPE
 
 
 @require_safe

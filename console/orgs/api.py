@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Field, Path, Query, Router, Schema, Status
+from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
@@ -15,7 +15,7 @@ from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input, Line, Reason
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, documented
 from console.orgs import services
@@ -25,9 +25,6 @@ router = Router(tags=["orgs"])
 
 Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
 Username = Annotated[str, Path(pattern=NAME, max_length=63)]
-ValidateOnly = Annotated[
-    bool, Query(description="Check everything, change nothing, answer as if it had been done.")
-]
 OrgRole = Literal["viewer", "on-call", "org admin"]
 
 
@@ -77,17 +74,12 @@ def list_orgs(
 
 
 @router.post("/orgs", response={201: OrgOut, **documented(409)}, summary="Add an org")
-def create_org(
-    request: HttpRequest, payload: OrgIn, key: IdempotencyKey, validate_only: ValidateOnly = False
-) -> HttpResponse:
+@with_dry_run
+def create_org(request: HttpRequest, payload: OrgIn) -> Answer:
     principal = requester(request)
-
-    def create() -> Answer:
-        org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
-        headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
-        return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], show_org(org), headers)
-
-    return once(request, key, payload, create, keep=not validate_only)
+    org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
+    headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
+    return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], show_org(org), headers)
 
 
 @router.get("/orgs/{slug}", response={200: OrgOut, **documented(404)}, summary="One org")
@@ -121,25 +113,20 @@ def update_org(
 @router.delete(
     "/orgs/{slug}", response={204: None, **documented(404, 409, 412, 428)}, summary="Delete an org"
 )
+@with_dry_run
 def delete_org(
     request: HttpRequest,
     slug: Slug,
     if_match: IfMatch,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def delete() -> Answer:
-        org = services.for_change(principal, slug, Role.PLATFORM_ADMIN)
-        check_match(if_match, org.version)
-        try:
-            services.delete_org(principal, org)
-        except services.StillUsed as error:
-            raise ApiError("Conflict", str(error)) from None
-        return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
-
-    return once(request, key, None, delete, keep=not validate_only)
+    org = services.for_change(principal, slug, Role.PLATFORM_ADMIN)
+    check_match(if_match, org.version)
+    try:
+        services.delete_org(principal, org)
+    except services.StillUsed as error:
+        raise ApiError("Conflict", str(error)) from None
+    return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
 
 
 @router.get(

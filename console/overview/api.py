@@ -9,8 +9,8 @@ from django.http import HttpRequest
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
-from console.alerts.api import AlertOut, show_alert
-from console.alerts.delivering import active_silences
+from console.alerts.state.silences import active_silences
+from console.alerts.web.api import AlertOut, show_alert
 from console.api.problems import documented
 from console.audit.api import EntryOut, show_entry
 from console.operations.api import OperationOut, show_operation
@@ -23,12 +23,14 @@ router = Router(tags=["overview"])
 class FigureOut(Schema):
     name: str = Field(description="As in live frames: `refill.p99`.")
     unit: Literal["seconds", "/s", "share", "bytes"]
-    value: float | None = Field(description="Of the last ten to twenty seconds; null without traffic.")
-    past: list[float | None] = Field(
-        description=f"Of the last hour, in steps of {STEP_SECONDS} s, the oldest first."
+    value: float | None = Field(
+        description="Value of the last ten to twenty seconds; null without traffic."
     )
-    yesterday: float | None = Field(description="Of the same five minutes, a day ago.")
-    alert: int | None = Field(description="The alert that fires by it.")
+    past: list[float | None] = Field(
+        description=f"Values of the last hour, in steps of {STEP_SECONDS} s, oldest first."
+    )
+    yesterday: float | None = Field(description="Value of the same five minutes, a day ago.")
+    alert: int | None = Field(description="The firing alert that is computed from it.")
 
 
 class CountOut(Schema):
@@ -37,38 +39,36 @@ class CountOut(Schema):
 
 
 class FleetOut(Schema):
-    nodes: list[CountOut] = Field(description="By their states.")
+    nodes: list[CountOut] = Field(description="Nodes by state.")
     drivers_alive: int
     drivers_lost: int
     memory_ready_bytes: int
-    heard_at: datetime | None
+    last_seen_at: datetime | None
 
 
 class OverviewOut(Schema):
     at: datetime
-    told_at: datetime | None = Field(
-        description="When a driver last told its numbers, from which all these come."
-    )
-    topic: str = Field(description="Whose numbers these are; empty for who may see none.")
+    reported_at: datetime | None = Field(description="When a driver last reported its numbers.")
+    topic: str = Field(description="Topic of the figures; empty without access to any.")
     verdict: str
     figures: list[FigureOut]
-    fleet: FleetOut | None = Field(description="For who has a role on the platform.")
+    fleet: FleetOut | None = Field(description="Null without a role on the platform.")
     sessions: int
     sessions_waiting: int
-    streams: list[CountOut] = Field(description="By their paths.")
+    streams: list[CountOut] = Field(description="Streams by path.")
     alert_count: int
-    alerts: list[AlertOut] = Field(description="The gravest.")
+    alerts: list[AlertOut] = Field(description="The most severe alerts.")
     evaluated_at: datetime | None
     operation_count: int
-    operations: list[OperationOut] = Field(description="That go on, the newest.")
-    changes: list[EntryOut] = Field(description="The newest.")
+    operations: list[OperationOut] = Field(description="The newest running operations.")
+    changes: list[EntryOut] = Field(description="The newest changes.")
 
 
-@router.get("/overview", response={200: OverviewOut, **documented(404)}, summary="All in one look")
+@router.get("/overview", response={200: OverviewOut, **documented(404)}, summary="Get the overview")
 def get_overview(
     request: HttpRequest,
     org: Annotated[
-        str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Of one org; else of all.")
+        str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Limit it to this org.")
     ] = "",
 ) -> OverviewOut:
     principal = requester(request)
@@ -76,7 +76,7 @@ def get_overview(
     active = active_silences(found.at)
     return OverviewOut(
         at=found.at,
-        told_at=found.told_at,
+        reported_at=found.reported_at,
         topic=found.topic,
         verdict=found.verdict[1],
         figures=[_figure(one) for one in found.figures],
@@ -110,5 +110,5 @@ def _fleet(fleet: Fleet) -> FleetOut:
         drivers_alive=fleet.drivers_alive,
         drivers_lost=fleet.drivers_lost,
         memory_ready_bytes=fleet.memory_ready,
-        heard_at=fleet.heard_at,
+        last_seen_at=fleet.last_seen_at,
     )

@@ -1,6 +1,6 @@
-"""What somebody who was asleep a minute ago has to know: one look at the fleet, or at an org.
+"""The overview of the fleet or of an org: state, figures, alerts, operations and changes.
 
-One function reads all of it. The page and the API show the same.
+One function reads all of it, for the page and for the API.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts.life import OPEN, State
+from console.alerts.conditions.condition import name_of
 from console.alerts.models import Alert
-from console.alerts.rules import Severity, name_of
-from console.alerts.services import Evaluator, gravest_first, unexplained, visible_alerts
+from console.alerts.rules.rule import Severity
+from console.alerts.services import Evaluator, gravest_first, unsuppressed, visible_alerts
+from console.alerts.state.lifecycle import OPEN, State
 from console.audit.models import AuditEntry
 from console.audit.services import visible_entries
 from console.fleet import overview as fleet
@@ -34,7 +35,7 @@ from console.orgs.services import get_org, visible_orgs
 from console.overview import trends
 from console.placement.topology import State as NodeState
 from console.placement.topology import Tier
-from console.sessions.models import Session, Shard
+from console.sessions.models import Session, Stream
 from console.visibility import without_places
 from telemetry.figures import OF_DRIVERS, Figures, Now, figures_now, figures_past
 from telemetry.models import Source
@@ -42,7 +43,7 @@ from telemetry.topics import FLEET, of_org
 
 Unit = Literal["seconds", "/s", "share", "bytes"]
 STEP_SECONDS: Final = 300
-STEPS: Final = 13  # an hour, and the five minutes that it is held against
+STEPS: Final = 13  # an hour, and the five minutes that it is compared with
 DAY_SECONDS: Final = 86_400
 ALERTS_SHOWN: Final = 6
 OPERATIONS_SHOWN: Final = 5
@@ -75,15 +76,15 @@ _METRICS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of now, how it came there, and where its cause is to be seen."""
+    """A current value, its history, and a link to the page that explains it."""
 
     name: str
     value: float | None
-    past: Sequence[float | None]  # of an hour, in steps
+    past: Sequence[float | None]  # of the last hour, in steps
     yesterday: float | None
     link: str
-    alert: Alert | None  # that is judged by it
-    of: int = 0  # how much there could be, where that is known
+    alert: Alert | None  # the alert that is computed from it
+    of: int = 0  # the maximum, where it is known
 
     @property
     def label(self) -> str:
@@ -100,7 +101,7 @@ class Figure:
 
     @property
     def is_live(self) -> bool:
-        """Whether frames tell it."""
+        """Whether live frames contain it."""
         return self.name != MEMORY
 
     @property
@@ -114,13 +115,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """For who has a role on the platform."""
+    """The fleet, for principals with a role on the platform."""
 
     states: list[tuple[Look, str, int]]
     drivers_alive: int
     drivers_lost: int
     memory_ready: int
-    heard_at: datetime | None
+    last_seen_at: datetime | None
 
     @property
     def node_count(self) -> int:
@@ -129,16 +130,16 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    topic: str  # whose numbers; empty for who may see none
+    topic: str  # of the figures; empty without access to any
     org: Org | None
     at: datetime
-    told_at: datetime | None  # when a driver last told its numbers: they are all from drivers
-    tells: bool  # whether numbers of the topic have just come: without, nobody knows of traffic
+    reported_at: datetime | None  # when a driver last reported; all figures are from drivers
+    is_reporting: bool  # whether the topic has current numbers; without them, traffic is unknown
     figures: list[Figure] = field(default_factory=list)
     fleet: Fleet | None
     sessions: int
     sessions_waiting: int
-    streams: list[tuple[str, str, int]]  # looks, kinds of paths, how many
+    streams: list[tuple[str, str, int]]  # look, path, count
     alerts: list[Alert]
     alert_counts: dict[tuple[str, str], int]  # by state and severity
     evaluator: Evaluator
@@ -156,34 +157,34 @@ class Overview:
 
     @property
     def verdict(self) -> tuple[Look, str]:
-        """All in one sentence. What nobody evaluates or knows is not well."""
+        """The state in one sentence. It is not well while rules are not evaluated or data is missing."""
         if self.evaluator.late:
-            return "bad", "Nobody looks: rules are not evaluated."
+            return "bad", "Alert rules are not being evaluated."
         counts = self.alert_counts
         firing = sum(count for (state, _), count in counts.items() if state == State.FIRING)
         unknown = sum(count for (state, _), count in counts.items() if state == State.NO_DATA)
         pages = counts.get((State.FIRING, Severity.PAGE), 0)
         if firing:
-            fires = f"{firing} alert{' fires' if firing == 1 else 's fire'}"
-            urgent = f"{pages} to get up for" if pages else "none to get up for"
-            return ("bad" if pages else "warn"), f"{fires}, {urgent}."
+            alerts = f"{firing} alert{'' if firing == 1 else 's'} firing"
+            urgent = f"{pages} page{'' if pages == 1 else 's'}" if pages else "no pages"
+            return ("bad" if pages else "warn"), f"{alerts} ({urgent})."
         if unknown:
-            return "off", f"Of {unknown} alert{'' if unknown == 1 else 's'} nobody knows: no data."
+            return "off", f"{unknown} alert{'' if unknown == 1 else 's'} without data."
         return "ok", "All is well."
 
 
 def scopes(principal: Principal, chosen: Org | None) -> list[Org]:
-    """The orgs to choose from, beside the fleet for who may see that: the first ones, and the chosen."""
+    """The orgs to choose from: the first visible ones, and the chosen one."""
     offered = list(visible_orgs(principal)[:ORGS_OFFERED])
     return [*offered, *([chosen] if chosen and chosen not in offered else [])]
 
 
 def overview(principal: Principal, org: str = "") -> Overview:
-    """Of an org, raising Http404 for a stranger; without one, of the fleet or of their first org."""
+    """Of an org (Http404 if the principal may not see it), else of the fleet or of their first org."""
     sees_all = principal.on_platform(Role.VIEWER)
     of = _org(principal, org, sees_all=sees_all)
     topic = of_org(of.slug) if of else FLEET if sees_all else ""
-    found = visible_alerts(principal).filter(unexplained(principal), state__in=OPEN)
+    found = visible_alerts(principal).filter(unsuppressed(principal), state__in=OPEN)
     operations = visible_operations(principal).filter(done=False)
     entries = visible_entries(principal)
     if of:
@@ -202,8 +203,8 @@ def overview(principal: Principal, org: str = "") -> Overview:
         topic=topic,
         org=of,
         at=datetime.now(UTC),
-        told_at=Source.objects.filter(kind="driver").aggregate(at=Max("seen_at"))["at"],
-        tells=current is not None,
+        reported_at=Source.objects.filter(kind="driver").aggregate(at=Max("seen_at"))["at"],
+        is_reporting=current is not None,
         figures=(
             _figures(topic, current, gravest, its_fleet.memory_ready if its_fleet else 0)
             if topic
@@ -240,13 +241,13 @@ def _fleet(principal: Principal) -> Fleet:
         drivers_alive=lost.count(None),
         drivers_lost=len(lost) - lost.count(None),
         memory_ready=told["memory"] or 0,
-        heard_at=told["at"],
+        last_seen_at=told["at"],
     )
 
 
 def _streams(sessions: QuerySet[Session]) -> list[tuple[str, str, int]]:
-    """By their paths, the best first."""
-    counted = Shard.objects.filter(job__session__in=sessions).order_by("tier")
+    """Streams by path, the best path first."""
+    counted = Stream.objects.filter(job__session__in=sessions).order_by("tier")
     return [
         (*TIERS[Tier(tier)], count) for tier, count in counted.values_list("tier").annotate(Count("pk"))
     ]
@@ -262,7 +263,7 @@ def _figures(topic: str, told: Now | None, gravest: list[Alert], memory_ready: i
     [yesterday] = figures_past(topic, end - STEP_SECONDS - DAY_SECONDS, STEP_SECONDS, 1)
     tiers = {name for figures in (current, *past) for name in figures if name.startswith("hit.")}
     names = [*NAMES, *sorted(tiers - set(NAMES)), *([SPINE] if topic == FLEET else []), MEMORY]
-    judged = _judged(names, gravest)
+    alert_of = _alerts_by_figure(names, gravest)
     return [
         Figure(
             name=name,
@@ -270,7 +271,7 @@ def _figures(topic: str, told: Now | None, gravest: list[Alert], memory_ready: i
             past=[figures.get(name) for figures in past],
             yesterday=yesterday.get(name),
             link=_link(topic, name),
-            alert=judged.get(name),
+            alert=alert_of.get(name),
             of=memory_ready if name == MEMORY else 0,
         )
         for name in names
@@ -278,7 +279,7 @@ def _figures(topic: str, told: Now | None, gravest: list[Alert], memory_ready: i
 
 
 def _link(topic: str, name: str) -> str:
-    """Where the cause of it is to be seen."""
+    """The page that explains the figure."""
     if name == SPINE:
         return f"{reverse('alerts')}?{urlencode({'rule': 'spine-placement'})}"
     if name == MEMORY:
@@ -286,8 +287,8 @@ def _link(topic: str, name: str) -> str:
     return f"{reverse('latency')}?{urlencode({'topic': topic})}"
 
 
-def _judged(names: Sequence[str], gravest: list[Alert]) -> dict[str, Alert]:
-    """Beside the first figure that an alert's rule reads, that alert: the gravest of several."""
+def _alerts_by_figure(names: Sequence[str], gravest: list[Alert]) -> dict[str, Alert]:
+    """The most severe alert by the first figure that its rule reads."""
     found: dict[str, Alert] = {}
     for alert in reversed(gravest):
         read = alert.definition.metrics if alert.definition else []

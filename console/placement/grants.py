@@ -14,7 +14,7 @@ from functools import cached_property
 
 from console.placement.rules import Limit, Rules
 from console.placement.topology import Fleet, Misconfigured
-from kvss_agent.arena import slot_bytes_for
+from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.keys import COLUMN_TOKENS
 
 

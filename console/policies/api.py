@@ -13,11 +13,11 @@ from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, FieldError, documented
 from console.control.services import Reach
-from console.orgs.api import Slug, ValidateOnly
+from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
 from console.policies import documents, plans, previews, services, words
 from console.policies.models import PolicyVersion
@@ -203,32 +203,28 @@ def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> Poli
     response={200: PolicyOut, **documented(404, 409, 412, 428)},
     summary="Put another policy in force",
 )
+@with_dry_run
 def put_policy(
     request: HttpRequest,
     slug: Slug,
     payload: PolicyPut,
     if_match: IfMatch,
-    key: IdempotencyKey,
     validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     """Drivers are told after the commit; `applied` says who has it."""
     principal = requester(request)
-
-    def put() -> Answer:
-        org = for_change(principal, slug)
-        before = services.in_force(org)
-        check_match(if_match, before.number)
-        wanted = payload.wanted()
-        document = documents.write(wanted)
-        if payload.plan_token is not None:
-            _check_plan(payload.plan_token, before, document)
-        held = services.set_policy(principal, org, wanted, reason=payload.reason)
-        token = plans.token_of(before, document) if validate_only else None
-        needs = [Authority(org.pk, Role.ORG_ADMIN)]
-        shown = show(held, reach(principal, held), token)
-        return Answer(200, needs, shown, {"ETag": etag(held.number)})
-
-    return once(request, key, payload, put, keep=not validate_only)
+    org = for_change(principal, slug)
+    before = services.in_force(org)
+    check_match(if_match, before.number)
+    wanted = payload.wanted()
+    document = documents.write(wanted)
+    if payload.plan_token is not None:
+        plans.check(payload.plan_token, before, document)
+    held = services.set_policy(principal, org, wanted, reason=payload.reason)
+    token = plans.token_of(before, document) if validate_only else None
+    needs = [Authority(org.pk, Role.ORG_ADMIN)]
+    shown = show(held, reach(principal, held), token)
+    return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
 
 @router.post(
@@ -312,36 +308,24 @@ def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
     response={200: PolicyOut, **documented(404, 409, 412, 428)},
     summary="Put an earlier version in force again, byte for byte",
 )
+@with_dry_run
 def restore_version(
     request: HttpRequest,
     slug: Slug,
     number: Number,
     payload: RestoreIn,
     if_match: IfMatch,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     """0 is what there was before the first: the cluster's default."""
     principal = requester(request)
-
-    def restore() -> Answer:
-        org = for_change(principal, slug)
-        check_match(if_match, services.in_force(org).number)
-        held = services.restore(principal, org, number, reason=payload.reason)
-        needs = [Authority(org.pk, Role.ORG_ADMIN)]
-        return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})
-
-    return once(request, key, payload, restore, keep=not validate_only)
+    org = for_change(principal, slug)
+    check_match(if_match, services.in_force(org).number)
+    held = services.restore(principal, org, number, reason=payload.reason)
+    needs = [Authority(org.pk, Role.ORG_ADMIN)]
+    return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})
 
 
 # Inside
-
-
-def _check_plan(token: str, held: InForce, document: str) -> None:
-    try:
-        plans.check(token, held, document)
-    except plans.StalePlan as error:
-        raise ApiError("StalePlan", str(error), headers={"ETag": etag(held.number)}) from None
 
 
 def _invalid(pointer: str, detail: str) -> ApiError:

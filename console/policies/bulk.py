@@ -12,6 +12,7 @@ from django.db import transaction
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
+from console.operations.plans import StalePlan
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
 from console.policies import documents, services, words
@@ -71,13 +72,6 @@ def token_of(planned: Sequence[Planned]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-class Moved(Exception):
-    """Somebody has changed one of them, or the limits, since it was looked at."""
-
-    def __init__(self) -> None:
-        super().__init__("Something has changed since you looked at it. Look again, then save.")
-
-
 @transaction.atomic
 def save(
     principal: Principal,
@@ -89,14 +83,14 @@ def save(
 ) -> list[InForce]:
     """A new version for each org that it changes; those for which it changes nothing keep theirs.
 
-    Raises what `plan` does; ValidationError where a limit refuses one of them; Moved for a token that is
-    not of what is there now.
+    Raises what `plan` does; ValidationError where a limit refuses one of them; StalePlan for a token of
+    another plan than the one now.
     """
     for slug in sorted(set(slugs)):  # held in one order, so that two never wait for each other
         for_change(principal, slug)
     planned = plan(principal, slugs, changes)
     if token is not None and token != token_of(planned):
-        raise Moved
+        raise StalePlan
     refused = [f"{one.org.name}: {sentence}" for one in planned for sentence in one.refused]
     if refused:
         raise ValidationError(refused[:20])

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from swdriver_shim.policy import Bytes, OrgPolicies, Policy, Priority, Seconds, Share, Tiers
-from telemetry.decoding import decode
+from telemetry.decoder import decode
 from telemetry.units import exact_duration, exact_size
 
 T = TypeVar("T")

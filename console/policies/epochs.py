@@ -21,9 +21,9 @@ from console.control.services import ALL_DRIVERS, ALL_NODES, changed
 from console.orgs.models import Org
 from console.policies.drivers import keys_of
 from console.policies.models import OrgKeys, new_data_key, new_secret
-from kvss_agent.confirmations import Scope
+from kvss_agent.security.confirmations import Scope
 from swdriver_shim.keys import isolation_tag
-from telemetry.decoding import decode
+from telemetry.decoder import decode
 
 
 def secrets_of(keys: OrgKeys) -> dict[str, bytes]:

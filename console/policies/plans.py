@@ -1,4 +1,4 @@
-"""Plan tokens: what was looked at is what is applied, or nothing is."""
+"""Tokens of previewed policies: what was previewed is what is applied, or nothing is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Final
 
 from django.core import signing
 
+from console.operations.plans import StalePlan
 from console.policies.services import InForce
 
 HOURS_MAX: Final = 24
 _SALT: Final = "console.policies.plans"
-
-
-class StalePlan(Exception):
-    """Why the plan does not hold any more, in a sentence."""
 
 
 def token_of(held: InForce, document: str) -> str:
@@ -27,13 +24,17 @@ def check(token: str, held: InForce, document: str) -> None:
     try:
         planned = signing.loads(token, salt=_SALT, max_age=HOURS_MAX * 3600)
     except signing.SignatureExpired:
-        raise StalePlan(f"The plan is older than {HOURS_MAX} hours. Make it again.") from None
+        raise _stale(held, f"The plan is older than {HOURS_MAX} hours. Preview again.") from None
     except signing.BadSignature:
-        raise StalePlan("The plan_token is not one that a preview gave out.") from None
+        raise _stale(held, "The plan_token is not valid. Use one from a preview.") from None
     if planned[:3] != _facts(held, document)[:3]:
-        raise StalePlan("The policy or its limits were changed since the plan was made. Make it again.")
+        raise _stale(held, "The policy or its limits have changed since the preview. Preview again.")
     if planned != _facts(held, document):
-        raise StalePlan("The plan was made for another policy than this one. Make it again.")
+        raise _stale(held, "The plan is for another policy than this one. Preview again.")
+
+
+def _stale(held: InForce, sentence: str) -> StalePlan:
+    return StalePlan(sentence, version=held.number)
 
 
 def _facts(held: InForce, document: str) -> list[int | str]:

@@ -13,9 +13,8 @@ from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input
-from console.api.idempotency import Answer, IdempotencyKey, once
-from console.api.problems import ApiError, documented
-from console.orgs.api import ValidateOnly
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
+from console.api.problems import documented
 from console.orgs.models import SLUG
 from console.policies import bulk, documents, services, words
 from console.policies.api import PlanToken, Why
@@ -80,25 +79,20 @@ def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
     response={200: ClusterOut, **documented(409, 412, 428)},
     summary="Change the default and the limits",
 )
+@with_dry_run
 def put_cluster(
     request: HttpRequest,
     payload: ClusterPut,
     if_match: IfMatch,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def put() -> Answer:
-        _check_platform_admin(principal)
-        number = services.locked_cluster().number
-        check_match(if_match, number)
-        wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
-        held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
-        needs = [Authority(None, Role.PLATFORM_ADMIN)]
-        return Answer(200, needs, show_cluster(held), {"ETag": etag(held.number)})
-
-    return once(request, key, payload, put, keep=not validate_only)
+    _check_platform_admin(principal)
+    number = services.locked_cluster().number
+    check_match(if_match, number)
+    wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
+    held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
+    needs = [Authority(None, Role.PLATFORM_ADMIN)]
+    return Answer(200, needs, show_cluster(held), {"ETag": etag(held.number)})
 
 
 def show_cluster(held: Cluster) -> ClusterOut:
@@ -120,31 +114,24 @@ def _check_platform_admin(principal: Principal) -> None:
     response={200: BulkOut, **documented(404, 409, 412)},
     summary="One change for many orgs: for all of them or for none",
 )
-def change_many(
-    request: HttpRequest, payload: BulkIn, key: IdempotencyKey, validate_only: ValidateOnly = False
-) -> HttpResponse:
+@with_dry_run
+def change_many(request: HttpRequest, payload: BulkIn, validate_only: ValidateOnly = False) -> Answer:
     principal = requester(request)
-
-    def change() -> Answer:
-        principal.check_may_change()
-        try:
-            planned = bulk.plan(principal, payload.orgs, payload.changes)
-            if not validate_only:
-                bulk.save(
-                    principal,
-                    payload.orgs,
-                    payload.changes,
-                    reason=payload.reason,
-                    token=payload.plan_token,
-                )
-        except documents.Malformed as error:
-            raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
-        except bulk.Moved as error:
-            raise ApiError("StalePlan", str(error)) from None
-        needs = [Authority(one.org.pk, Role.ORG_ADMIN) for one in planned]
-        return Answer(200, needs, show_bulk(planned))
-
-    return once(request, key, payload, change, keep=not validate_only)
+    principal.check_may_change()
+    try:
+        planned = bulk.plan(principal, payload.orgs, payload.changes)
+        if not validate_only:
+            bulk.save(
+                principal,
+                payload.orgs,
+                payload.changes,
+                reason=payload.reason,
+                token=payload.plan_token,
+            )
+    except documents.Malformed as error:
+        raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
+    needs = [Authority(one.org.pk, Role.ORG_ADMIN) for one in planned]
+    return Answer(200, needs, show_bulk(planned))
 
 
 def show_bulk(planned: list[Planned]) -> BulkOut:

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
+from console.operations.plans import StalePlan
 from console.orgs.services import visible_orgs
 from console.policies import bulk, documents, previews, services, words
 from console.policies.documents import ClusterPolicies, Malformed
@@ -80,7 +81,7 @@ def edit_many(request: SignedInRequest) -> HttpResponse:
             return redirect("policies")
     except ValidationError as error:
         form.add_error(None, ValidationError(error.messages))
-    except (bulk.Moved, Malformed) as error:
+    except (StalePlan, Malformed) as error:
         form.add_error(None, str(error))
     context = {
         "form": form,

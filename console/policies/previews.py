@@ -16,11 +16,11 @@ from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
-from kvss_agent.exchange import Budget, Reply
+from kvss_agent.http.exchange import Budget, Reply
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.policy import OrgPolicies
-from telemetry.decoding import Malformed, excerpt
+from telemetry.decoder import Malformed, excerpt
 
 DRIVERS_MAX: Final = 8  # that are asked: what more of them know changes little, and takes long
 BUDGET: Final = Budget(2.0, 2 << 20)  # somebody looks at a page: it is shown without who is slow

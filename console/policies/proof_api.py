@@ -8,23 +8,23 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
 from console.operations.api import OperationOut, accepted
-from console.orgs.api import Slug, ValidateOnly
+from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
 from console.policies import proof, purges, signing
 from console.policies.api import Why
 from console.policies.models import PurgeConfirmation, PurgeReceipt
-from telemetry.decoding import decode
+from telemetry.decoder import decode
 
 router = Router(tags=["policies"])
 
@@ -61,7 +61,7 @@ class ReceiptOut(Schema):
         "from the fleet before it did."
     )
     confirmations: dict[str, Any] | None = Field(
-        description="What drivers and agents have signed, for whoever has a role on the platform."
+        description="Signed statements of drivers and agents; only with a role on the platform."
     )
     jws: str = Field(description="All but the confirmations, signed.")
 
@@ -102,21 +102,16 @@ def list_keys(request: HttpRequest) -> KeysOut:
     response={202: OperationOut, **documented(404, 409)},
     summary="Remove all that is kept of an org, with a receipt",
 )
+@with_dry_run
 def purge_org(
     request: HttpRequest,
     slug: Slug,
     payload: PurgeIn,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def begin() -> Answer:
-        org = for_change(principal, slug)
-        operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
-        return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
-
-    return once(request, key, payload, begin, keep=not validate_only)
+    org = for_change(principal, slug)
+    operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
+    return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
 
 
 @router.get(

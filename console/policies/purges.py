@@ -1,8 +1,8 @@
 """Purging an org, or what it keeps of one model: an operation that ends with a receipt.
 
 It begins a new epoch of the org, see `epochs`, and then has every driver and every agent remove what is
-of before. Each confirms with a statement that it has signed (`kvss_agent.confirmations`). All else, a
-status, a body, silence, is "not confirmed": it is shown with its reason, and asked again.
+of before. Each confirms with a statement that it has signed (`kvss_agent.security.confirmations`). All
+else, a status, a body, silence, is "not confirmed": it is shown with its reason, and asked again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from console.policies import epochs
 from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.reach import own_drivers
 from console.policies.services import check_reason
-from console.sessions.documents import shards_of_driver, shards_of_node
+from console.sessions.desired import streams_of_driver, streams_of_node
 from console.visibility import sees_fleet
-from kvss_agent.confirmations import (
+from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.security.confirmations import (
     NO_IDENTITY,
     SCOPES_MAX,
     AgentStatement,
@@ -50,9 +51,8 @@ from kvss_agent.confirmations import (
     Signed,
     opened,
 )
-from kvss_agent.exchange import Budget, Reply
 from swdriver_shim.desired import ModelSpec
-from telemetry.decoding import Malformed, excerpt
+from telemetry.decoder import Malformed, excerpt
 from telemetry.topics import of_org, of_source
 
 PATIENCE: Final = timedelta(hours=2)  # for who is away; then a person has to look
@@ -166,7 +166,7 @@ def _drivers(operation: Operation) -> Outcome:
             one,
             of_source("driver", one.name),
             DriverStatement,
-            partial(_lacking_of_driver, shards_of_driver(one.name)),
+            partial(_lacking_of_driver, streams_of_driver(one.name)),
             "" if one.name in own else NOT_OWN,
         )
         for one in _of_model(joined, operation.plan["model"])
@@ -205,7 +205,7 @@ def _lacking_of_agent(node: Node, told: AgentStatement) -> str:
     places |= {place_of(said)} if said else set()
     if missing := sorted(places - {one.place for one in told.stores}):
         return f"It does not speak of the store {missing[0]}, which it should have."
-    shards = shards_of_node(node) - {one.shard for one in told.memory}
+    shards = streams_of_node(node) - {one.shard for one in told.memory}
     return f"It does not speak of shard {min(shards)}, which it should have." if shards else ""
 
 

@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema, Status
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Moment
-from console.api.idempotency import Answer, IdempotencyKey, once
+from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import documented
-from console.orgs.api import Slug, ValidateOnly
+from console.orgs.api import Slug
 from console.orgs.models import SLUG
 from console.orgs.services import for_change, get_org
 from console.policies import documents, schedule, words
@@ -88,28 +88,23 @@ def list_scheduled(
     response={201: ScheduledOut, **documented(404, 409)},
     summary="Have a policy take over later, and for how long",
 )
+@with_dry_run
 def schedule_policy(
     request: HttpRequest,
     slug: Slug,
     payload: ScheduleIn,
-    key: IdempotencyKey,
-    validate_only: ValidateOnly = False,
-) -> HttpResponse:
+) -> Answer:
     principal = requester(request)
-
-    def plan() -> Answer:
-        org = for_change(principal, slug)
-        planned = schedule.schedule(
-            principal,
-            org,
-            payload.wanted(),
-            starts_at=payload.starts_at,
-            lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
-            reason=payload.reason,
-        )
-        return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], show_scheduled(planned))
-
-    return once(request, key, payload, plan, keep=not validate_only)
+    org = for_change(principal, slug)
+    planned = schedule.schedule(
+        principal,
+        org,
+        payload.wanted(),
+        starts_at=payload.starts_at,
+        lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
+        reason=payload.reason,
+    )
+    return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], show_scheduled(planned))
 
 
 @router.delete(

@@ -20,12 +20,12 @@ MOST = 50
 class FoundOut(Schema):
     name: str
     detail: str
-    address: str = Field(description="Of its page.")
+    address: str = Field(description="URL of its page.")
 
 
 class GroupOut(Schema):
     kind: str = Field(examples=["nodes"])
-    found: list[FoundOut] = Field(description="The nearest first.")
+    found: list[FoundOut] = Field(description="Best match first.")
     are_more: bool
 
 
@@ -43,9 +43,11 @@ def search(
             description="A name or a part of it, an alert's number, an operation's or request's id.",
         ),
     ],
-    most: Annotated[int, Query(ge=1, le=MOST, description="Of each kind.")] = services.OF_A_KIND_MAX,
+    most: Annotated[
+        int, Query(ge=1, le=MOST, description="At most so many of each kind.")
+    ] = services.OF_A_KIND_MAX,
     far: Annotated[
-        bool, Query(description="Instead of the database drivers are asked, which takes longer.")
+        bool, Query(description="Ask the drivers instead of the database, which takes longer.")
     ] = False,
 ) -> list[GroupOut]:
     groups = services.search(requester(request), q, most, far=far)

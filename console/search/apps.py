@@ -8,5 +8,5 @@ class SearchConfig(AppConfig):
     name = "console.search"
 
     def ready(self) -> None:
-        """Let every app say how its things are found."""
+        """Import the services of all apps, which register their finders."""
         autodiscover_modules("services")

@@ -1,12 +1,11 @@
-"""Finding a thing by what one has of it: a name, a part of it, a number, the id of a request.
+"""Find objects by a name, a part of it, a number, or the id of a request.
 
-Each app says how its things are found, by a function that shows nobody what they may not see:
+Each app registers how its objects are found, by a function that returns only what the principal may see:
 
     @finder("nodes")
     def find_nodes(principal: Principal, text: str, most: int) -> list[Found]: ...
 
-What is not in the database is asked for only where somebody waits for it (`far=True`): not at every
-letter that is typed.
+Finders that ask drivers run only on request (`far=True`), not for every letter that is typed.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What was found of a kind."""
+    """The results of one kind."""
 
     kind: str
     found: Sequence[Found]
     are_more: bool
 
     def has(self, name: str) -> bool:
-        """Something of just this name."""
+        """Whether a result has exactly this name."""
         return any(one.name.casefold() == name.casefold() for one in self.found)
 
 
@@ -60,8 +59,8 @@ _far_finders: dict[str, Finder] = {}
 
 
 def finder(kind: str, *, far: bool = False) -> Callable[[Finder], Finder]:
-    """Register how things of a kind, as pages call several of them, are found: at most `most` of them,
-    the nearest first, and only what the principal may see."""
+    """Register a finder for a kind (its plural): it returns at most `most` results, best match first,
+    and only what the principal may see."""
 
     def register(function: Finder) -> Finder:
         (_far_finders if far else _finders)[kind] = function
@@ -77,8 +76,8 @@ def kinds() -> list[str]:
 def search(
     principal: Principal, text: str, most: int = OF_A_KIND_MAX, *, far: bool = False
 ) -> list[Group]:
-    """What is found of each kind, first where something is called just so; kinds of which nothing is
-    are left out. Nothing for no text. `far`: of what is not in the database, and nothing else."""
+    """Results by kind, kinds with an exact match first; kinds without results are left out. Empty for an
+    empty text. `far`: run only the finders that ask drivers."""
     text = text.strip()[:TEXT_MAX]
     if not text or "\x00" in text:
         return []
@@ -92,7 +91,7 @@ def search(
 
 
 def nearest(rows: QuerySet[M], text: str, *fields: str) -> QuerySet[M]:
-    """Those that have the text in one of these; who is called just so first, then who begins with it."""
+    """Rows with the text in one of the fields: exact matches first, then those that begin with it."""
     contains, begins, is_it = (
         _any(fields, lookup, text) for lookup in ("icontains", "istartswith", "iexact")
     )

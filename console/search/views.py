@@ -13,8 +13,8 @@ ON_THE_PAGE = 25  # of a kind
 @require_safe
 @signed_in
 def search(request: SignedInRequest) -> HttpResponse:
-    """A page; or while somebody types, what they would find on it first. With `far` what is not in the
-    database: the page asks for it by itself, and shows it when it comes."""
+    """The page with all results, or a fragment with the first ones while somebody types. With `far`, the
+    results of drivers, which the page loads by itself."""
     text = request.GET.get("q", "")[: services.TEXT_MAX].replace("\x00", "")
     far = "far" in request.GET
     fragment = request.headers.get("HX-Request") == "true"

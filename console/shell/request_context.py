@@ -12,7 +12,7 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest
 
-from kvss_agent.http_server import EXTENSION, HttpConnection
+from kvss_agent.http.server import EXTENSION, HttpConnection
 
 KNOWN = "tidegate.known"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -13,10 +13,10 @@ from console.accounts import throttle
 from console.api import idempotency
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
-from telemetry.dead_letters import forget_old_letters
 from telemetry.events import forget_old_events
-from telemetry.slowest import forget_old_transfers
-from telemetry.sources import forget_silent_sources
+from telemetry.ingest.dead_letters import forget_old_letters
+from telemetry.ingest.slowest import forget_old_transfers
+from telemetry.ingest.sources import forget_silent_sources
 
 log = logging.getLogger(__name__)
 

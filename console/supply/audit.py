@@ -22,7 +22,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from console.supply.lock import LOCKS, Pin, normal, pins
-from telemetry.decoding import Limits, Malformed, decode
+from telemetry.decoder import Limits, Malformed, decode
 
 ADVISORY_BYTES_MAX: Final = 16 << 20
 _PYPI: Final = "PyPI"

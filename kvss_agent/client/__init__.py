@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kvss_agent import native
-from kvss_agent.breach import Cause
-from kvss_agent.client.line import Address, Credentials, Lost
-from kvss_agent.client.shape import (
+from kvss_agent.client.connection import Address, Credentials, Lost
+from kvss_agent.client.interface import (
     TIER_SECONDS,
     WAIT_SECONDS,
     Evict,
@@ -32,9 +31,10 @@ from kvss_agent.client.shape import (
 )
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.wire import TierAnswer
 from kvss_agent.mover import Mover
-from kvss_agent.seal import Column, Header, Miss
-from kvss_agent.wire import TierAnswer
+from kvss_agent.shard.seal import Column, Header, Miss
 
 Transport = Literal["auto", "shm", "stream"]
 
@@ -73,7 +73,8 @@ def connect(
 ) -> ShardClient:
     """A shard, ready to be used. Raises Lost where that cannot be.
 
-    Bytes are moved by the fastest mover that has been built (`kvss_agent.native`), unless one is given.
+    Bytes are moved by `mover`, or else by the mover of this process (`kvss_agent.native.current`), also
+    when that changes.
 
     `auto` shares the arena where the agent is on this node, that is, behind a Unix socket. Without
     `write` the shard is only read; there may be many readers, and only one driver that writes.
@@ -81,7 +82,12 @@ def connect(
     where = address if isinstance(address, Address) else Address.parse(address)
     if transport == "shm" and not where.path:
         raise ValueError("an arena is shared over a Unix socket only")
-    mover = mover or native.best()
+    first = mover or native.current()
+    client: SharedClient | StreamClient
     if write and where.path and transport != "stream":
-        return SharedClient(where, shard, credentials, mover)
-    return StreamClient(where, shard, credentials, mover, write=write)
+        client = SharedClient(where, shard, credentials, first)
+    else:
+        client = StreamClient(where, shard, credentials, first, write=write)
+    if mover is None:
+        native.follow(client)
+    return client

@@ -15,13 +15,14 @@ from itertools import repeat
 
 from xxhash import xxh3_64
 
-from kvss_agent import seal, wire
-from kvss_agent.channel import Waste
-from kvss_agent.client.line import Address, Credentials, Line, Lost
-from kvss_agent.client.shape import Wanted
-from kvss_agent.leases import FOREVER
-from kvss_agent.seal import Header, Miss
-from kvss_agent.wire import Role
+from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.interface import Wanted
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.channel import Waste
+from kvss_agent.data_plane.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.leases import FOREVER
+from kvss_agent.shard.seal import Header, Miss
 
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Turned

@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvss_agent import seal, wire
-from kvss_agent.arena import Arena, CountPage
-from kvss_agent.client.line import Address, Credentials, Line, Lost
+from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient
 from kvss_agent.client.window import window
-from kvss_agent.core import LEASE_SECONDS_MAX
-from kvss_agent.hosting import reopen
-from kvss_agent.leases import FOREVER, Leases
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import Mover
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
-from kvss_agent.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import Arena, CountPage
+from kvss_agent.shard.core import LEASE_SECONDS_MAX
+from kvss_agent.shard.hosted import reopen
+from kvss_agent.shard.leases import FOREVER, Leases
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 
 class SharedClient(TieredClient):
@@ -32,7 +33,8 @@ class SharedClient(TieredClient):
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
         self._requests: Requests | None = None
         self._opening = threading.Lock()
-        self._verify = seal.sealed(mover).verify
+        self._mover = mover
+        self._verify = seal.verifier(mover)
         self._line = Line(address, shard, credentials, Role.SHARED)
         welcome = self._line.welcome
         try:
@@ -73,6 +75,17 @@ class SharedClient(TieredClient):
             self._arena.close()
             raise
         self._words = self._count.words
+
+    def use_mover(self, mover: Mover) -> None:
+        """Move bytes with this mover from now on. What is running ends with the other one."""
+        with self._lock:
+            if mover is self._mover or self._lost:
+                return
+            before, self._mover = self._window, mover
+            self._verify = seal.verifier(mover)
+            self._window = window(self._lock, self._leased, self._words, before.number, mover)
+            self._window.follow(self._arena)
+            before.shut()
 
     @property
     def requests(self) -> Requests:
@@ -149,9 +162,9 @@ class SharedClient(TieredClient):
     ) -> list[Header | Miss]:
         """Without a lease: what is evicted to a slot meanwhile makes the copy torn, and the copy is
         checked."""
-        found = self._window.refill(wanted, into)
-        if found is None:
-            raise self._lost or AssertionError("it is shut once we are lost")
+        while (found := self._window.refill(wanted, into)) is None:
+            with self._lock:  # it was shut: there is another window, or none any more
+                self._must_be_here()
         return found
 
     def view(

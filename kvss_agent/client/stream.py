@@ -8,15 +8,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kvss_agent import seal, wire
-from kvss_agent.client.line import Address, Credentials, Line, Lost, lost
+from kvss_agent.client.connection import Address, Credentials, Line, Lost, lost
+from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.tiered import TieredClient, batches
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import Mover
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
-from kvss_agent.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 UNCOUNTED_MAX: Final = 32  # runs on their way at once, before we wait for the agent's count
 APPLY_SECONDS: Final = 60.0  # for that: a reader's lease keeps an evict waiting for half as long
@@ -48,6 +49,10 @@ class StreamClient(TieredClient):
     @property
     def requests(self) -> Requests:
         return self._requests
+
+    def use_mover(self, mover: Mover) -> None:
+        """Make checksums with this mover from now on."""
+        self._mover = mover
 
     @property
     def number(self) -> int:

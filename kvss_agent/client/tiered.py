@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import TypeVar
 
+from kvss_agent.client.interface import TIER_SECONDS, WAIT_SECONDS, Purged, Recalled, ShardClient, Wanted
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.shape import TIER_SECONDS, WAIT_SECONDS, Purged, Recalled, ShardClient, Wanted
-from kvss_agent.core import BATCH_MAX
-from kvss_agent.seal import KEY_BYTES, Column, Miss
-from kvss_agent.wire import Feature, TierAnswer, TierColumn, TierVerb
+from kvss_agent.data_plane.wire import Feature, TierAnswer, TierColumn, TierVerb
+from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.shard.seal import KEY_BYTES, Column, Miss
 
 T = TypeVar("T")
 

@@ -1,20 +1,21 @@
 """A mapped arena in the hands of its only writer: all that an evict and a refill touch on their way.
 
-Two of these are the same: this one, and one in compiled code (`native.c`) that a mover may bring along.
-Of a column of 64 KiB, the interpreter's share is a fourth in Python and a twentieth there.
+There are two that do the same: this one, and one in compiled code (`native/window.c`), which a mover may
+have. Of a column of 64 KiB, the interpreter's share is a fourth in Python and a twentieth there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
-from kvss_agent import seal
-from kvss_agent.arena import Arena
-from kvss_agent.client.shape import Evict, Wanted
-from kvss_agent.mover import Mover
-from kvss_agent.seal import Header, Miss
+from kvss_agent.client.interface import Evict, Wanted
+from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.seal import Header, Miss
 
 
 class Window(Protocol):
@@ -59,7 +60,9 @@ class PythonWindow:
         self._lock = lock
         self._leased = leased
         self._words = words
-        self._write, _, self._copy_out = seal.sealed(mover)
+        # Without the price of a partial where the default is what is wanted.
+        self._write = seal.write if mover is PYTHON else partial(seal.write, mover=mover)
+        self._copy_out = seal.copy_out if mover is PYTHON else partial(seal.copy_out, mover=mover)
         self._arena: Arena | None = None
         self._is_shut = False
 

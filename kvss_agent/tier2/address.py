@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from xxhash import xxh3_128_intdigest
 
-from kvss_agent.seal import KEY_BYTES, TAG_BYTES, Column
+from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES, Column
 
 NAMESPACE_BYTES: Final = 16
 SHARD: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from kvss_agent.arena import SLOT_ALIGNMENT, slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss, identify, pack, payload_of, read
+from kvss_agent.shard.arena import SLOT_ALIGNMENT, slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss, identify, pack, payload_of, read
 from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT

@@ -17,12 +17,12 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kvss_agent.arena import slot_bytes_for
+from kvss_agent.data_plane.wire import DATA_KEY_BYTES
 from kvss_agent.mover import Mover
-from kvss_agent.seal import HEADER_BYTES, Header, Miss, pack, payload_of
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, pack, payload_of
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.column_file import PAGE, Landing, read_head
-from kvss_agent.wire import DATA_KEY_BYTES
 
 SALT_BYTES: Final = 16
 AUTHENTICATION_BYTES: Final = 16

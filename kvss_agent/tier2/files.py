@@ -1,7 +1,7 @@
 """Whole files by system calls: several made, several published, several read in one go.
 
-Two of these are the same: this one, and one in compiled code (`native.c`) that a mover may bring along.
-That one asks for the interpreter once for all files instead of a few times for each; with as many
+There are two that do the same: this one, and one in compiled code (`native/files.c`), which a mover may
+have. That one asks for the interpreter once for all files instead of a few times for each; with as many
 threads as tier 2 has, small files spend their time on waiting for it.
 """
 

@@ -94,7 +94,7 @@ class Posix:
             f"{root}/"  # plain strings where each column passes: Path costs as much as a rename
         )
         self._durable = durable
-        self._calls = system_files(mover)
+        self.use_mover(mover)
         self._mark = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._direct = 0
@@ -102,6 +102,10 @@ class Posix:
         self._locks = False
         self._strangers = 0
         self._swept = 0
+
+    def use_mover(self, mover: Mover) -> None:
+        """Read and write files with the system calls of this mover from now on."""
+        self._calls = system_files(mover)
 
     def open(self) -> None:
         with _told():

@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvss_agent import native
 from kvss_agent.mover import Mover
-from kvss_agent.seal import TAG_BYTES
+from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
@@ -74,7 +74,7 @@ class Tier2Settings:
 def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
     """The store, not opened yet; with other caps than the settings say, if there are. Raises
     NotInstalled, and ValueError for what cannot be."""
-    mover = native.best()
+    mover = native.current()
     store = Tier2(
         _backend(settings, mover),
         caps or settings.caps(),
@@ -83,12 +83,15 @@ def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
         mover=mover,
     )
     store.limits = settings.limits()
+    native.follow(store)
     return store
 
 
 def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
     if settings.kind == "posix":
-        return Posix(Path(settings.path), durable=settings.durable, mover=mover)
+        posix = Posix(Path(settings.path), durable=settings.durable, mover=mover)
+        native.follow(posix)
+        return posix
     try:
         from kvss_agent.tier2.s3 import S3  # an extra: who keeps columns on a disk does not need it
     except ModuleNotFoundError as error:

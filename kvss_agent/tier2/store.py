@@ -24,10 +24,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from kvss_agent import seal
-from kvss_agent.arena import slot_bytes_for
 from kvss_agent.mover import PYTHON, Mover, zero
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import (
     Backend,
@@ -172,8 +172,7 @@ class Tier2:
         self._backend = backend
         self._index = Index(caps)
         self._shared = shared
-        self._mover = mover
-        self._verify = seal.sealed(mover).verify
+        self.use_mover(mover)
         self._threads = threads
         self._clock = clock
         self.limits = Limits()
@@ -186,6 +185,10 @@ class Tier2:
         self._in_flight = 0
         self._is_closing = False
         self._change = asyncio.Event()
+
+    def use_mover(self, mover: Mover) -> None:
+        """Check columns with this mover from now on."""
+        self._mover, self._verify = mover, seal.verifier(mover)
 
     # Start and end
 

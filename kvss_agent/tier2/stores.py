@@ -25,13 +25,13 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.keeping import keep
+from kvss_agent.process.durable_file import keep
 from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
 from kvss_agent.tier2.store import Tier2
-from telemetry.decoding import Malformed, decode
+from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
 

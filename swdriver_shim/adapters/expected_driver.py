@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvss_agent.certificates import Role, process_name
+from kvss_agent.security.certificates import Role, process_name
 
 
 @dataclass(frozen=True, slots=True)

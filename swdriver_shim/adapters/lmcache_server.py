@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvss_agent.admission import Admission, Places
-from kvss_agent.peers import origin_of_socket
+from kvss_agent.limits.admission import Admission, Places
+from kvss_agent.limits.origins import origin_of_socket
 from swdriver_shim.adapters.lmcache_frames import (
     REQUEST_BYTES,
     SHAPE_BYTES,

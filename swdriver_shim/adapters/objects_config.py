@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvss_agent.daemon import software
+from kvss_agent.process.daemon import software
 from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.daemon.shim import Shim

@@ -10,21 +10,17 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from kvss_agent.http_api import Invalid, Refused
-from swdriver_shim.cache.missing import ColumnState
-from swdriver_shim.cache.remembered import Remembered
-from swdriver_shim.cache.trails import Known
+from kvss_agent.http.api import Invalid, Refused
+from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.request_log import PromptKeys, RequestRecord
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.daemon.verbs import TOKENS_MAX, RequestName, Token
 from swdriver_shim.desired import OrgSpec
-from swdriver_shim.keys import KEY_BYTES, TOKEN_MAX
-from telemetry.records import NO_NUL
+from swdriver_shim.keys import KEY_BYTES
 
-TOKENS_MAX: Final = 4 << 20
 KEYS_MAX: Final = 65_536
 NEWEST: Final = 20
 
-Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
-RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 Key = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
@@ -43,28 +39,28 @@ def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
     if sum(map(bool, (body.request, body.tokens, body.keys))) != 1:
         raise Invalid("Say one of: the name of a request, tokens, or keys.")
     org = org_of(shim, body.org)
-    then: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
     if body.request:
-        found = shim.driver.remembered(org.name, body.request)
+        found = shim.driver.find_request(org.name, body.request)
         if found is None:
             sentence = (
                 f"This driver knows of no request {body.request}: it is too old, or went elsewhere."
             )
             raise Refused(HTTPStatus.NOT_FOUND, sentence)
-        then = _then(*found)
-        groups = shim.driver.explain_keys(Known(found[0].maker, found[0].keys))
+        result = _result(*found)
+        groups = shim.driver.explain_keys(PromptKeys(found[0].maker, found[0].keys))
     elif body.keys:
         keys = [bytes.fromhex(key) for key in body.keys]
-        groups = shim.driver.explain_keys(Known(shim.keys(org, body.adapter), keys))
+        groups = shim.driver.explain_keys(PromptKeys(shim.keys(org, body.adapter), keys))
     else:
         groups = shim.driver.explain(shim.keys(org, body.adapter).prompt(body.tokens))
-    return {"then": then, "groups": _told(groups), "homes": shim.homes()}
+    return {"result": result, "groups": _told(groups), "homes": shim.homes()}
 
 
 def newest(shim: Shim, org: str) -> list[dict[str, Any]]:
     """The last requests that had a name."""
     org_of(shim, org)
-    return [_then(*found) for found in shim.driver.newest_requests(org, NEWEST)]
+    return [_result(*found) for found in shim.driver.newest_requests(org, NEWEST)]
 
 
 def org_of(shim: Shim, name: str) -> OrgSpec:
@@ -75,7 +71,7 @@ def org_of(shim: Shim, name: str) -> OrgSpec:
     return org
 
 
-def _then(one: Remembered, age_seconds: float) -> dict[str, Any]:
+def _result(one: RequestRecord, age_seconds: float) -> dict[str, Any]:
     """What became of it when it was asked for."""
     return {
         "request": one.request,

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvss_agent.keeping import keep
-from telemetry.decoding import Malformed, decode
+from kvss_agent.process.durable_file import keep
+from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
-from kvss_agent.keeping import keep
+from kvss_agent.process.durable_file import keep
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
 

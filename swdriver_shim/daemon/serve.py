@@ -13,13 +13,14 @@ from typing import Final
 
 import msgspec
 
-from kvss_agent import daemon
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import Identity, member
-from kvss_agent.logs import set_up
-from kvss_agent.options import WrongSettings
+from kvss_agent import native
+from kvss_agent.process import daemon
+from kvss_agent.process.logs import set_up
+from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
 from kvss_agent.settings import warn_of_plain_control
-from kvss_agent.trust import Trust
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str]) -> int:
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
     try:
         return asyncio.run(_serve(settings))
-    except (OSError, ValueError) as error:  # a port that is taken
+    except (OSError, ValueError, native.Unavailable) as error:  # a port that is taken, for one
         sys.stderr.write(f"The driver cannot start: {error}\n")
         return 1
 
 
 async def _serve(settings: Settings) -> int:
+    native.build_in_background()
     stop = daemon.stop_signal()
     listener = daemon.listen(settings.control)
     listeners = [(org, daemon.listen(place)) for org, place in settings.lmcache]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.joining import Console
-from kvss_agent.options import Options, file, name, path, place, redis_url, web_url
+from kvss_agent.process.membership import Console
+from kvss_agent.process.options import Options, file, name, path, place, redis_url, web_url
 from kvss_agent.settings import (
     LOG_FORMATS,
     OTLP_HELP,
@@ -25,7 +25,7 @@ from kvss_agent.settings import (
 )
 from swdriver_shim.daemon.shim import TRANSFER_BYTES
 from swdriver_shim.desired import ModelSpec
-from telemetry.decoding import decode
+from telemetry.decoder import decode
 from telemetry.units import parse_size
 
 PREFIX: Final = "SWDRIVER_"

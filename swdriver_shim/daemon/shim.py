@@ -15,29 +15,30 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Credentials
-from kvss_agent.confirmations import DriverStatement, Question, ShardCover
-from kvss_agent.http_api import CONTROLLER, Invalid
-from kvss_agent.http_server import HttpPolicy
-from kvss_agent.joining import Standing
-from kvss_agent.keeping import keep
-from kvss_agent.shares import FairShare, Shares
-from kvss_agent.trust import Trust
+from kvss_agent.http.api import CONTROLLER, Invalid
+from kvss_agent.http.server import HttpPolicy
+from kvss_agent.limits.shares import FairShare, Shares
+from kvss_agent.process.durable_file import keep
+from kvss_agent.process.membership import Standing
+from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
+from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.purged_tags import PurgedTags
 from swdriver_shim.data_plane.agent_control import AgentControl
-from swdriver_shim.data_plane.homes import Home, MovableShard, SlotPull
+from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
 from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
-from swdriver_shim.data_plane.worker_client import RemoteShard
-from swdriver_shim.deciding import Decider, Notes
+from swdriver_shim.data_plane.worker.client import RemoteShard
+from swdriver_shim.decider.decider import Decider, Snapshots
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
-from swdriver_shim.objects import Here, Objects
+from swdriver_shim.objects import LocalObjects, Objects
+from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
-from telemetry.transfers import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Shim:
         transfer_bytes: int = TRANSFER_BYTES,
     ) -> None:
         """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
-        life leaves for the next (`resuming`). `trust` is what agents that are joined to a console see of
+        life leaves for the next (`snapshot`). `trust` is what agents that are joined to a console see of
         it. `far` makes what stands for a shard
         of a group where workers hold those; then what loads and stores columns is the engine, and nobody
         else."""
@@ -108,7 +109,7 @@ class Shim:
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
-        self._shards: dict[tuple[str, int], MovableShard] = {}
+        self._shards: dict[tuple[str, int], ShardControl] = {}
         self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
         self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
         self._callers: Mapping[str, OrgSpec] = {}
@@ -261,12 +262,12 @@ class Shim:
             self._driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
         for shard in self._shards.values():
-            shard.forget_removed(told.agents_removed)
+            shard.set_removed_agents(told.agents_removed)
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
             elif at in earlier and _place(home) == _place(self._here[at]):
-                self._shards[at].take(home.path)  # the fabric may have changed around it
+                self._shards[at].set_path(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
         self._callers = told.callers()
@@ -283,7 +284,7 @@ class Shim:
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
-        notes = Notes(self._notes, self._keys_of) if self._notes else None
+        snapshots = Snapshots(self._notes, self._keys_of) if self._notes else None
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
@@ -294,19 +295,23 @@ class Shim:
         if self._far:
             far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
             for at, shard in far.items():
-                shard.former = self._former(at, homes[at])
+                shard.earlier_homes = self._earlier_homes(at, homes[at])
             self._shards = {**far}
-            return Decider(shape, name, in_order(far), notes=notes)
+            return Decider(shape, name, in_order(far), snapshots=snapshots)
         here = {
             at: Shard(
-                f"{at[0]}.{at[1]}", self._home(home), self._notes, home.path, self._former(at, home)
+                f"{at[0]}.{at[1]}",
+                self._home(home),
+                self._notes,
+                home.path,
+                self._earlier_homes(at, home),
             )
             for at, home in homes.items()
         }
         self._shards = {**here}
-        return Driver(shape, name, in_order(here), notes=notes)
+        return Driver(shape, name, in_order(here), snapshots=snapshots)
 
-    def _former(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
+    def _earlier_homes(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
         """Where an earlier life may have left bytes of this shard."""
         places = [place for place in self._places.left_by(at) if place != _place(home)]
         slot_bytes = 0  # whatever they are: they are emptied
@@ -365,7 +370,7 @@ class Shim:
                 if self._note_down(at, old) and self._shards[at].move(self._home(new), pull, new.path):
                     self._here[at] = new
                     if _place(told := self._homes[at]) == _place(new):
-                        self._shards[at].take(told.path)  # it may be another one by now
+                        self._shards[at].set_path(told.path)  # it may be another one by now
                     return
                 if self._stopped.wait(RETRY_SECONDS):
                     return
@@ -434,7 +439,7 @@ class Shim:
         """Raises Conflict if this driver keeps prefixes, or nothing yet."""
         if not self.mover.keeps_objects:
             raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
-        return Here(self.mover, self.keys(org))
+        return LocalObjects(self.mover, self.keys(org))
 
     def objects_of(self, name: str) -> Objects | None:
         """Of the org of this name; None if there is no such org, or nothing is kept for it."""
@@ -463,7 +468,7 @@ class Shim:
     def carried(self) -> list[tuple[str, PathTraffic]]:
         """What each stream has moved, by path. A stream is named after its group and number."""
         shards = sorted(self._shards.items())
-        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.carried]
+        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.traffic()]
 
     def homes(self) -> list[dict[str, Any]]:
         """Where the shards are, for people."""
@@ -535,13 +540,15 @@ class Shim:
                     "slots": shard.slots,
                     "state": self._state((group, index)),
                     "reason": shard.lost_because,
-                    "left_to_move": shard.left_to_move,
+                    "left_to_move": shard.left_to_move(),
                     "former_homes": shard.former_homes,
-                    "count_from": shard.count_from,
+                    "count_from": shard.count_from(),
                 }
                 for (group, index), shard in sorted(self._shards.items())
             ],
-            "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
+            "groups": [asdict(group) for group in self._driver.statistics.groups()]
+            if self._driver
+            else [],
         }
 
 

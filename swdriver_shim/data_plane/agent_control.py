@@ -17,10 +17,10 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.blocking import BlockingExchange
-from kvss_agent.certificates import key_name
-from kvss_agent.exchange import Budget, Fault, Reply, Unanswered
-from telemetry.decoding import ANSWER, MESSAGE, Count, excerpt
+from kvss_agent.http.blocking_exchange import BlockingExchange
+from kvss_agent.http.exchange import Budget, Fault, Reply, Unanswered
+from kvss_agent.security.certificates import key_name
+from telemetry.decoder import ANSWER, MESSAGE, Count, excerpt
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kvss_agent.blocking import BlockingExchange
-from kvss_agent.exchange import Unanswered
+from kvss_agent.http.blocking_exchange import BlockingExchange
+from kvss_agent.http.exchange import Unanswered
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.layout import Layout
-from telemetry.decoding import Count, excerpt
+from telemetry.decoder import Count, excerpt
 
 GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
 PAUSE_SECONDS: Final = 0.05

@@ -3,15 +3,11 @@ uses, and as values that can be told to a shard in another process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvss_agent.client import Credentials, Lost, ShardClient, connect
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
-from swdriver_shim.data_plane.paths import PathSpec
-from swdriver_shim.data_plane.shard import ShardControl
-from swdriver_shim.data_plane.slow_transfers import SlowTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +43,3 @@ class SlotPull:
         if self.control is None:
             return PullResult(done=True, bytes=0)
         return self.control.pull(self.shard, self.source, self.source_shard, self.driver, after, slots)
-
-
-class MovableShard(ShardControl, Protocol):
-    """A shard that can be told to go on at another agent."""
-
-    def take(self, path: PathSpec | None) -> None: ...
-    def take_slowest(self) -> Sequence[SlowTransfer]: ...
-    def forget_removed(self, addresses: Collection[str]) -> None: ...
-    def move(self, connect: Home, pull: SlotPull, path: PathSpec | None, /) -> bool: ...

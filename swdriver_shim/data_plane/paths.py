@@ -52,8 +52,7 @@ class PathTraffic(NamedTuple):
 class TrafficCounter:
     """What a shard has moved, by path. All methods may be called from any thread."""
 
-    def __init__(self, path: PathSpec | None = None) -> None:
-        self.path = path  # of where the shard is now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counted: dict[tuple[PathSpec | None, Direction], _Counted] = {}
 
@@ -73,7 +72,7 @@ class TrafficCounter:
             if len(self._counted) > PATHS_MAX:
                 del self._counted[next(iter(self._counted))]
 
-    def carried(self) -> list[PathTraffic]:
+    def counted(self) -> list[PathTraffic]:
         with self._lock:
             return [
                 PathTraffic(*key, one.bytes, tuple(one.latency.counts), one.latency.sum)

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser.looking import NARROW, faults, log_in
 from tests.console.control.live import Scene, scene
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.daemons import C, kv
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
@@ -48,7 +48,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     expect(page.locator("#preview")).to_contain_text("is not a duration", timeout=SECONDS)
     page.get_by_label("Gone after its last use").fill("1 s")
     expect(page.locator("#preview")).to_contain_text("for 1 s after their last use", timeout=SECONDS)
-    expect(page.locator("#preview")).to_contain_text("Hit rate then")
+    expect(page.locator("#preview")).to_contain_text("New hit rate")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("This field is required.")).to_be_visible()
     page.get_by_label("Why").fill("GDPR request 4711")
@@ -96,7 +96,7 @@ def test_without_scripts_a_policy_is_looked_at_and_saved(acme: Scene, browser: B
     page.get_by_role("link", name="Strict").click()
     expect(page.get_by_label("Gone after its last use")).to_have_value("10 min")
     page.get_by_label("Memory at most").fill("1 GiB")
-    page.get_by_role("button", name="Look at what it would do").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator("#preview")).to_contain_text("at most 1 GiB of memory")
     page.get_by_label("Why").fill("a new contract")
     page.get_by_role("button", name="Save").click()

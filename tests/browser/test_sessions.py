@@ -59,14 +59,14 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     log_in(page, console)
     page.goto("/sessions/")
-    page.get_by_role("link", name="Make session").click()
+    page.get_by_role("link", name="Create session").click()
     page.get_by_label("Name", exact=True).fill("chat")
     page.get_by_label("Org").select_option("acme")
     page.get_by_label("Boxes", exact=True).fill("9")
     expect(page.locator("#plan")).to_contain_text("ExceedsClusterCapacity", timeout=30_000)
     page.get_by_label("Boxes", exact=True).fill("2")
     expect(page.locator("#plan")).to_contain_text("8 on a rail", timeout=30_000)
-    page.get_by_role("button", name="Make session").click()
+    page.get_by_role("button", name="Create session").click()
     expect(page.get_by_role("heading", name="Make session chat of 2 boxes")).to_be_visible()
     in_console(console, SWEEP)
     expect(page.get_by_text("succeeded").first).to_be_visible(timeout=30_000)
@@ -74,9 +74,9 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     page.goto("/sessions/chat/")
     expect(page.locator(".sizes")).to_contain_text("actual")
     page.get_by_role("link", name="Resize").click()
-    expect(page.locator("#plan")).to_contain_text("Boxes then", timeout=30_000)
+    expect(page.locator("#plan")).to_contain_text("Boxes", timeout=30_000)
     page.get_by_label("Boxes", exact=True).fill("4")
-    expect(page.locator("#plan")).to_contain_text("Boxes that come", timeout=30_000)
+    expect(page.locator("#plan")).to_contain_text("Added boxes", timeout=30_000)
     page.get_by_role("button", name="Resize").click()
     in_console(console, SWEEP)
     page.goto("/sessions/chat/")
@@ -97,9 +97,9 @@ def test_its_pages_are_accessible_and_work_without_scripts(
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Boxes", exact=True).fill("1")
     page.get_by_label("May wait").fill("60")
-    page.get_by_role("button", name="Plan").click()
-    expect(page.locator("#plan")).not_to_contain_text("stands here as soon as")
-    page.get_by_role("button", name="Make session").click()
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("#plan")).not_to_contain_text("Fill in the form")
+    page.get_by_role("button", name="Create session").click()
     expect(page.get_by_role("heading", name=f"Make session {name} of 1 box")).to_be_visible()
     operation = page.url
     cookies = context.cookies()
@@ -108,7 +108,7 @@ def test_its_pages_are_accessible_and_work_without_scripts(
     context.add_cookies(cookies)  # type: ignore[arg-type]
     page = context.new_page()
     paths = ["/sessions/", f"/sessions/{name}/", f"/sessions/{name}/resize/", "/new-session/"]
-    paths += [f"/sessions/{name}/new-job/", f"/sessions/{name}/bring-back/", "/session-rules/"]
+    paths += [f"/sessions/{name}/new-job/", f"/sessions/{name}/restore-rails/", "/session-rules/"]
     found = {}
     for path in [*paths, "/operations/", operation]:
         page.goto(path)

@@ -33,8 +33,8 @@ from console.policies import callers, schedule
 from console.policies import services as policies
 from console.policies.models import PurgeReceipt
 from console.saved import services as saved
-from console.sessions import moving
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.sessions.models import Job, Session, SessionBox, Stream
+from console.sessions.steps import relocation
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.events import note
 from telemetry.models import SlowTransfer
@@ -65,7 +65,7 @@ class Scene:
 
 def _explained(node: str, link: str) -> dict[str, Any]:
     column = {"depth": 0, "tokens": 64, "state": "ready", "slot": 7, "uses": 1, "priority": 35}
-    then = {
+    result = {
         "request": "r-7",
         "age_seconds": 1.0,
         "asked_tokens": 64,
@@ -74,7 +74,7 @@ def _explained(node: str, link: str) -> dict[str, Any]:
         "columns": [{"outcome": "dram", "columns": 1}],
     }
     home = {"group": "full", "index": 0, "state": "here", "node": node, "tier": "spine", "link": link}
-    return {"then": then, "groups": {"full": [column]}, "homes": [home]}
+    return {"result": result, "groups": {"full": [column]}, "homes": [home]}
 
 
 class _DriverAnswers(BaseHTTPRequestHandler):
@@ -88,7 +88,7 @@ class _DriverAnswers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith("/v1/requests?org="):
-            self._answer([_explained(*self.named)["then"]])
+            self._answer([_explained(*self.named)["result"]])
         elif self.path.startswith("/v1/requests?request=r-7"):
             self._answer([{"org": "acme"}, {"org": "globex"}])
         else:
@@ -169,7 +169,7 @@ def _session(org: Org, mark: str) -> Session:
     job = Job.objects.create(session=session, name=f"{mark}-job", driver=driver, running=True)
     is_own = mark == OWN
     for index in range(4):
-        Shard.objects.create(
+        Stream.objects.create(
             job=job,
             group="full",
             index=index,
@@ -205,7 +205,7 @@ def _alert(org: Org, mark: str, session: Session) -> Alert:
         labels=stream,
         evidence=evidence,
         sentence=f"{mark} crosses the spine",
-        hidden_by=cause,
+        suppressed_by=cause,
     )
     Comment.objects.create(alert=alert, author=f"{mark}-author", text=f"{mark} comment")
     pager = make_channel(f"{HIDDEN}-pager-of-{mark}", "http://127.0.0.1:9/platform")
@@ -252,8 +252,8 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
             org_id=org.pk,
         )
         note("session.resize", [f"session:{session.name}", topic], f"{mark} grows", {"session": mark})
-        for shard in Shard.objects.filter(job__session=session):
-            moving.warn_of_spine(shard)
+        for shard in Stream.objects.filter(job__session=session):
+            relocation.warn_of_spine(shard)
         control.changed([("driver", f"{mark}-driver")], f"{mark} change", topic=topic)
     waits = f"{HIDDEN}-node2, {HIDDEN}-driver: http://10.9.8.7:1/{HIDDEN} does not answer"
     purge = Operation.objects.create(
@@ -363,7 +363,7 @@ def _transfers(org: Org, mark: str) -> None:
 def drain_that_moves_ours() -> Operation:
     """A drain of a node that is not ours to know of has taken one of our streams into its hands."""
     drain = start(SYSTEM, "tests.waits", f"node:{HIDDEN}-node0", f"Drain {HIDDEN}-node0", plan={})
-    shard = Shard.objects.filter(job__name=f"{OWN}-job").order_by("pk")[0]
-    place = moving.place_of(shard)
-    moving.send_to(shard, place, drain)
+    shard = Stream.objects.filter(job__name=f"{OWN}-job").order_by("pk")[0]
+    place = relocation.place_of(shard)
+    relocation.send_to(shard, place, drain)
     return drain

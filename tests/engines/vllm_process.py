@@ -133,7 +133,7 @@ class Engine:
         from vllm.v1.request import RequestStatus
 
         from kvss_agent.client import Miss
-        from swdriver_shim.data_plane.shard import ColumnViews
+        from swdriver_shim.data_plane.shard.reads import ColumnViews
 
         engine = self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler

@@ -17,28 +17,33 @@ import msgspec
 
 from console.live import messages
 from kvss_agent import desired as of_agents
-from kvss_agent import handshake, identity, joining, native, seal, wire
-from kvss_agent.arena import slot_bytes_for
-from kvss_agent.breach import Breach
-from kvss_agent.client.line import Address
-from kvss_agent.http_api import Invalid, decode
+from kvss_agent import native
+from kvss_agent.client.connection import Address
+from kvss_agent.data_plane import handshake, wire
+from kvss_agent.data_plane.breach import Breach
+from kvss_agent.data_plane.wire import FrameReader, Role
+from kvss_agent.http.api import Invalid, decode
 from kvss_agent.mover import PYTHON
+from kvss_agent.process import membership
+from kvss_agent.security import identity
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.tier2 import address as of_files
 from kvss_agent.tier2 import column_file
-from kvss_agent.wire import FrameReader, Role
 from swdriver_shim import desired as of_drivers
 from swdriver_shim.adapters import lmcache_frames
 from swdriver_shim.adapters.claims import Claim, ClaimRefusal, ClaimVerifier, mint
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import _COUNTS, _HEAD, _REFERENCE, ALL_KEYS, Sample
 from swdriver_shim.cache.reuse.sample import Kind as ReuseKind
-from swdriver_shim.daemon import binary, service
+from swdriver_shim.daemon import binary, verbs
 from swdriver_shim.policy import Policy, Rules
-from telemetry import decoding, records, transfers
+from telemetry import decoder, records
 from telemetry.cells import Cells
-from telemetry.merging import merge
+from telemetry.emit import transfers
 from telemetry.metrics import Kind
 from telemetry.shapes import Series, Shape
+from telemetry.store.merge import merge
 from tests.fuzz.mutating import Mutate, behind_a_byte, json_of, msgpack_of, with_a_header
 from tests.fuzz.target import Target, Targets
 
@@ -116,13 +121,8 @@ def sealed(raw: bytes) -> None:
     found = seal.verify(slot, expected)
     if mover := native.load():
         assert mover.verify_column(slot, expected) == found
-        theirs, ours = bytearray(SLOT_BYTES), bytearray(SLOT_BYTES)
-        both = [
-            mover.copy_column(slot, expected, memoryview(theirs)),
-            seal.copy_out(slot, expected, memoryview(ours)),
-        ]
-        assert both[0] == both[1]
-        assert isinstance(found, seal.Miss) or theirs == ours
+    copy = memoryview(bytearray(SLOT_BYTES))
+    assert seal.copy_out(slot, expected, copy) == found
     place = of_files.Address(bytes(16), expected.tag, expected.key, "full.0")
     head = bytearray(raw[: seal.HEADER_BYTES].ljust(seal.HEADER_BYTES, b"\0"))
     column_file.accept(slot, head, len(raw), place)
@@ -260,8 +260,8 @@ def told_transfers() -> list[bytes]:
 
 def json_values(raw: bytes) -> None:
     """What it lets in is what the standard library reads there, within the limits."""
-    limits = decoding.Limits(1 << 14, 512, 8)
-    found = decoding.decode(raw, object, limits)
+    limits = decoder.Limits(1 << 14, 512, 8)
+    found = decoder.decode(raw, object, limits)
     assert _depth(found) <= limits.depth_max + 1
     text = raw.decode()
     theirs = json.loads(text)
@@ -296,7 +296,7 @@ _ANYTHING: Final = msgspec.msgpack.Decoder()
 
 
 def packed_values(raw: bytes) -> None:
-    found = decoding.unpack(raw, _ANYTHING, decoding.Limits(1 << 14, 512, 8))
+    found = decoder.unpack(raw, _ANYTHING, decoder.Limits(1 << 14, 512, 8))
     msgspec.msgpack.encode(found)
 
 
@@ -337,10 +337,10 @@ def told_claims() -> list[bytes]:
     return [mint(SECRET, "job7", "acme", Rules(no_store=True)).encode(), json.dumps(told).encode()]
 
 
-_STORE: Final = msgspec.json.Decoder(service.StoreBody)
-_PUT: Final = msgspec.json.Decoder(service.PutBody)
+_STORE: Final = msgspec.json.Decoder(verbs.StoreBody)
+_PUT: Final = msgspec.json.Decoder(verbs.PutBody)
 _BODIES: Final = tuple(
-    msgspec.json.Decoder(body) for body in (service.LoadBody, service.DeleteBody, service.FindBody)
+    msgspec.json.Decoder(body) for body in (verbs.LoadBody, verbs.DeleteBody, verbs.FindBody)
 )
 _LAYOUT: Final = of_drivers.parse(driver_documents()[0]).model.shape()
 
@@ -414,12 +414,12 @@ def told_by_viewers() -> list[bytes]:
 
 def joining_answers(raw: bytes) -> None:
     """An answer of any status: it leaves the member with a time to wait and a sentence to show."""
-    us = joining.Identity("nodes", "node:ax-1", "ax-1", "t" * 40, {}, {})
-    member = joining.Member(joining.Console("http://127.0.0.1:1"), us, joining.Standing())
+    us = membership.Identity("nodes", "node:ax-1", "ax-1", "t" * 40, {}, {})
+    member = membership.Member(membership.Console("http://127.0.0.1:1"), us, membership.Standing())
     status = 200 if not raw or raw[0] % 2 else 409
     answer = httpx.Response(status, content=raw[1:])
     seconds = member._joined(answer) if status == 200 else member._refused(answer)
-    assert joining.BEAT_SECONDS_MIN <= seconds <= joining.BEAT_SECONDS_MAX
+    assert membership.BEAT_SECONDS_MIN <= seconds <= membership.BEAT_SECONDS_MAX
     assert len(member.standing.reason) <= 500
 
 
@@ -433,7 +433,7 @@ _SAMPLE: Final = msgspec.json.Decoder(Sample)
 
 def samples(raw: bytes) -> None:
     """How an org comes back, as a driver tells it: whatever is let in can be calculated with."""
-    foretold(decoding.decode(raw, _SAMPLE))
+    foretold(decoder.decode(raw, _SAMPLE))
 
 
 def sample_logs(raw: bytes) -> None:
@@ -445,7 +445,7 @@ def foretold(sample: Sample) -> None:
     try:
         traffic = Traffic.of(sample).smaller(COLUMNS)
     except ValueError as error:  # what comes later is nobody's to refuse
-        raise decoding.Malformed(str(error)) from error
+        raise decoder.Malformed(str(error)) from error
     preview([traffic], Policy(), Policy(ttl_last_use_seconds=60, dram_bytes_max=1 << 20))
 
 
@@ -536,8 +536,8 @@ TARGETS: Final[Targets] = {
     "records": _target(telemetry, ValueError, told_records, msgpack_of),
     "shapes": _target(shapes, ValueError, told_shapes, msgpack_of),
     "transfers": _target(slowest, ValueError, told_transfers, msgpack_of),
-    "json": _target(json_values, decoding.Malformed, texts_of_json, json_of),
-    "msgpack": _target(packed_values, decoding.Malformed, packed_anything, msgpack_of),
+    "json": _target(json_values, decoder.Malformed, texts_of_json, json_of),
+    "msgpack": _target(packed_values, decoder.Malformed, packed_anything, msgpack_of),
     "claims": _target(claims, (), told_claims, json_of),
     "bodies": _target(bodies, Invalid, told_bodies, with_a_header),
     "questions": _target(questions, Invalid, told_questions, behind_a_byte(json_of)),
@@ -545,8 +545,8 @@ TARGETS: Final[Targets] = {
     "lm": _target(lm, lmcache_frames.Malformed, told_lm),
     "viewers": _target(viewers, (messages.NotUnderstood, UnicodeDecodeError), told_by_viewers, json_of),
     "joining": _target(joining_answers, (), told_by_consoles, behind_a_byte(json_of)),
-    "samples": _target(samples, decoding.Malformed, told_samples, json_of),
-    "sample-logs": _target(sample_logs, decoding.Malformed, lambda: [a_log(), b"", bytes(64)]),
+    "samples": _target(samples, decoder.Malformed, told_samples, json_of),
+    "sample-logs": _target(sample_logs, decoder.Malformed, lambda: [a_log(), b"", bytes(64)]),
     "addresses": _target(addresses, ValueError, told_addresses),
     "file-names": _target(file_names, (), told_file_names),
     "certificate-requests": _target(certificate_requests, identity.Unusable, told_requests),

@@ -16,11 +16,11 @@ from typing import Any, Final, Self
 import httpx
 
 from console.version import tidegate_version
-from kvss_agent import wire
-from kvss_agent.certificates import Role
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import credential
-from kvss_agent.trust import Trust
+from kvss_agent.data_plane import wire
+from kvss_agent.process.membership import credential
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
 from tests.hostile.answers import Answer, Asked, holds, says_json
 from tests.hostile.engine import UNVERIFIED
 

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from console.version import tidegate_version
-from kvss_agent import wire
-from kvss_agent.identity import public_pem
-from kvss_agent.joining import credential
-from kvss_agent.trust import load_chain
+from kvss_agent.data_plane import wire
+from kvss_agent.process.membership import credential
+from kvss_agent.security.identity import public_pem
+from kvss_agent.security.trust import load_chain
 from telemetry.credentials import user_of
 from telemetry.records import OWN_STREAM
 from tests.hostile import driver, engine
@@ -58,7 +58,7 @@ OF_THE_CONSOLE: Final = """
 import base64, json, sys
 from console.authority import services
 from console.control.services import secret_of
-from kvss_agent.certificates import Role
+from kvss_agent.security.certificates import Role
 issued = services.issue(Role.CONSOLE, "console", sys.stdin.read())
 secret = base64.b64encode(secret_of("driver", "job-good")).decode()
 print(json.dumps({"certificate": issued.certificate, "secret": secret}))

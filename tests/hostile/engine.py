@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import httpx
 
-from kvss_agent import handshake, wire
+from kvss_agent.data_plane import handshake, wire
 
 LINK_BYTES_PER_SECOND: Final = 125_000_000  # of an attacker's machine: a gigabit
 HALF_REQUEST: Final = b"POST /v1/load HTTP/1.1\r\nHost: x\r\nContent-Len"

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-from kvss_agent.identity import fingerprint
+from kvss_agent.security.identity import fingerprint
 
 MOVER: Final = "evil-mover"  # the driver that holds it, with a job of its own
 SLOTS: Final = 1

@@ -26,9 +26,9 @@ import yaml
 
 from console.environment import PROJECT, env_file
 from console.stack import endpoint
-from kvss_agent.certificates import key_name
-from kvss_agent.identity import ProcessIdentity, fingerprint
-from kvss_agent.trust import AUTHORITIES_FILE
+from kvss_agent.security.certificates import key_name
+from kvss_agent.security.identity import ProcessIdentity, fingerprint
+from kvss_agent.security.trust import AUTHORITIES_FILE
 from telemetry.credentials import own_url
 from tests.control_api import Named, Tls, as_process, control_client
 from tests.hostile import moves
@@ -66,7 +66,7 @@ from console.accounts.roles import Role
 from console.accounts.services import create_user
 from console.authority import services
 from console.orgs.services import for_change, set_member
-from kvss_agent.capabilities import Capability, issue
+from kvss_agent.security.capabilities import Capability, issue
 told = json.loads(sys.stdin.read())
 roles, made = {role.label: role for role in Role}, {}
 for name, (org, role) in told["people"].items():

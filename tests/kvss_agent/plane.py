@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from kvss_agent import native
-from kvss_agent.arena import Arena, slot_bytes_for
-from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
-from kvss_agent.connection import Tiering
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.connection import Tiering
+from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import Column
-from kvss_agent.serving import DataPlane
+from kvss_agent.shard.arena import Arena, slot_bytes_for
+from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.seal import Column
 
 PAYLOAD = 64 * 1024
 TAG = b"org-a".ljust(16, b"\0")

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 from console.environment import PROJECT
-from kvss_agent.arena import slot_bytes_for
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
+from kvss_agent.shard.arena import slot_bytes_for
 from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, PAYLOAD, READER, SECRET
 from tests.live import wait_until

@@ -11,12 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
-from kvss_agent import seal, wire
-from kvss_agent.breach import Breach
-from kvss_agent.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
-from kvss_agent.leases import FOREVER
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.breach import Breach
 from kvss_agent.mover import PYTHON
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.leases import FOREVER
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 SLOT = 160
 LEASE_SECONDS = 3.0

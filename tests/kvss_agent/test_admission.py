@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent.admission import Admission, Places
-from kvss_agent.peers import origin_of
+from kvss_agent.limits.admission import Admission, Places
+from kvss_agent.limits.origins import origin_of
 
 PLACES = Places(strangers_max=6, strangers_per_origin=3, proven_max=8, reserved_per_owner=2)
 

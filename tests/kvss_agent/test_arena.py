@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from kvss_agent import seal
-from kvss_agent.arena import (
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import (
     EXTENTS_MAX,
     SLOT_BYTES_MAX,
     Arena,
@@ -20,7 +20,7 @@ from kvss_agent.arena import (
     available_bytes,
     slot_bytes_for,
 )
-from kvss_agent.hosting import reopen
+from kvss_agent.shard.hosted import reopen
 
 SLOT = 64 * 1024
 COLUMN = seal.Column(bytes(16), bytes(16), 1)
@@ -123,7 +123,7 @@ def test_what_cannot_be_granted_is_said_and_leaves_nothing() -> None:
 
 def test_a_grant_stops_where_memory_becomes_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     left = iter([128 << 20, 10 << 20, 10 << 20])
-    monkeypatch.setattr("kvss_agent.arena.available_bytes", lambda: next(left))
+    monkeypatch.setattr("kvss_agent.shard.arena.available_bytes", lambda: next(left))
     with pytest.raises(NoMemory, match="are available"):
         Arena.allocate(SLOT, 2048)
 
@@ -178,7 +178,7 @@ def test_memory_that_was_closed_lives_on_in_views_and_only_there() -> None:
 def test_the_count_is_seen_by_another_process() -> None:
     page = CountPage()
     script = (
-        "import sys; from kvss_agent.arena import CountPage;"
+        "import sys; from kvss_agent.shard.arena import CountPage;"
         "page = CountPage(int(sys.argv[1])); page.publish(page.applied + 41)"
     )
     page.publish(1)

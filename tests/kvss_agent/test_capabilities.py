@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 
 from console.authority.issuing import Signer, make_root
-from kvss_agent.capabilities import (
+from kvss_agent.security.capabilities import (
     CONTEXT,
     LIFE_SECONDS_MAX,
     PREFIX,
@@ -21,7 +21,7 @@ from kvss_agent.capabilities import (
     issue,
     read,
 )
-from kvss_agent.identity import ProcessIdentity
+from kvss_agent.security.identity import ProcessIdentity
 
 NOW = datetime.now(UTC)
 ROOT = make_root("one", NOW)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvss_agent import core
-from kvss_agent.breach import Breach
-from kvss_agent.core import Clear, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
-from kvss_agent.leases import FOREVER
-from kvss_agent.seal import Miss
+from kvss_agent.data_plane.breach import Breach
+from kvss_agent.shard import core
+from kvss_agent.shard.core import Clear, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.leases import FOREVER
+from kvss_agent.shard.seal import Miss
 from tests.kvss_agent.world import DRIVER, READER, World
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kvss_agent.exchange import Budget, Exchange, Fault, Reply, Unanswered, run
-from telemetry.decoding import Malformed
+from kvss_agent.http.exchange import Budget, Exchange, Fault, Reply, Unanswered, run
+from telemetry.decoder import Malformed
 from tests.hostile.agent import Peer
 from tests.hostile.answers import (
     EXHAUSTING,

@@ -20,16 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvss_agent import connection, handshake, seal, serving, wire
-from kvss_agent.admission import Places
-from kvss_agent.breach import Cause
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.line import Address, Credentials, Line
-from kvss_agent.connection import TIERING_MAX, TierDone
-from kvss_agent.hosting import HostedShard
-from kvss_agent.leases import FOREVER
+from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.data_plane import connection, handshake, server, wire
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.connection import TIERING_MAX, TierDone
+from kvss_agent.data_plane.wire import Role
+from kvss_agent.limits.admission import Places
 from kvss_agent.mover import PYTHON
-from kvss_agent.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.leases import FOREVER
 from tests.kvss_agent.plane import (
     DRIVER,
     PAYLOAD,
@@ -265,6 +266,7 @@ def counted_once(plane: Plane, attack: Callable[[], list[wire.Frame]]) -> list[w
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", Role)
 def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role: Role) -> None:
     @settings(max_examples=60)
@@ -279,6 +281,7 @@ def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role
         attack()
 
 
+@pytest.mark.slow
 def test_mutated_handshakes_cost_only_their_own_connection(plane: Plane) -> None:
     """Whatever of it is changed, nobody gets in, not even who knows the secret."""
 
@@ -434,6 +437,7 @@ def test_evicts_that_may_not_be_end_the_connection_with_a_reason(
     assert plane.plane.breaches.total() == 1
 
 
+@pytest.mark.slow
 def test_too_many_connections_are_turned_away_and_nobody_else(plane: Plane) -> None:
     plane.plane.admission.places = Places(strangers_max=4, strangers_per_origin=4)
     with unharmed(plane):
@@ -454,6 +458,7 @@ def tcp(plane: Plane) -> socket.socket:
     return socket.create_connection(("127.0.0.1", plane.tcp), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
     plane: Plane, kind: str
@@ -473,6 +478,7 @@ def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
         assert plane.plane.admission.displaced >= 1200 - places.strangers_max
 
 
+@pytest.mark.slow
 def test_drivers_that_are_connected_stay_while_strangers_come(plane: Plane) -> None:
     with contextlib.ExitStack() as stack, plane.client("tcp") as shard:
         for _ in range(300):
@@ -513,7 +519,7 @@ def test_connections_that_break_off_at_once_do_not_end_the_listener(plane: Plane
 
 
 def test_readers_do_not_lock_the_driver_out(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvss_agent.hosting.OTHERS_MAX", 3)
+    monkeypatch.setattr("kvss_agent.shard.hosted.OTHERS_MAX", 3)
     with unharmed(plane):
         readers = [line(plane, Role.REFILL, READER) for _ in range(3)]
         with pytest.raises(Lost, match="connections already"):
@@ -566,7 +572,7 @@ def test_a_listener_outlives_a_lack_of_threads(plane: Plane, monkeypatch: pytest
 
     with unharmed(plane):
         with monkeypatch.context() as patched:
-            patched.setattr(serving, "spawn", no_thread)
+            patched.setattr(server, "spawn", no_thread)
             with connected(plane) as unlucky:
                 assert last_words(unlucky) == b""
         assert plane.breaches()[Cause.LIMIT] == 1
@@ -668,7 +674,7 @@ def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) ->
 def test_requests_beyond_what_may_wait_are_refused(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvss_agent.core.PARKED_MAX", 4)
+    monkeypatch.setattr("kvss_agent.shard.core.PARKED_MAX", 4)
     with unharmed(plane):
         greedy = line(plane, Role.REFILL)
         for number in range(6):

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from kvss_agent import identity as identities
-from kvss_agent.identity import ProcessIdentity, Unusable, fingerprint, requested_key, verify
+from kvss_agent.security import identity as identities
+from kvss_agent.security.identity import ProcessIdentity, Unusable, fingerprint, requested_key, verify
 
 
 @pytest.fixture

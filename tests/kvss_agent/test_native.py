@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,16 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kvss_agent import native, seal
+from kvss_agent import native
+from kvss_agent.client import SharedClient
+from kvss_agent.client.interface import Wanted
+from kvss_agent.client.window import Window, window
 from kvss_agent.mover import PYTHON
-from kvss_agent.native import BUILDS_MAX, Unavailable
+from kvss_agent.native import Unavailable, builder, loader, selection
+from kvss_agent.native.builder import BUILDS_MAX
+from kvss_agent.shard import seal
+from tests.kvss_agent.compiled import COMPILER, STRICT, built
+from tests.kvss_agent.plane import running
 from tests.live import wait_until
 
 LENGTH_MAX = 1 << 20
 MARGIN = 64
 DATA = memoryview(random.Random(2).randbytes(LENGTH_MAX + MARGIN))
-COMPILER = os.environ.get("CC") or "cc"
-STRICT = f"{COMPILER} -Wall -Wextra -Werror"
 # Where one algorithm ends and another begins, and where stores begin to go around the cache.
 EDGES = sorted(
     {0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, LENGTH_MAX}
@@ -40,20 +46,6 @@ COLUMN = seal.Column(key=bytes(range(16)), tag=b"organisation-001", sequence=1)
 def room(length: int) -> memoryview:
     """Memory that is aligned as slots are, so that `room(…)[1:]` is surely not."""
     return memoryview(mmap.mmap(-1, max(length, 1)))[:length]
-
-
-def built(directory: Path, compiler: str) -> Any:
-    """A mover that this compiler has just made."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("TIDEGATE_STATE_DIR", str(directory))
-        patched.setenv("CC", compiler)
-        patched.delenv("KVSS_NATIVE", raising=False)
-        try:
-            return native.require(build=True)
-        except Unavailable as reason:
-            if "there is no compiler" in str(reason) or "the headers of Python" in str(reason):
-                pytest.skip(f"the native mover cannot be built here: {reason}")
-            raise
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +103,6 @@ def test_any_length_anywhere_is_as_in_python(
     check_same(mover, length, source_at, into_at)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, MARGIN)), max_size=12))
-def test_a_batch_is_as_one_after_the_other(mover: Any, wanted: list[tuple[int, int]]) -> None:
-    sources = [DATA[at : at + length] for length, at in wanted]
-    for batch in (mover.copy_in_batch, mover.copy_out_batch):
-        pairs = [(room(len(source)), source) for source in sources]
-        assert batch(pairs) == [xxh3_64_intdigest(source) for source in sources]
-        assert all(into == source for into, source in pairs)
-
-
 READ_ONLY = memoryview(bytes(4096))
 REFUSED: list[tuple[Callable[[], memoryview], memoryview, type[Exception], str]] = [
     (lambda: room(4095), DATA[:4096], ValueError, "into has 4095 bytes and source 4096"),
@@ -134,14 +117,10 @@ REFUSED: list[tuple[Callable[[], memoryview], memoryview, type[Exception], str]]
 def test_what_cannot_be_copied_is_refused_before_a_byte_is_moved(
     compiled: Any, make: Callable[[], memoryview], source: memoryview, kind: type[Exception], why: str
 ) -> None:
-    into, first = make(), room(4096)
+    into = make()
     for copy in (compiled.copy_in, compiled.copy_out):
         with pytest.raises(kind, match=why):
             copy(into, source)
-    for batch in (compiled.copy_in_batch, compiled.copy_out_batch):
-        with pytest.raises(kind, match=why):
-            batch([(first, DATA[:4096]), (into, source)])
-    assert not any(first)
     assert not any(into)
 
 
@@ -154,12 +133,6 @@ def test_what_overlaps_is_refused(compiled: Any) -> None:
     assert compiled.copy_in(memory[1000:2000], memory[:1000]) == xxh3_64_intdigest(DATA[:1000])
 
 
-@pytest.mark.parametrize("given_", [None, 7, [7], [()], [(room(1),)], [(room(1), DATA[:1], 2)], ["ab"]])
-def test_a_batch_of_anything_else_is_a_type_error(compiled: Any, given_: object) -> None:
-    with pytest.raises(TypeError):
-        compiled.copy_in_batch(given_)
-
-
 @pytest.mark.parametrize("arguments", [(), (room(1),), (room(1), DATA[:1], 3), ("a", "b"), (1, 2)])
 def test_other_arguments_are_a_type_error(compiled: Any, arguments: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
@@ -169,22 +142,21 @@ def test_other_arguments_are_a_type_error(compiled: Any, arguments: tuple[object
 def test_nothing_is_held_after_a_call(compiled: Any) -> None:
     into, source = bytearray(1000), bytearray(1000)
     compiled.copy_in(into, source)
-    compiled.copy_out_batch([(into, source)])
+    compiled.copy_out(into, source)
     compiled.checksum(source)
     with pytest.raises(ValueError, match="bytes"):
-        compiled.copy_out_batch([(into, source), (into, bytes(3))])
+        compiled.copy_out(into, bytes(3))
     with pytest.raises(BufferError):
         compiled.copy_in(bytes(1000), source)
     into.clear()  # Python refuses that while somebody has the buffer
     source.clear()
 
 
-@pytest.mark.parametrize("name", ["copy_in", "copy_out", "copy_in_batch", "copy_out_batch", "checksum"])
+@pytest.mark.parametrize("name", ["copy_in", "copy_out", "checksum"])
 def test_others_run_while_bytes_are_moved(compiled: Any, name: str) -> None:
     """Nobody takes the interpreter away in this test, so who finds it busy moving was let in."""
     into, source = room(16 << 20), room(16 << 20)
-    given_ = {"checksum": (source,), "copy_in": (into, source), "copy_out": (into, source)}
-    arguments = given_.get(name, ([(into, source)] * 2,))
+    arguments = (source,) if name == "checksum" else (into, source)
     move = getattr(compiled, name)
     moving = seen = False
 
@@ -216,7 +188,8 @@ def test_the_checksum_is_of_what_was_stored_even_if_the_source_changes(mover: An
 
     def change() -> None:
         while not stop.is_set():
-            mover.copy_in_batch([(source, face) for face in faces * 50])
+            for face in faces * 50:
+                mover.copy_in(source, face)
             rounds[0] += 1
 
     changing = threading.Thread(target=change)
@@ -246,6 +219,27 @@ def test_columns_are_sealed_checked_and_copied_by_either_mover(mover: Any, lengt
 
 
 SLOT = 4096
+
+
+class OneSlot:
+    """An arena of one slot, which is its only extent too."""
+
+    slots = 1
+    slot_bytes = SLOT
+
+    def __init__(self) -> None:
+        self.map = mmap.mmap(-1, SLOT)
+        self.extents = [self]
+
+    def slot(self, _: int) -> memoryview:
+        return memoryview(self.map)
+
+    def window(self, mover: Any, number: int) -> Window:
+        made = window(threading.Lock(), {}, memoryview(bytearray(8)).cast("Q"), number, mover)
+        made.follow(self)  # type: ignore[arg-type]
+        return made
+
+
 OTHERS = [
     COLUMN,
     COLUMN._replace(key=bytes(16)),
@@ -273,18 +267,21 @@ def test_a_whole_column_is_written_and_read_as_in_python(
 ) -> None:
     """Every byte of the slot, every answer and every refusal is the same."""
     slots, answers = [], []
-    for write, verify, copy_out in (seal.sealed(PYTHON), seal.sealed(compiled)):
-        slot, into = room(SLOT), room(SLOT)
+    for one in (PYTHON, compiled):
+        arena, into = OneSlot(), room(SLOT)
+        slot = arena.slot(0)
+        through = arena.window(one, written.sequence - 1)
         answer: list[object] = []
         try:
-            write(slot, written, tokens, DATA[:length])
+            through.evict(0, written.key, written.tag, tokens, DATA[:length])
         except ValueError as refused:
             answer.append(str(refused))
         if left_open:
             seal.open_slot(slot, 7)
         for at, value in damage:
             slot[at] = value
-        answer += [verify(slot, wanted), copy_out(slot, wanted, into), bytes(into)]
+        answer.append(seal.verifier(one)(slot, wanted))
+        answer += [through.refill([Wanted(0, wanted)], [into]), bytes(into)]
         slots.append(bytes(slot))
         answers.append(answer)
     assert slots[0] == slots[1]
@@ -293,19 +290,20 @@ def test_a_whole_column_is_written_and_read_as_in_python(
 
 
 def test_a_column_that_is_none_and_places_that_are_too_small_are_refused(compiled: Any) -> None:
-    slot = room(SLOT)
-    seal.write(slot, COLUMN, 64, DATA[:300])
-    for write, _, copy_out in (seal.sealed(PYTHON), seal.sealed(compiled)):
+    for one in (PYTHON, compiled):
+        arena = OneSlot()
+        through = arena.window(one, 0)
+        through.evict(0, COLUMN.key, COLUMN.tag, 64, DATA[:300])
         with pytest.raises(ValueError, match="300 bytes does not fit 299"):
-            copy_out(slot, COLUMN, room(299))
+            through.refill([Wanted(0, COLUMN)], [room(299)])
         with pytest.raises(ValueError, match="a key has 16 bytes"):
-            write(slot, (b"short", COLUMN.tag, 1), 64, DATA[:300])
+            through.evict(0, b"short", COLUMN.tag, 64, DATA[:300])
     for wrong in (None, (b"k" * 16, b"t" * 16), [1, 2, 3]):
         with pytest.raises(TypeError):
-            compiled.verify_column(slot, wrong)
+            compiled.verify_column(arena.slot(0), wrong)
     for sequence in (-1, 2**64):
         with pytest.raises(OverflowError):
-            compiled.write_column(slot, COLUMN._replace(sequence=sequence), 64, DATA[:300])
+            compiled.verify_column(arena.slot(0), COLUMN._replace(sequence=sequence))
 
 
 def test_the_checksum_of_a_known_payload(mover: Any) -> None:
@@ -323,6 +321,7 @@ def test_code_for_any_machine_compiles_without_a_warning_too(tmp_path: Path, com
         portable._use("avx512")
 
 
+@pytest.mark.slow
 def test_code_for_any_machine_is_used_only_where_it_is_insisted_on(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,11 +340,11 @@ def test_without_a_compiler_there_is_a_reason_said_once_and_the_python_mover(
     monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("CC", str(missing))
     monkeypatch.delenv("KVSS_NATIVE", raising=False)
-    with caplog.at_level(logging.INFO, native.__name__):
+    with caplog.at_level(logging.INFO, loader.__name__):
         assert native.load(build=True) is None
         assert native.load(build=True) is None
         assert native.best(build=True) is PYTHON
-    reasons = [record.getMessage() for record in caplog.records if record.name == native.__name__]
+    reasons = [record.getMessage() for record in caplog.records if record.name == loader.__name__]
     assert len(reasons) == 1
     assert f"there is no compiler: {missing}: No such file or directory" in reasons[0]
     with pytest.raises(Unavailable, match="there is no compiler"):
@@ -356,10 +355,11 @@ def test_nothing_is_compiled_unasked(fresh: Path) -> None:
     assert native.load() is None
     assert native.best() is PYTHON
     assert not fresh.exists()
-    with pytest.raises(Unavailable, match="has not been built"):
+    with pytest.raises(Unavailable, match="has not been built yet"):
         native.require()
 
 
+@pytest.mark.slow
 def test_what_was_built_is_used_even_without_a_compiler(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +373,17 @@ def test_what_was_built_is_used_even_without_a_compiler(
         assert (native.best(build=build) is loaded) == (loaded.levels() != ("portable",))
 
 
+def change_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[str], str]
+) -> None:
+    """Have another file of this name compiled."""
+    sources = tmp_path / "sources"
+    shutil.copytree(builder.SOURCES, sources)
+    (sources / name).write_text(change((sources / name).read_text()))
+    monkeypatch.setattr(builder, "SOURCES", sources)
+
+
+@pytest.mark.slow
 def test_another_source_and_another_compiler_are_built_anew(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,9 +394,7 @@ def test_another_source_and_another_compiler_are_built_anew(
     monkeypatch.setenv("CC", f"{COMPILER} -g0")
     assert native.build() != first
     monkeypatch.setenv("CC", COMPILER)
-    changed = tmp_path / "native.c"
-    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
-    monkeypatch.setattr(native, "SOURCE", changed)
+    change_sources(tmp_path, monkeypatch, "module.c", lambda text: text + "/* changed */\n")
     assert native.load() is None
     assert native.build() != first
 
@@ -404,9 +413,7 @@ def test_old_builds_do_not_pile_up(fresh: Path) -> None:
 def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = tmp_path / "native.c"
-    broken.write_text("this is not C\n")
-    monkeypatch.setattr(native, "SOURCE", broken)
+    change_sources(tmp_path, monkeypatch, "module.c", lambda _: "this is not C\n")
     with pytest.raises(Unavailable, match=r"failed: .*error"):
         native.require(build=True)
     assert list(fresh.iterdir()) == []
@@ -415,14 +422,18 @@ def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(
 def test_a_mover_that_is_wrong_is_not_used(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = tmp_path / "native.c"
-    wrong.write_text(native.SOURCE.read_text().replace("0x9E3779B185EBCA87", "0x9E3779B185EBCA85"))
-    monkeypatch.setattr(native, "SOURCE", wrong)
+    change_sources(
+        tmp_path,
+        monkeypatch,
+        "kernels.c",
+        lambda text: text.replace("85EBCA87", "85EBCA85"),
+    )
     with pytest.raises(Unavailable, match="wrong about 241 bytes"):
         native.require(build=True)
     assert native.best(build=True) is PYTHON
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_a_reason(fresh: Path) -> None:
     path = native.build()
     path.write_bytes(b"no machine code")
@@ -438,9 +449,10 @@ def test_a_state_directory_that_cannot_be_made_is_a_reason(
         native.require(build=True)
 
 
+@pytest.mark.slow
 def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSS_NATIVE", "require")
-    with pytest.raises(Unavailable, match="has not been built"):
+    with pytest.raises(Unavailable, match="has not been built yet"):
         native.best()
     assert native.best(build=True) is native.load()
     monkeypatch.setenv("KVSS_NATIVE", "off")
@@ -454,24 +466,25 @@ def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.M
 def start_building(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", native.__name__, *arguments],
-        cwd=native.SOURCE.parent.parent,
+        cwd=builder.SOURCES.parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
+@pytest.mark.slow
 def test_several_may_build_at_once_and_all_are_told_where_it_is(fresh: Path, compiled: Any) -> None:
     told = [process.communicate() for process in [start_building() for _ in range(2)]]
     (path,) = fresh.iterdir()
-    assert told == [(f"Native mover for {compiled.levels()[0]}: {path}\n", "")] * 2
+    assert told == [(f"Compiled mover for {compiled.levels()[0]}: {path}\n", "")] * 2
 
 
 def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nonexistent")
     process = start_building()
     reason = "there is no compiler: /nonexistent: No such file or directory"
-    assert process.communicate() == ("", f"No native mover: {reason}\n")
+    assert process.communicate() == ("", f"No compiled mover: {reason}\n")
     assert process.returncode == 1
     helping = start_building("--help")
     assert "KVSS_NATIVE" in helping.communicate()[0]
@@ -484,17 +497,127 @@ def test_why_is_told_once_though_many_ask_at_the_same_time(caplog: pytest.LogCap
 
         def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - as `logging` has it
             if not asking:
-                asking.append(threading.Thread(target=native._log_once, args=("a reason of the test",)))
+                asking.append(threading.Thread(target=loader._log_once, args=("a reason of the test",)))
                 asking[0].start()
                 asking[0].join(30)
             return True
 
     asking: list[threading.Thread] = []
     ask = Asking()
-    native._log.addFilter(ask)
+    loader._log.addFilter(ask)
     try:
-        with caplog.at_level(logging.INFO, native._log.name):
-            native._log_once("a reason of the test")
+        with caplog.at_level(logging.INFO, loader._log.name):
+            loader._log_once("a reason of the test")
     finally:
-        native._log.removeFilter(ask)
+        loader._log.removeFilter(ask)
     assert [record.args for record in caplog.records] == [("a reason of the test",)]
+
+
+class User:
+    """What moves bytes with whatever mover it was told last."""
+
+    def __init__(self, mover: Any) -> None:
+        self.mover = mover
+
+    def use_mover(self, mover: Any) -> None:
+        self.mover = mover
+
+
+def test_a_process_switches_to_the_mover_that_it_builds_in_the_background(
+    fresh: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, selection.__name__)
+    assert native.current() is PYTHON
+    user: Any = User(None)
+    native.follow(user)
+    assert user.mover.name == "python"
+    native.build_in_background()
+    wait_until("it has switched", lambda: user.mover is not PYTHON)
+    assert user.mover is native.current() is native.load()
+    assert user.mover.name == "compiled"
+    assert [record.getMessage() for record in caplog.records if record.name == selection.__name__] == [
+        "The compiled mover has been built; bytes are moved by it from now on"
+    ]
+    native.build_in_background()  # there is nothing left to do
+    assert "build mover" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_process_switches_to_the_mover_that_another_process_has_built(fresh: Path) -> None:
+    user = User(PYTHON)
+    native.follow(user)
+    assert native.current() is PYTHON
+    process = start_building()
+    process.communicate()
+    assert process.returncode == 0
+    assert native.current() is user.mover is native.load()
+
+
+def test_a_build_that_fails_is_one_line_and_the_python_mover_stays(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", "/nonexistent")
+    native.build_in_background()
+    wait_until("it has failed", lambda: any(one.levelname == "WARNING" for one in caplog.records))
+    [record] = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert record.getMessage() == (
+        "The compiled mover cannot be built, the Python mover stays: "
+        "there is no compiler: /nonexistent: No such file or directory"
+    )
+    assert native.current() is PYTHON
+
+
+def test_nothing_is_built_in_the_background_where_it_is_off(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSS_NATIVE", "off")
+    native.build_in_background()
+    assert "build mover" not in {thread.name for thread in threading.enumerate()}
+    assert not fresh.exists()
+
+
+def test_it_is_built_before_the_start_where_it_is_required(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSS_NATIVE", "require")
+    native.build_in_background()
+    assert native.current() is native.load()
+    monkeypatch.setenv("TIDEGATE_STATE_DIR", "/dev/null/state")
+    with pytest.raises(Unavailable):
+        native.build_in_background()
+
+
+def test_what_a_killed_builder_has_left_is_removed(fresh: Path) -> None:
+    left = fresh / "build-abandoned"
+    left.mkdir(parents=True)
+    (left / "half.so").touch()
+    path = native.build()
+    assert list(fresh.iterdir()) == [path]
+
+
+def test_a_shard_in_use_goes_on_with_another_mover(compiled: Any, tmp_path: Path) -> None:
+    """Evicts are numbered on, refills find what was there, also while it switches to and fro."""
+    with running(tmp_path) as plane:
+        plane.add("s", slots=8, payload=4096)
+        with plane.client("shm") as shard:
+            assert isinstance(shard, SharedClient)
+            payload, into = DATA[:4096], room(4096)
+            done = threading.Event()
+
+            def switch() -> None:
+                while not done.is_set():
+                    for mover in (compiled, PYTHON):
+                        shard.use_mover(mover)
+
+            thread = threading.Thread(target=switch)
+            thread.start()
+            try:
+                for number in range(1, 2001):
+                    key = number.to_bytes(16, "big")
+                    assert shard.evict(number % 8, key, COLUMN.tag, 64, payload) == number
+                    column = seal.Column(key, COLUMN.tag, number)
+                    [found] = shard.refill([Wanted(number % 8, column)], [into])
+                    assert isinstance(found, seal.Header)
+                    assert into == payload
+            finally:
+                done.set()
+                thread.join()

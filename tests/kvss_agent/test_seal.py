@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent import seal
 from kvss_agent.mover import PIECE_BYTES, PYTHON
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 COLUMN = Column(key=bytes(range(16)), tag=b"organisation-001", sequence=0x0102030405060708)
 PAYLOAD = memoryview(bytes(range(256)) * 16)
@@ -107,8 +107,6 @@ def test_a_slot_that_is_overwritten_while_it_is_read_is_torn() -> None:
 
         name = "overwriting"
         copy_in = PYTHON.copy_in
-        copy_in_batch = PYTHON.copy_in_batch
-        copy_out_batch = PYTHON.copy_out_batch
 
         def checksum(self, source: memoryview) -> int:
             seal.open_slot(slot, COLUMN.sequence + 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent.shares import Claim, FairShare, NoShare, Shares
+from kvss_agent.limits.shares import Claim, FairShare, NoShare, Shares
 from tests.live import wait_until
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent import seal, wire
-from kvss_agent.arena import slot_bytes_for
-from kvss_agent.breach import Cause
-from kvss_agent.channel import Channel
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.line import Address, Credentials, Line
-from kvss_agent.wire import Role
+from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.channel import Channel
+from kvss_agent.data_plane.wire import Role
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
 from tests.kvss_agent.plane import (
     DRIVER,
     PAYLOAD,

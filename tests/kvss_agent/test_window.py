@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent import seal
-from kvss_agent.arena import Arena, Extent
-from kvss_agent.client.shape import Evict, Wanted
+from kvss_agent.client.interface import Evict, Wanted
 from kvss_agent.client.window import PythonWindow, Window, window
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.seal import Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import Arena, Extent
+from kvss_agent.shard.seal import Column, Header, Miss
 from tests.kvss_agent.plane import compiled
 
 SLOT, SLOTS = 4096, 5

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent import seal, wire
-from kvss_agent.breach import Breach, Cause
-from kvss_agent.core import BATCH_MAX
-from kvss_agent.seal import Miss
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.shard import seal
+from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.shard.seal import Miss
 
 NUMBER = st.integers(0, 2**64 - 1)
 SLOT = st.integers(0, 2**32 - 1)

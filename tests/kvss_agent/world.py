@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvss_agent.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
-from kvss_agent.seal import Miss
+from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.seal import Miss
 
 DRIVER, READER = 1, 2
 OPEN = -1  # what a slot holds while it is being written

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from console.authority.issuing import Root, make_root
-from kvss_agent.certificates import Role
-from kvss_agent.trust import AUTHORITIES_FILE, Trust
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.trust import AUTHORITIES_FILE, Trust
 from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.adapters.remote import RemotePrefixes
 from swdriver_shim.desired import GroupSpec, ModelSpec
-from tests.kvss_agent.test_trust import NOW, issue, process
+from tests.kvss_agent.certificates import NOW, issue, process
 
 MODEL = ModelSpec("llama", (GroupSpec("full", (64,)),))
 

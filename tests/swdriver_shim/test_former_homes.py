@@ -8,25 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvss_agent import seal
 from kvss_agent.client import Lost, ShardClient
-from swdriver_shim.data_plane import shard as moving
+from kvss_agent.shard import seal
 from swdriver_shim.data_plane.agent_control import PullResult
-from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard import Shard, moves
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import PULLED, C, Engine, Fleet, driving, pull_with, tokens
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import (
-    PULLED,
-    C,
-    Engine,
-    Fleet,
-    driving,
-    fleet,
-    pull_with,
-    tokens,
-)
-
-__all__ = ["fleet"]
 
 NOT_PULLED = PullResult(done=False, bytes=0)
 
@@ -56,17 +44,17 @@ def moving_on(
     fleet: Fleet, shard: Shard, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool = False
 ) -> Iterator[None]:
     """While its bytes are still at the old home, of which nothing can be fetched."""
-    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(moving, "PULL_TRIES", 10_000)
+    monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(moves, "PULL_TRIES", 10_000)
     begun, go_on = threading.Event(), threading.Event()
 
     def pull(_slots: Sequence[int], _after: int) -> PullResult:
         begun.set()
-        if is_lost and (old := shard._old):
-            shard._lose(old, Lost("a connection has broken"))
+        if is_lost and (old := shard._homes.old):
+            shard._homes.lose(old, Lost("a connection has broken"))
         return PULLED if go_on.is_set() else NOT_PULLED
 
-    fleet.make_one("moved", 32 * C, 20, shard.count_from)
+    fleet.make_one("moved", 32 * C, 20, shard.count_from())
     target = fleet.connect("moved", "unix")
     thread = threading.Thread(target=lambda: shard.move(target, pull))
     thread.start()
@@ -109,7 +97,7 @@ def test_what_was_overwritten_at_the_new_home_is_emptied_at_the_old_one(
 def left(engine: Engine, fleet: Fleet) -> Shard:
     """A shard that has moved. Its old home is still there."""
     shard = engine.driver._shards[0][1]
-    fleet.make_one("moved", 32 * C, 20, shard.count_from)
+    fleet.make_one("moved", 32 * C, 20, shard.count_from())
     assert shard.move(fleet.connect("moved", "unix"), pull_with(fleet, "0.1", "moved"))
     return shard
 
@@ -132,11 +120,11 @@ def test_a_home_that_is_lost_while_it_is_left_is_waited_for(
     """Its connection has broken, and its memory is as it was."""
     with driving(fleet, "unix") as engine:
         shard = engine.driver._shards[0][1]
-        gate = shard._connect = Gate(shard._connect)
+        gate = shard._homes.connect = Gate(shard._homes.connect)
         engine.store(prompt(tokens(1, 2)))
         gate.is_shut = True
         with moving_on(fleet, shard, monkeypatch, is_lost=True):
-            wait_until("it is lost", lambda: not shard._old)
+            wait_until("it is lost", lambda: not shard._homes.old)
             assert not engine.driver.purge("acme", seconds=0.5).done
         wait_until("it is left", lambda: bool(shard.former_homes))
         assert not engine.driver.purge("acme", seconds=0.5).done
@@ -150,13 +138,13 @@ def test_a_home_that_is_lost_before_a_move_is_waited_for_by_those_who_were_there
     """Its shard goes on elsewhere, empty, as when a node is lost. Who came later need not wait."""
     with driving(fleet, "unix") as engine:
         shard = engine.driver._shards[0][1]
-        gate = shard._connect = Gate(shard._connect)
+        gate = shard._homes.connect = Gate(shard._homes.connect)
         engine.store(prompt(tokens(1, 2)))
         gate.is_shut = True
-        client = shard._client
+        client = shard._homes.client
         assert client
-        shard._lose(client, Lost("a node is lost"))
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        shard._homes.lose(client, Lost("a node is lost"))
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), lambda *_: PULLED)
         wait_until("it goes on", lambda: engine.store(prompt(tokens(3), "globex")) > 0)
         assert not engine.driver.purge("acme", seconds=0.5).done
@@ -176,12 +164,12 @@ def test_a_home_whose_memory_is_gone_is_waited_for_no_longer(
 ) -> None:
     with driving(fleet, "unix") as engine:
         shard = engine.driver._shards[0][1]
-        gate = shard._connect = Gate(shard._connect)
+        gate = shard._homes.connect = Gate(shard._homes.connect)
         engine.store(prompt(tokens(1)))
         gate.is_shut = True
-        client = shard._client
+        client = shard._homes.client
         assert client
-        shard._lose(client, Lost("a node is lost"))
+        shard._homes.lose(client, Lost("a node is lost"))
         left(engine, fleet)
         assert not engine.driver.purge("acme", seconds=0.5).done
         fleet.end_one("0.1")
@@ -195,22 +183,22 @@ def test_what_a_pull_brings_when_nobody_waits_for_it_any_more_is_not_there_after
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new home goes on fetching though the driver has given that up."""
-    monkeypatch.setattr(moving, "PULL_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(moving, "PULL_TRIES", 1)
+    monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(moves, "PULL_TRIES", 1)
     with driving(fleet, "unix") as engine:
         engine.store(prompt(tokens(1, 2)))
         shard, asked = engine.driver._shards[0][1], list[Sequence[int]]()
-        gate = shard._connect = Gate(shard._connect)
+        gate = shard._homes.connect = Gate(shard._homes.connect)
 
         def is_given_up(slots: Sequence[int], _after: int) -> PullResult:
             asked.append(list(slots))
             gate.is_shut = True
-            old = shard._old
+            old = shard._homes.old
             assert old
-            shard._lose(old, Lost("a connection has broken"))
+            shard._homes.lose(old, Lost("a connection has broken"))
             return NOT_PULLED
 
-        fleet.make_one("moved", 32 * C, 20, shard.count_from)
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), is_given_up)
         assert not engine.driver.purge("acme", seconds=0.5).done
         pull_with(fleet, "0.1", "moved")(asked[0], 0)
@@ -228,15 +216,15 @@ def test_a_home_that_a_shard_comes_back_to_is_empty_first_and_forgotten_as_a_for
         asked = prompt(tokens(1, 2))
         engine.store(asked)
         shard = engine.driver._shards[0][1]
-        first = shard._connect = Gate(shard._connect)
-        client = shard._client
+        first = shard._homes.connect = Gate(shard._homes.connect)
+        client = shard._homes.client
         assert client
         first.is_shut = True
-        shard._lose(client, Lost("a node is lost"))
+        shard._homes.lose(client, Lost("a node is lost"))
         left(engine, fleet)
         assert shard.former_homes
         first.is_shut = False
-        with shard._former.emptying:
+        with shard._homes.former.emptying:
             pass
         assert shard.move(first, lambda *_: PULLED)
         assert not holds(fleet, "0.1", "acme")

@@ -3,110 +3,29 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from kvss_agent.breach import Cause
 from kvss_agent.client import Credentials, Lost, Miss
-from swdriver_shim.cache.prefix_map import Column
+from kvss_agent.data_plane.breach import Cause
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.data_plane import worker_server as halving
 from swdriver_shim.data_plane.homes import Home, SlotPull
-from swdriver_shim.data_plane.shard import EvictColumn, ViewColumn
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_protocol import shut
-from swdriver_shim.data_plane.worker_server import WorkerServer
-from swdriver_shim.deciding import Decider
-from swdriver_shim.keys import Prompt
-from swdriver_shim.policy import OrgPolicies, Policy
-from tests.kvss_agent.plane import DRIVER, SECRET, running
+from swdriver_shim.data_plane.shard.columns import ViewColumn
+from swdriver_shim.data_plane.worker import server as halving
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.protocol import shut
+from swdriver_shim.data_plane.worker.server import WorkerServer
+from swdriver_shim.policy import Policy
+from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import C, kv, tokens
+from tests.swdriver_shim.halves import halves
 from tests.swdriver_shim.prompts import prompt
-from tests.swdriver_shim.test_driver import LAYOUT, C, Fleet, kv, tokens
-
-
-class Halves:
-    """Two workers, the first of which holds two shards and the other one; and whoever decides."""
-
-    def __init__(self, fleet: Fleet, **policies: Policy) -> None:
-        self.fleet = fleet
-        self.told: list[object] = []
-        self.workers = [WorkerServer(), WorkerServer()]
-        self.lines = [WorkerConnection(one.place, self.hear) for one in self.workers]
-        held = {"0.0": 0, "0.1": 1, "1.0": 0}
-        far = {name: RemoteShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
-        self.far = far
-        self.driver = Decider(LAYOUT, "llama", [[far["0.0"], far["0.1"]], [far["1.0"]]])
-        self.driver.set_policies({org: OrgPolicies(policy=one) for org, one in policies.items()})
-        self.names = [["0.0", "0.1"], ["1.0"]]
-        self.held = held
-
-    def hear(self, raw: msgspec.Raw) -> None:
-        self.told.append(msgspec.msgpack.decode(raw))
-
-    def home(self, name: str) -> Home:
-        return Home(f"unix:{self.fleet.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
-
-    def close(self) -> None:
-        self.driver.close()
-        for line in self.lines:
-            line.close()
-        for worker in self.workers:
-            worker.close()
-
-    def store(self, asked: Prompt) -> int:
-        """As an engine does: slots are chosen here, and workers evict to them."""
-        store = self.driver.begin_store(asked, asked.tokens)
-        failed: dict[Column, Reason] = {}
-        for column, slot in store.places:
-            group, depth = column.home.group, column.depth
-            for index, name in enumerate(self.names[group]):
-                payload = memoryview(kv(asked, group, index, depth, column.tokens))
-                out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)
-                if not self.workers[self.held[name]].shards[name].evict([out]):
-                    failed[column] = Reason.AGENT_LOST
-        self.driver.end_store(store, failed)
-        return len(store.places) - len(failed)
-
-    def load(self, asked: Prompt) -> int:
-        """And what comes back is compared, byte for byte."""
-        loading = self.driver.begin_load(asked)
-        match = loading.match
-        refused: dict[Column, Miss] = {}
-        for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
-            for index, name in enumerate(self.names[group]):
-                looks = [
-                    ViewColumn(slot, column.key, asked.maker.tag, column.tokens)
-                    for column, slot in zip(hit, slots, strict=True)
-                ]
-                with self.workers[self.held[name]].shards[name].view(looks) as found:
-                    for column, one in zip(hit, found, strict=True):
-                        if isinstance(one, Miss):
-                            refused[column] = one
-                        else:
-                            assert one == kv(asked, group, index, column.depth, column.tokens)
-        self.driver.end_load(loading, (0, self.driver.refuse(refused)) if refused else None)
-        return 0 if refused else match.tokens
-
-
-@contextlib.contextmanager
-def halves(directory: Path, **policies: Policy) -> Iterator[Halves]:
-    with running(directory) as plane:
-        fleet = Fleet(plane)
-        fleet.make()
-        made = Halves(fleet, **policies)
-        try:
-            yield made
-            made.driver.ledger.check_integrity()
-        finally:
-            made.close()
 
 
 def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
@@ -116,7 +35,7 @@ def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
         assert both.store(asked) == 3 + 3
         assert both.load(asked) == asked.tokens
         assert both.load(prompt(tokens(1, 2), "globex")) == 0
-        assert both.driver.groups()[0].slots == 20
+        assert both.driver.statistics.groups()[0].slots == 20
 
 
 @pytest.mark.parametrize(
@@ -138,7 +57,7 @@ def test_only_bytes_that_are_damaged_are_said_to_be(
         loading = both.driver.begin_load(asked)
         why = both.driver.refuse({loading.match.columns[0][1]: miss})
         both.driver.end_load(loading, (0, why))
-        assert both.driver.orgs()[0].missed_tokens == {reason: asked.tokens}
+        assert both.driver.statistics.orgs()[0].missed_tokens == {reason: asked.tokens}
     assert (f"not served: {miss}" in caplog.text) == (reason is Reason.SEAL_REFUSED)
 
 
@@ -152,6 +71,7 @@ def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:
         assert not any(any(shard.arena.slot(at)) for shard in hosted for at in range(20))
 
 
+@pytest.mark.slow
 def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +90,9 @@ def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
             stored = both.store(prompt(tokens(1, 2)))
             assert waits.wait(30)
             stored += both.store(prompt(tokens(3, 4)))
-            wait_until("the second has expired", lambda: both.driver.orgs()[0].expired.dram == stored)
+            wait_until(
+                "the second has expired", lambda: both.driver.statistics.orgs()[0].expired.dram == stored
+            )
         finally:
             answers.set()
 
@@ -195,7 +117,7 @@ def test_an_agent_that_is_gone_is_seen_from_here_and_comes_back(tmp_path: Path) 
 def test_a_line_that_moves_is_followed(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         both.fleet.plane.shards["0.1"].resize(4)
-        wait_until("it is followed", lambda: both.driver.groups()[0].slots == 4)
+        wait_until("it is followed", lambda: both.driver.statistics.groups()[0].slots == 4)
 
 
 def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
@@ -203,12 +125,12 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
         asked = prompt(tokens(1, 2))
         both.store(asked)
         far = both.far["0.1"]
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert not far.move(both.home("nowhere"), pulling)
         assert both.load(asked) == 2 * C, "a move to nowhere changes nothing"
         assert far.move(both.home("moved"), pulling)
-        assert (far.moves, far.left_to_move) == (1, 0)
+        assert (far.moves, far.left_to_move()) == (1, 0)
         both.fleet.end_one("0.1")
         assert both.load(asked) == 0, "without a controller to pull with it starts empty"
         both.store(asked)
@@ -218,7 +140,7 @@ def test_a_shard_moves_when_it_is_told_from_afar(tmp_path: Path) -> None:
 def test_a_home_that_a_worker_has_left_is_emptied_before_a_receipt(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         both.store(prompt(tokens(1, 2)))
-        both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from)
+        both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from())
         pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert both.far["0.1"].move(both.home("moved"), pulling)
         assert both.driver.purge("acme", seconds=20).done
@@ -233,22 +155,22 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         both.store(prompt(tokens(1)))
         far, left = both.far["0.1"], Home("unix:/nowhere", "0.1", lambda: Credentials(DRIVER, SECRET), 0)
         shard = both.workers[1].shards["0.1"]
-        client = shard._client
+        client = shard._homes.client
         assert client
-        shard._connect = left
-        shard._lose(client, Lost("a node is lost"))
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        shard._homes.connect = left
+        shard._homes.lose(client, Lost("a node is lost"))
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         assert far.move(both.home("moved"), SlotPull(None, "moved", "unix:/nowhere", "0.1", DRIVER))
         assert not both.driver.purge("acme", seconds=0.5).done
         assert len(far.former_homes) == 1
-        far.forget_removed(["unix:/nowhere"])
+        far.set_removed_agents(["unix:/nowhere"])
         assert both.driver.purge("acme", seconds=20).done
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         far, secret = both.far["0.1"], [SECRET]
-        both.fleet.make_one("moved", 32 * C, 20, far.count_from)
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         address = f"unix:{both.fleet.plane.unix}"
         new = Home(address, "moved", lambda: Credentials(DRIVER, secret[0]), 0)
         assert far.move(new, SlotPull(None, "moved", address, "0.1", DRIVER))
@@ -268,7 +190,7 @@ def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path
         far = both.far["0.1"]
         wait_until("it is seen", lambda: not far.is_open)
         assert (far.slots, far.lost_because) == (None, "its worker is gone")
-        assert far.kept([(b"k" * 16, b"t" * 16)]) == [False]
+        assert far.exists([(b"k" * 16, b"t" * 16)]) == [False]
         assert far.recall([]) == []
         assert (far.open(), far.clear([1], scrub=False), far.purge(b"t" * 16)) == (False, False, None)
         wait_until("nothing is served", lambda: both.driver.query(asked) == 0)
@@ -280,7 +202,7 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
 
         def ask(count: int) -> None:
             asked = [(bytes(16), bytes(16))] * count
-            wrong.extend(count for _ in range(50) if len(far.kept(asked)) != count)
+            wrong.extend(count for _ in range(50) if len(far.exists(asked)) != count)
 
         threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 9)]
         for thread in threads:
@@ -292,13 +214,13 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
 
 def test_what_a_worker_tells_of_its_own_accord_is_heard(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
-        assert both.workers[0].tell({"store": 1})
+        assert both.workers[0].send({"store": 1})
         wait_until("it is heard", lambda: both.told == [{"store": 1}])
 
 
 def test_nobody_without_the_secret_is_let_in_and_nonsense_ends_a_line_only(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
-        place = both.workers[0].place
+        place = both.workers[0].address
         assert Path(place.path).parent.stat().st_mode & 0o077 == 0
         both.lines[0].close()
         with pytest.raises(Exception, match="digest"):
@@ -330,10 +252,10 @@ def test_a_worker_ends_though_somebody_is_let_in_just_then(monkeypatch: pytest.M
         shut(line)
         is_shut.set()
 
-    secret = base64.b64decode(half.place.secret)
+    secret = base64.b64decode(half.address.secret)
     monkeypatch.setattr(half._listener, "accept", accepting)
-    Client(half.place.path, authkey=secret).close()  # its thread was waiting for this one already
-    second = Client(half.place.path, authkey=secret)
+    Client(half.address.path, authkey=secret).close()  # its thread was waiting for this one already
+    second = Client(half.address.path, authkey=secret)
     assert is_let_in.wait(30)
     monkeypatch.setattr(halving, "shut", shutting)
     ending = threading.Thread(target=half.close)

@@ -19,21 +19,19 @@ from telemetry.metrics import Kind
 from telemetry.shapes import Series
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, C, Daemon, kv, told
+from tests.swdriver_shim.fleets import tokens
+from tests.swdriver_shim.halves import halves
+from tests.swdriver_shim.paths import RAIL, SPINE
 from tests.swdriver_shim.prompts import prompt
-from tests.swdriver_shim.test_driver import tokens
-from tests.swdriver_shim.test_halves import halves
-from tests.swdriver_shim.test_service import ACME, CONTROL, EACH, C, Daemon, kv, told
-
-RAIL = PathSpec("chat", "rail", "cs1", 2, "leaf1", "leaf1", "ax1")
-SPINE = PathSpec("chat", "spine", "cs1", 2, "leaf1", "leaf2", "ax2", link="leaf1-spine1")
 
 
 def test_what_took_a_path_is_added_to_what_took_it_before() -> None:
-    tally = TrafficCounter(RAIL)
+    tally = TrafficCounter()
     for path, size in [(RAIL, 5), (SPINE, 7), (None, 1), (RAIL, 5), (SPINE, 0)]:
         tally.add(path, "out", size)
     tally.add(RAIL, "in", 3)
-    assert set(tally.carried()) == {
+    assert set(tally.counted()) == {
         PathTraffic(RAIL, "out", 10),
         PathTraffic(SPINE, "out", 7),
         PathTraffic(None, "out", 1),
@@ -46,14 +44,14 @@ def test_a_shard_that_has_been_everywhere_knows_the_paths_that_it_took_last() ->
     for number in range(3 * PATHS_MAX):
         tally.add(RAIL, "out", 1)
         tally.add(structs.replace(SPINE, node=f"ax{number}"), "out", 1)
-    carried = tally.carried()
+    carried = tally.counted()
     assert len(carried) == PATHS_MAX
     assert PathTraffic(RAIL, "out", 3 * PATHS_MAX) in carried
     assert carried[-1].path == structs.replace(SPINE, node=f"ax{3 * PATHS_MAX - 1}")
 
 
 def test_many_threads_add_and_nothing_is_lost() -> None:
-    tally = TrafficCounter(RAIL)
+    tally = TrafficCounter()
 
     def add() -> None:
         for _ in range(500):
@@ -64,15 +62,15 @@ def test_many_threads_add_and_nothing_is_lost() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert tally.carried() == [PathTraffic(RAIL, "out", 8 * 500 * 3)]
+    assert tally.counted() == [PathTraffic(RAIL, "out", 8 * 500 * 3)]
 
 
 def test_how_long_it_took_is_counted_where_somebody_has_looked() -> None:
-    tally = TrafficCounter(RAIL)
+    tally = TrafficCounter()
     tally.add(RAIL, "out", 5, 0.001)
     tally.add(RAIL, "out", 5, 0.1)
     tally.add(RAIL, "pull", 5)
-    out, pull = tally.carried()
+    out, pull = tally.counted()
     assert out.seconds == pytest.approx(0.101)
     assert [sum(one.counts) for one in (out, pull)] == [2, 0]
 
@@ -201,21 +199,21 @@ def test_the_paths_of_all_bytes_add_up_to_what_agents_have_counted_also_through_
 
 def test_whoever_decides_is_told_what_workers_have_moved(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
-        both.far["0.0"].take(RAIL)
+        both.far["0.0"].set_path(RAIL)
         asked = prompt(tokens(1, 2))
         both.store(asked)
         assert both.load(asked) == asked.tokens
-        size = sum(one.bytes for one in both.far["0.0"].carried)
-        assert {(one.path, one.direction) for one in both.far["0.0"].carried} == {
+        size = sum(one.bytes for one in both.far["0.0"].traffic())
+        assert {(one.path, one.direction) for one in both.far["0.0"].traffic()} == {
             (RAIL, "out"),
             (RAIL, "in"),
         }
-        assert size == sum(one.bytes for one in both.workers[0].shards["0.0"].carried)
-        assert {one.path for one in both.far["0.1"].carried} == {None}
+        assert size == sum(one.bytes for one in both.workers[0].shards["0.0"].traffic())
+        assert {one.path for one in both.far["0.1"].traffic()} == {None}
         slowest = both.far["0.0"].take_slowest()
         assert {(one.path, one.direction) for one in slowest} == {(RAIL, "out"), (RAIL, "in")}
         assert {one.tag for one in slowest} == {asked.maker.tag}
         assert not both.far["0.0"].take_slowest()
         both.workers[1].close()
         wait_until("it is gone", lambda: not both.far["0.1"].is_open)
-        assert {one.direction for one in both.far["0.1"].carried} == {"out", "in"}, "what was known"
+        assert {one.direction for one in both.far["0.1"].traffic()} == {"out", "in"}, "what was known"

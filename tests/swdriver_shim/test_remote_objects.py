@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.objects_config import Misconfigured, OpenObjects, open_objects
 from swdriver_shim.adapters.remote import RemoteObjects
 from swdriver_shim.desired import parse
@@ -23,8 +23,8 @@ from swdriver_shim.objects import Objects, object_model
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
 
 SLOTS = 20
 MODEL = object_model("llama", BYTES_MAX)
@@ -115,7 +115,7 @@ def headed(head: bytes, data: bytes) -> bytes:
         b"{}",
         b"",
         b"\xff\xff\xff\xff",
-        b'{"exists": [], "value_bytes_max": 4096, "kept": [], "done": 1}',
+        b'{"exists": [], "value_bytes_max": 4096, "stored": [], "done": 1}',
         headed(b'{"lengths": [1, 2]}', b"abc"),
         headed(b'{"lengths": [9]}', b"abc"),
         headed(b'{"lengths": [2]}', b"abc"),

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings as django
 from msgspec.structs import replace
 
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
@@ -22,10 +22,10 @@ from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.worker import Worker
 from swdriver_shim.data_plane.grants import NotGranted
-from swdriver_shim.data_plane.worker_protocol import WorkerAddress
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.worker.protocol import WorkerAddress
+from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.policy import Rules
-from telemetry import transfers
+from telemetry.emit import transfers
 from telemetry.records import STREAM, decode
 from tests.kvss_agent.process import agent, document, spec
 from tests.live import wait_until
@@ -141,7 +141,7 @@ def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[EngineDriver, En
         half = WorkerServer()
         layer = Layer("0", memoryview(bytearray(512 * 30)), 0, 512, 512)
         worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
-        deciding = EngineDriver(told, [facts(half.place)])
+        deciding = EngineDriver(told, [facts(half.address)])
         try:
             yield deciding, told, worker
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import connection
 
-from telemetry.storage import Shapes, cells_of
+from telemetry.store.storage import Shapes, cells_of
 
 
 def sums(*tables: str) -> dict[str, dict[str, float]]:

@@ -12,17 +12,17 @@ from django.conf import settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry import emitter as module
 from telemetry.cells import Cells, add_sparse, histogram_of, sparse, spread
-from telemetry.deltas import Deltas
-from telemetry.emitter import Emitter
-from telemetry.exposition import Page
+from telemetry.emit import emitter as module
+from telemetry.emit.deltas import Deltas
+from telemetry.emit.emitter import Emitter
+from telemetry.emit.exposition import Page
 from telemetry.histogram import BUCKETS, Histogram
-from telemetry.merging import merge
+from telemetry.ingest.received import RANGES_MAX, admit, missing, parse, write
 from telemetry.metrics import Catalog, Kind, LabelLimits, Sink
-from telemetry.received import RANGES_MAX, admit, missing, parse, write
 from telemetry.records import STREAM, decode
 from telemetry.shapes import Series, Shape
+from telemetry.store.merge import merge
 from tests.live import wait_until
 
 CATALOG = Catalog()

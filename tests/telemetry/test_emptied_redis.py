@@ -18,10 +18,10 @@ from console.fleet.telemetry_users import keep_users
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
-from telemetry import streams
 from telemetry.credentials import own_url
-from telemetry.emitter import Emitter
-from telemetry.ingest import Ingest
+from telemetry.emit.emitter import Emitter
+from telemetry.ingest import streams
+from telemetry.ingest.service import Ingest
 from telemetry.management.commands.ingest import Reading
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import Source

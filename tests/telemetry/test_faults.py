@@ -21,12 +21,12 @@ import redis as client_of
 from console.environment import PROJECT
 from console.stack import postgres, redis
 from console.stack.embedded import Server, running
-from telemetry.emitter import Emitter
+from telemetry.emit.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
 from telemetry.records import STREAM
 from telemetry.shapes import Shape
-from telemetry.storage import cells_of
+from telemetry.store.storage import cells_of
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

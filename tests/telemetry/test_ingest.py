@@ -15,23 +15,25 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
 
-from telemetry import ingest as module
-from telemetry import rollup, streams, transfers
 from telemetry.cells import Cells
-from telemetry.deltas import Collect
-from telemetry.emitter import Emitter
-from telemetry.folding import bucket_of
+from telemetry.emit import transfers
+from telemetry.emit.deltas import Collect
+from telemetry.emit.emitter import Emitter
 from telemetry.histogram import Histogram
-from telemetry.ingest import Ingest
+from telemetry.ingest import service as module
+from telemetry.ingest import streams
+from telemetry.ingest.folder import bucket_of
+from telemetry.ingest.service import Ingest
+from telemetry.ingest.slowest import forget_old_transfers
 from telemetry.management.commands.ingest import Reading
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import Event, SlowTransfer, Source
 from telemetry.records import FIELD, GROUP, OWN_STREAM, STREAM, Record, decode
-from telemetry.rollup import RollUp, days_kept
 from telemetry.shapes import Series
-from telemetry.slowest import forget_old_transfers
-from telemetry.storage import LEVELS
-from tests.swdriver_shim.test_slowest import transfer
+from telemetry.store import rollup
+from telemetry.store.rollup import RollUp, days_kept
+from telemetry.store.storage import LEVELS
+from tests.swdriver_shim.transfers import transfer
 from tests.telemetry.sums import sums
 
 pytestmark = pytest.mark.django_db
@@ -59,22 +61,6 @@ class Numbers:
         self.columns["acme"] += 3
         self.columns["globex"] += 1
         self.evict.record(0.001)
-
-
-@pytest.fixture
-def client() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(settings.REDIS_URL)
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
-@pytest.fixture
-def roll_up() -> RollUp:
-    made = RollUp()
-    made.tend_days(time.time())
-    return made
 
 
 def joined(client: redis.Redis, name: str = "a") -> Ingest:

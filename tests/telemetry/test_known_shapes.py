@@ -9,11 +9,11 @@ import pytest
 import redis
 from django.conf import settings
 
-from telemetry import known_shapes
-from telemetry.ingest import Ingest
-from telemetry.known_shapes import KnownShapes
+from telemetry.ingest import known_shapes
+from telemetry.ingest.known_shapes import KnownShapes
+from telemetry.ingest.quotas import SHAPES_MAX, Quotas
+from telemetry.ingest.service import Ingest
 from telemetry.models import DeadLetterCount, Source
-from telemetry.quotas import SHAPES_MAX, Quotas
 from telemetry.records import FIELD, OWN_STREAM, SHAPE_FIELD
 from telemetry.shapes import SERIES_MAX, Shape
 from tests.telemetry.writers import Writer, counters
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.flushdb()
     yield client
@@ -102,7 +102,7 @@ def test_what_was_used_longest_ago_goes_and_what_is_in_use_stays(
 def test_a_source_teaches_no_more_than_its_quota_and_others_as_before(
     series: int, times: int, shapes: KnownShapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.quotas.SHAPE_SERIES_MAX", 520)
+    monkeypatch.setattr("telemetry.ingest.quotas.SHAPE_SERIES_MAX", 520)
     for number in range(times + 20):
         teach(shapes, "driver:flood", shape_of(number, series))
     assert len(shapes) == times
@@ -122,7 +122,7 @@ def test_nonsense_counts_as_a_shape(shapes: KnownShapes) -> None:
 def test_a_source_that_tells_too_many_shapes_is_there_all_the_same(
     client: redis.Redis, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.quotas.SHAPES_MAX", 3)
+    monkeypatch.setattr("telemetry.ingest.quotas.SHAPES_MAX", 3)
     flood, honest = Writer(client, name="flood"), Writer(client, name="honest")
     for number in range(5):
         tell_own(client, flood, shape_of(number))

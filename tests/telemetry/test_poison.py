@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from telemetry import dead_letters
 from telemetry.cells import SUM_MAX, Cells, add_cells
-from telemetry.folding import bucket_of
 from telemetry.histogram import BUCKETS
-from telemetry.ingest import Ingest
+from telemetry.ingest import dead_letters
+from telemetry.ingest.folder import bucket_of
+from telemetry.ingest.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
+from telemetry.ingest.service import Ingest
 from telemetry.metrics import Kind
 from telemetry.models import DeadLetter, DeadLetterCount, Topic
-from telemetry.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
 from telemetry.records import FIELD, STREAM
-from telemetry.rollup import RollUp
 from telemetry.shapes import SERIES_MAX, Series, Shape
-from telemetry.storage import FRESH, LEVELS, Shapes, Stored, cells_of, copy_in, day_of, encoded
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, LEVELS, Shapes, Stored, cells_of, copy_in, day_of, encoded
 from tests.telemetry.writers import Writer, counters
 
 pytestmark = pytest.mark.django_db
 
 HONEST = Series(Kind.COUNTER, "test_honest_total", (("tier", "dram"),))
-
-
-@pytest.fixture
-def client() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(settings.REDIS_URL)
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
-@pytest.fixture
-def roll_up() -> RollUp:
-    made = RollUp()
-    made.tend_days(time.time())
-    return made
 
 
 @pytest.fixture
@@ -258,6 +240,7 @@ def test_dead_letters_are_bounded_and_go(
     assert dead_letters.forget_old_letters(timezone.now() + timedelta(days=32)) == 7
 
 
+@pytest.mark.slow
 def test_a_source_that_floods_a_topic_leaves_room_for_others(
     client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
 ) -> None:

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from telemetry.folding import Row
 from telemetry.histogram import BOUNDS, Histogram
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Catalog, Kind
 from telemetry.queries import Answer, Fold, Question, Unanswerable, as_csv, ask
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, LEVELS, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, LEVELS, Names, copy_in, day_of
 
 pytestmark = pytest.mark.django_db
 
@@ -116,6 +116,7 @@ AMOUNTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(AMOUNTS, st.sampled_from([60, 120, 3600]))
 def test_sums_are_the_same_however_far_roll_ups_are_and_whatever_is_late(

@@ -13,11 +13,12 @@ from console.environment import PROJECT
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
-from telemetry.batches import DELIVERIES_MAX, SHAPE_SECONDS_MAX
 from telemetry.credentials import own_url, rules
-from telemetry.deltas import Collect
-from telemetry.emitter import Emitter
-from telemetry.ingest import Ingest
+from telemetry.emit.deltas import Collect
+from telemetry.emit.emitter import Emitter
+from telemetry.ingest.batches import DELIVERIES_MAX, SHAPE_SECONDS_MAX
+from telemetry.ingest.service import Ingest
+from telemetry.ingest.streams import Streams
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import DeadLetter, DeadLetterCount, Source
 from telemetry.records import (
@@ -29,7 +30,6 @@ from telemetry.records import (
     STREAM,
     TOLD_SECONDS,
 )
-from telemetry.streams import Streams
 from tests.telemetry.writers import Writer
 
 TOKEN: Final = "token-of-the-control-api"
@@ -261,7 +261,7 @@ def read(member: Ingest) -> None:
 def test_processes_with_their_own_users_are_read_like_others(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     numbers = Numbers()
     nodes = [emitter(own(server, f"node:{name}"), name, numbers.collect) for name in ("ax-1", "ax-2")]
     web = emitter(server.url_of("console"), "host", kind="web")
@@ -288,7 +288,7 @@ def test_processes_with_their_own_users_are_read_like_others(
 def test_who_speaks_for_another_is_not_believed(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     with redis.Redis.from_url(own(server), driver_info=None) as client:
         for kind, name in (("agent", "ax-2"), ("driver", "ax-1"), ("web", "host"), ("agent", "ax-1")):
             client.xadd(OURS, {FIELD: Writer(client, kind, name).record()})
@@ -305,8 +305,8 @@ def test_a_flood_in_one_stream_delays_and_costs_that_one_only(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cut off, counted, and read in turn with others."""
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
-    monkeypatch.setattr("telemetry.streams.BATCH_MAX", 100)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BATCH_MAX", 100)
     flood = Writer(redis.Redis(), "agent", "ax-1")
     with redis.Redis.from_url(own(server), driver_info=None) as client:
         pipe = client.pipeline(transaction=False)
@@ -328,7 +328,7 @@ def test_a_flood_in_one_stream_delays_and_costs_that_one_only(
 def test_a_record_whose_shape_is_on_its_way_with_another_member_is_read_again(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     numbers = Numbers()
     node = emitter(own(server), "ax-1", numbers.collect)
     for second in range(2):
@@ -351,7 +351,7 @@ def test_the_id_of_an_entry_makes_no_lag_of_decades(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who adds a record chooses its id, which is its time of arrival as a rule."""
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     writer = Writer(redis.Redis(), "agent", "ax-1")
     with redis.Redis.from_url(own(server), driver_info=None) as client:
         client.xadd(OURS, {FIELD: writer.record()}, id="1-1")
@@ -366,8 +366,8 @@ def test_the_id_of_an_entry_makes_no_lag_of_decades(
 def test_an_entry_of_the_future_whose_shape_never_comes_is_refused_in_the_end(
     server: redis_server.RedisServer, member: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
-    monkeypatch.setattr("telemetry.streams.IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.IDLE_MS_BEFORE_TAKEN_OVER", 0)
     writer = Writer(redis.Redis(), "agent", "ax-1")
     with redis.Redis.from_url(own(server), driver_info=None) as client:
         client.xadd(OURS, {FIELD: writer.record(shape=b"x" * 16)}, id=f"{FUTURE_MS}-1")

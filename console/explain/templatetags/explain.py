@@ -1,4 +1,4 @@
-"""What drivers tell of a prompt, in words."""
+"""Explanations of drivers in words."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from console.explain.services import Question, Then
+from console.explain.services import Question, RequestResult
 from console.policies.templatetags.policies import percent
 from console.shell.templatetags.console import status
 from telemetry import units
 
 register = template.Library()
 
-SHOWN: Final = 4  # of what was pasted, in the call that does the same
+SHOWN: Final = 4  # tokens or keys in the example call
 TIERS: Final = {"dram": "hit in memory", "tier2": "hit in tier 2"}
-# What each reason means to somebody who can do something about it.
+# What each reason means for the person who can change it.
 REASONS: Final = {
-    "never_stored": "they were never stored, or so long ago that nobody remembers",
-    "writing": "they were on their way out at that moment",
-    "expired": "the org's policy let them expire",
+    "never_stored": "never stored, or displaced too long ago to be remembered",
+    "writing": "being stored at that moment",
+    "expired": "expired by the org's policy",
     "displaced": "their room was needed",
-    "quota": "the org had as much as its policy lets it",
+    "quota": "the org's quota was used up",
     "purged": "the org was purged",
-    "deleted": "somebody deleted them",
-    "other_namespace": "they are stored for another model, revision, type, layout or adapter",
-    "no_store": "the policy or the request did not want them stored",
-    "tier2_late": "they were in tier 2, and not back in time",
-    "not_worth_it": "computing them was faster than fetching them",
-    "agent_lost": "a node that had part of them was lost",
-    "seal_refused": "what lay in their slots was not them, or not whole",
+    "deleted": "deleted by a caller",
+    "other_namespace": "stored for another model, revision, dtype, layout or adapter",
+    "no_store": "not stored, by the policy or the request",
+    "tier2_late": "in tier 2, and not recalled in time",
+    "not_worth_it": "computing was faster than fetching from tier 2",
+    "agent_lost": "a node with a part of them was lost",
+    "seal_refused": "the seal did not match: wrong or damaged bytes in the slot",
 }
 
 
 @register.simple_tag
-def hit_sentence(then: Then) -> str:
-    hit, asked = then.hit_tokens, then.asked_tokens
+def hit_sentence(result: RequestResult) -> str:
+    hit, asked = result.hit_tokens, result.asked_tokens
     if not hit:
-        return f"Nothing of its {asked:,} tokens was there."
-    return f"{hit:,} of its {asked:,} tokens were there, {percent(hit / asked)}."
+        return f"0 of {asked:,} tokens hit."
+    return f"{hit:,} of {asked:,} tokens hit ({percent(hit / asked)})."
 
 
 @register.simple_tag
-def hit_part(then: Then) -> str:
-    return str(percent(then.hit_tokens / then.asked_tokens if then.asked_tokens else None))
+def hit_part(result: RequestResult) -> str:
+    return str(percent(result.hit_tokens / result.asked_tokens if result.asked_tokens else None))
 
 
 @register.simple_tag
 def body_of(question: Question | None, session: str) -> str:
-    """What is sent to ask the same over REST, as a shell takes it. Of many tokens or keys the first."""
+    """The body of the same question over REST, quoted for a shell; the first of many tokens or keys."""
     asked: dict[str, Any] = {"request": "…"}
     if question:
-        told = {
+        given = {
             "request": question.request,
             "tokens": _some(question.tokens),
             "keys": _some(question.keys),
             "adapter": question.adapter,
         }
-        asked = {name: value for name, value in told.items() if value}
+        asked = {name: value for name, value in given.items() if value}
     if session:
         asked["session"] = session
     return shlex.quote(json.dumps(asked, ensure_ascii=False))
@@ -81,7 +81,7 @@ def outcome_status(outcome: str) -> SafeString:
 
 @register.simple_tag
 def outcome_words(outcome: str) -> SafeString | str:
-    """Why; nothing of a hit, which says it all."""
+    """The reason of a miss in words; empty for a hit."""
     if outcome not in REASONS:
         return ""
     return format_html('<span class="quiet">{}</span>', REASONS[outcome])
@@ -92,6 +92,6 @@ register.simple_tag(units.age, name="ago")
 
 @register.simple_tag
 def expiry(each: tuple[float, float]) -> str:
-    """The soonest and the latest."""
+    """The earliest and the latest expiry."""
     soonest, latest = (units.duration(max(0, round(seconds))) for seconds in each)
     return f"in {soonest}" if soonest == latest else f"in {soonest} to {latest}"

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from kvss_agent.http_api import Invalid
-from kvss_agent.keeping import keep
+from kvss_agent.http.api import Invalid
+from kvss_agent.process.durable_file import keep
 from swdriver_shim.adapters.claims import SECONDS, mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, NameSpec, fresh, read
 from swdriver_shim.policy import Rules

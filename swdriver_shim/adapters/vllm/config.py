@@ -24,10 +24,10 @@ import msgspec
 from msgspec import Meta, field
 
 from kvss_agent.client import Address
+from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.desired import Document, Name
-from kvss_agent.handshake import SECRET_BYTES_MIN
-from kvss_agent.http_api import Invalid, decode
-from kvss_agent.options import redis_url
+from kvss_agent.http.api import Invalid, decode
+from kvss_agent.process.options import redis_url
 from kvss_agent.settings import REDIS_URL
 from swdriver_shim.adapters.claims import KEY_BYTES_MIN
 from swdriver_shim.adapters.vllm.blocks import Unsupported

@@ -47,7 +47,7 @@ from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.worker.server import WorkerServer
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
             self._half,
             goes_on_from_blocks=goes_on_from_blocks([one.shape() for one in facts]),
         )
-        self._facts = WorkerFacts(self._half.place, facts, self._layout(groups), _dtype(kv_caches))
+        self._facts = WorkerFacts(self._half.address, facts, self._layout(groups), _dtype(kv_caches))
 
     def _layout(self, groups: Sequence[BlockGroup]) -> str:
         """All that decides how bytes lie in blocks, as far as anybody can know it."""

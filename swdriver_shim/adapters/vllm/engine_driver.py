@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent import daemon
 from kvss_agent.client import Address
-from kvss_agent.http_api import Invalid
+from kvss_agent.http.api import Invalid
+from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig
@@ -31,12 +31,12 @@ from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.grants import grant, part_name, shard_name
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
-from swdriver_shim.data_plane.worker_client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker_protocol import WorkerAddress, read
-from swdriver_shim.deciding import Receipt
+from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
+from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
+from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
-from telemetry.telling import Telling
+from telemetry.emit.reporter import Telling
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,8 @@ class EngineDriver:
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
-        self.shim.driver.ledger.stock.watch = self.events
+        if self.events:
+            self.shim.driver.ledger.set_listener(self.events)
         self.scheduling = ConnectorScheduler(
             self.shim.driver,
             [group.shape() for group in workers[0].groups],

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvss_agent.client import Miss
-from kvss_agent.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Mark
 from swdriver_shim.adapters.vllm.orders import (
     ColumnOrder,
@@ -37,8 +37,9 @@ from swdriver_shim.adapters.vllm.orders import (
     WorkerReport,
 )
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
-from swdriver_shim.data_plane.shard import EvictColumn, Shard, ViewColumn
-from swdriver_shim.data_plane.worker_server import WorkerServer
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.keys import COLUMN_TOKENS
 
 log = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class Worker:
             self.counts["saved_bytes"] += size
             self.counts["not_saved_columns"] += len(failed)
             seconds = time.monotonic() - began
-            self._half.tell(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
+            self._half.send(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
 
     def _saved(self, save: Save, failed: set[tuple[int, int]]) -> int:
         """Send it out, and take what has gone out of `failed`; how many bytes that was."""

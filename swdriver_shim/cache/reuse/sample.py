@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from msgspec import Meta, Struct
 
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from telemetry.decoding import Count
+from telemetry.decoder import Count
 
 if TYPE_CHECKING:
     from swdriver_shim.cache.reasons import Tally

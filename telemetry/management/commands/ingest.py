@@ -12,11 +12,11 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.ingest import Counts, Ingest
+from telemetry.emit.reporter import Telling
+from telemetry.ingest.service import Counts, Ingest
+from telemetry.ingest.streams import BATCH_MAX
 from telemetry.notify import notify
-from telemetry.rounds import keep
-from telemetry.streams import BATCH_MAX
-from telemetry.telling import Telling
+from telemetry.store.rounds import keep
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from telemetry.emit.reporter import Telling
 from telemetry.notify import notify
-from telemetry.rollup import Counts, RollUp
-from telemetry.rounds import keep
-from telemetry.telling import Telling
+from telemetry.store.rollup import Counts, RollUp
+from telemetry.store.rounds import keep
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,15 @@ from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
 from console.orgs import services as orgs
 from console.policies import callers
-from kvss_agent.certificates import Role, is_issued_by, peer_of, read_authorities, read_certificate
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import credential
+from kvss_agent.process.membership import credential
+from kvss_agent.security.certificates import (
+    Role,
+    is_issued_by,
+    peer_of,
+    read_authorities,
+    read_certificate,
+)
+from kvss_agent.security.identity import ProcessIdentity
 from telemetry.credentials import password
 from tests.conftest import People
 from tests.console.fleet.worlds import (
@@ -249,7 +255,7 @@ def test_nobody_waits_for_a_node_in_maintenance_that_is_off_and_the_page_says_so
     assert services.following() == Following(0, [], ["node ax-2", "driver gone"])
     admin = people.platform_admin
     page = browser_of(admin).get("/fleet/authority/").content.decode()
-    assert "Nobody waits for 2 that are lost, or off in maintenance: node ax-2, driver gone." in page
+    assert "Not waited for, because lost or in maintenance: node ax-2, driver gone." in page
     services.advance()
     at_once()
     services.advance()

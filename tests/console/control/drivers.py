@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from console.control import documents
 from console.fleet.models import Driver
-from kvss_agent.identity import ProcessIdentity
+from kvss_agent.security.identity import ProcessIdentity
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
+from tests.swdriver_shim.daemons import CONTROL, EACH, C, Daemon
 
 MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]}
 

@@ -23,7 +23,7 @@ from swdriver_shim.cache.reasons import Reason
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.daemons import C, kv
 
 __all__ = ["drivers"]
 TOKENS = list(range(3 * C + 5))
@@ -57,16 +57,16 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     told = explained(request="r-7")
     [answer] = told["answers"]
     assert (answer["driver"], answer["model"], answer["homes"]) == ("", "", []), "none of their sessions"
-    assert told["strangers"] == 0, "which other drivers there are is not theirs to know"
+    assert told["unmatched"] == 0, "which other drivers there are is not theirs to know"
     body = {"request": "r-7"}
     all_told = api_of(people.platform_viewer).post(
         "/api/v1/orgs/acme/explain", body, content_type="application/json"
     )
     [named] = all_told.json()["answers"]
     assert (named["driver"], named["model"]) == ("one", "llama")
-    assert all_told.json()["strangers"] == 1
-    then, groups = answer["then"], answer["groups"]
-    assert then["columns"] == [
+    assert all_told.json()["unmatched"] == 1
+    result, groups = answer["result"], answer["groups"]
+    assert result["columns"] == [
         {"outcome": "dram", "columns": 2},
         {"outcome": "never_stored", "columns": 1},
     ]
@@ -82,12 +82,12 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     def found(user: User, text: str) -> Any:
         return api_of(user).get(f"/api/v1/search?q={text}&far=true").json()
 
-    for user, detail in ((people.viewer, "of acme"), (people.platform_viewer, "of acme, on one")):
+    for user, detail in ((people.viewer, "acme"), (people.platform_viewer, "acme, on one")):
         there = {"name": "r-7", "detail": detail, "address": "/orgs/acme/explain/?request=r-7"}
         assert found(user, "r-7") == [{"kind": "prompts", "found": [there], "are_more": False}]
     assert found(people.stranger, "r-7") == found(people.viewer, "r-8") == []
     typed = browser.get("/search/?q=r-7", headers={"HX-Request": "true"}).content.decode()
-    assert "Nothing that you may see" in typed, "drivers are not asked at every letter"
+    assert "No results for" in typed, "drivers are not asked at every letter"
     for headers in ({}, {"HX-Request": "true"}):
         shown = browser.get("/search/?q=r-7&far=", headers=headers).content.decode()
         assert 'href="/orgs/acme/explain/?request=r-7"' in shown
@@ -97,14 +97,14 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     sent = browser.post("/orgs/acme/explain/", {"asked": " r-7 "})
     assert sent["Location"] == "/orgs/acme/explain/?request=r-7"
     page = browser.get(sent["Location"]).content.decode()
-    assert "128 of its 197 tokens were there, 65.0 %" in page
+    assert "128 of 197 tokens hit (65.0 %)" in page
     assert re.search(r"missed: never stored</span> 1 column <span", page)
-    assert "knows nothing of it" not in page
+    assert "no such request" not in page
     seen = browser_of(people.platform_viewer).get(sent["Location"]).content.decode()
-    assert "1 other driver knows nothing of it" in seen
+    assert "1 other driver has no such request" in seen
     pasted = browser.post("/orgs/acme/explain/", {"asked": str(TOKENS)}).content.decode()
     assert pasted.count("<h3>Now</h3>") == 2
-    assert "So it was counted" not in pasted, "nobody has asked for it"
+    assert "Served" not in pasted, "nobody has asked for it"
 
     outsider = api_of(people.stranger)
     answer_of = outsider.post("/api/v1/orgs/acme/explain", body, content_type="application/json")
@@ -117,12 +117,12 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     drivers.kill("one")
     lost = explained(request="r-7")
     assert lost["answers"] == []
-    [silent] = lost["silent"]
-    assert silent["driver"] == "", "which drivers there are is not an org's to know"
-    assert silent["why"] == OF_OTHERS, "addresses and causes are for who runs it"
+    [unreachable] = lost["unreachable"]
+    assert unreachable["driver"] == "", "which drivers there are is not an org's to know"
+    assert unreachable["reason"] == OF_OTHERS, "addresses and causes are for who runs it"
     page = browser.get("/orgs/acme/explain/?request=r-7").content.decode()
-    assert "Not all drivers could be reached" in page
-    assert "No driver that answered knows of this request" in page
+    assert "Some drivers did not answer" in page
+    assert "No driver has this request" in page
     named = browser_of(people.platform_admin).get("/orgs/acme/explain/").content.decode()
     assert "one: It does not answer" in named
 

@@ -18,8 +18,8 @@ from console.fleet.joining import NicFacts, TokenIsUsedUp
 from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
-from kvss_agent.identity import ProcessIdentity
-from kvss_agent.joining import credential
+from kvss_agent.process.membership import credential
+from kvss_agent.security.identity import ProcessIdentity
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.fleet.worlds import (

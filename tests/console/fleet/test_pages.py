@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,42 +16,42 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet import description_views, importing
+from console.fleet import description_views, importing, joining
 from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from kvss_agent.process.membership import credential
 from tests.conftest import People
-from tests.console.fleet.test_description import many
-from tests.console.fleet.worlds import World, refreshed
+from tests.console.fleet.descriptions import many
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
+from tests.html import compact
 
 Browser = Callable[..., Client]
 
 
-def said(answer: Any) -> str:
-    return " ".join(answer.content.decode().split())
-
-
 def test_an_empty_fleet_says_what_to_do_next(people: People, browser_of: Browser) -> None:
     admin = browser_of(people.platform_admin)
-    assert "No fleet yet" in said(admin.get("/fleet/"))
-    assert "There is no fleet yet" in said(admin.get("/fleet/description/"))
-    assert "Describe the fleet" in said(admin.get("/fleet/nodes/"))
-    assert "A platform admin describes it" in said(browser_of(people.platform_viewer).get("/fleet/"))
+    assert "No fleet yet" in compact(admin.get("/fleet/"))
+    assert "No fleet yet" in compact(admin.get("/fleet/description/"))
+    assert "Describe the fleet" in compact(admin.get("/fleet/nodes/"))
+    assert "A platform admin describes the fleet" in compact(
+        browser_of(people.platform_viewer).get("/fleet/")
+    )
 
 
 def test_a_viewer_sees_but_is_offered_no_change(
     world: World, people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    page = said(viewer.get("/fleet/nodes/ax-1/"))
-    assert "Change its state" not in page
+    page = compact(viewer.get("/fleet/nodes/ax-1/"))
+    assert "Change state" not in page
     assert "Save labels" not in page
-    assert "See what would change" not in said(viewer.get("/fleet/description/"))
+    assert "Preview" not in compact(viewer.get("/fleet/description/"))
     assert viewer.get("/fleet/join/").status_code == 403
-    on_call = said(browser_of(people.platform_on_call).get("/fleet/nodes/ax-1/"))
-    assert "Change its state" in on_call
+    on_call = compact(browser_of(people.platform_on_call).get("/fleet/nodes/ax-1/"))
+    assert "Change state" in on_call
     assert "Save labels" not in on_call
 
 
@@ -74,16 +75,16 @@ def test_a_node_is_cordoned_and_labelled_on_its_page(
 ) -> None:
     admin = browser_of(people.platform_admin)
     admin.post("/fleet/nodes/ax-1/state/", {"state": "cordoned", "reason": "loud fan"})
-    assert "loud fan" in said(admin.get("/fleet/nodes/ax-1/"))
+    assert "loud fan" in compact(admin.get("/fleet/nodes/ax-1/"))
     version = refreshed(world.here).version
     form = {"labels": "rack=7\r\nzone=a\r\n", "version": version}
     assert admin.post("/fleet/nodes/ax-1/labels/", form).status_code == 302
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
-    again = said(admin.post("/fleet/nodes/ax-1/labels/", form))
+    again = compact(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert "It has changed since you opened the form" in again
     for bad in ("a=1\na=2", "Bad!=1", "=1"):
         form = {"labels": bad, "version": refreshed(world.here).version}
-        assert "field--bad" in said(admin.post("/fleet/nodes/ax-1/labels/", form))
+        assert "field--bad" in compact(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
 
 
@@ -101,12 +102,27 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
     assert AuditEntry.objects.get(action="node.upgrade").reason == "loud fan"
 
 
+def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
+    world: World, people: People, browser_of: Browser, api_of: Browser
+) -> None:
+    page, api = browser_of(people.platform_viewer), api_of(people.platform_viewer)
+    words = {"": "unknown", "python": "Python", "compiled": "compiled"}
+    driver = joining.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
+    for mover, sentence in words.items():
+        joining.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
+        Driver.objects.filter(pk=driver.pk).update(mover=mover)
+        for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
+            assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)
+            shown = compact(page.get(f"/fleet/{kind}/{name}/"))
+            assert f"<dt>Mover</dt><dd>{sentence}" in shown
+
+
 def test_a_node_that_is_lost_says_what_it_will_be(
     world: World, people: People, browser_of: Browser
 ) -> None:
     Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned", held_reason="loud fan")
-    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
-    assert "<dt>When back</dt><dd>cordoned: loud fan</dd>" in page
+    page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    assert "<dt>State after rejoining</dt><dd>cordoned: loud fan</dd>" in page
 
 
 def test_versions_that_do_not_go_with_the_console_are_shown(
@@ -115,19 +131,21 @@ def test_versions_that_do_not_go_with_the_console_are_shown(
     Node.objects.filter(name="ax-1").update(software_version="0.9.0")
     viewer = browser_of(people.platform_viewer)
     assert "go together" in viewer.get("/fleet/nodes/ax-1/").content.decode()
-    assert 'status--warn">0.9.0' in said(viewer.get("/fleet/nodes/"))
+    assert 'status--warn">0.9.0' in compact(viewer.get("/fleet/nodes/"))
 
 
 def test_a_join_token_is_shown_once_with_its_command(
     world: World, people: People, browser_of: Browser
 ) -> None:
     admin = browser_of(people.platform_admin)
-    page = said(admin.post("/fleet/join/", {"kind": "node", "uses": 3, "hours": 24, "note": "rack 7"}))
+    page = compact(
+        admin.post("/fleet/join/", {"kind": "node", "uses": 3, "hours": 24, "note": "rack 7"})
+    )
     token = JoinToken.objects.latest("id")
     assert page.count(f"{token.prefix}_") == 2  # by itself, and in the command
     assert "--nics eth0=leaf-1" in page
     assert "TIDEGATE_OWN_TELEMETRY_URL" in page, "who sends no telemetry is taken for silent"
-    assert f"{token.prefix}_" not in said(admin.get("/fleet/join/"))
+    assert f"{token.prefix}_" not in compact(admin.get("/fleet/join/"))
     assert (token.uses_left, token.note) == (3, "rack 7")
     assert token.expires_at - timezone.now() > timedelta(hours=23)
     admin.post(f"/fleet/join/{token.public_id}/revoke/")
@@ -140,7 +158,7 @@ def test_the_command_to_join_switches_telemetry_on(
 ) -> None:
     admin = browser_of(people.platform_admin)
     with override_settings(OWN_TELEMETRY_URL="rediss://own@redis.example.org:6379/0"):
-        page = said(admin.post("/fleet/join/", {"kind": kind, "uses": 1, "hours": 24}))
+        page = compact(admin.post("/fleet/join/", {"kind": kind, "uses": 1, "hours": 24}))
     assert f"{name}_TELEMETRY='rediss://own@redis.example.org:6379/0'" in page
     assert "TIDEGATE_OWN_TELEMETRY_URL" not in page
 
@@ -152,10 +170,10 @@ def test_a_large_fleet_is_described_by_a_file(
     of_a_node = importing.export(SYSTEM).splitlines()[-1].strip()
     assert of_a_node in admin.get("/fleet/description/").content.decode()
     monkeypatch.setattr(description_views, "THINGS_MAX", 0)
-    page = admin.get("/fleet/description/").content.decode()
+    page = compact(admin.get("/fleet/description/"))
     assert of_a_node not in page
-    assert "download the description, change it, and choose the file here" in page
-    assert "choose the file" not in said(viewer.get("/fleet/description/"))
+    assert "download the description, edit it, and upload the file" in page
+    assert "upload the file" not in compact(viewer.get("/fleet/description/"))
 
 
 def test_a_description_is_looked_at_and_then_applied(
@@ -164,20 +182,20 @@ def test_a_description_is_looked_at_and_then_applied(
     admin = browser_of(people.platform_admin)
     text = importing.export(SYSTEM).replace("ax-2", "ax-3")
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
-    assert "removed node" in said(page)
+    assert "removed node" in compact(page)
     assert Node.objects.filter(name="ax-2").exists()
     seen = page.context["form"].initial["seen"]
     Node.objects.filter(name="ax-1").update(labels={"rack": "7"})
     form = {"yaml": text, "seen": seen, "apply": "", "reason": "moved"}
-    assert "changed since you looked" in said(admin.post("/fleet/description/", form))
+    assert "changed since you looked" in compact(admin.post("/fleet/description/", form))
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
     form["seen"] = page.context["form"].initial["seen"]
     assert admin.post("/fleet/description/", form).status_code == 302
     assert not Node.objects.filter(name="ax-2").exists()
-    wrong = said(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
+    wrong = compact(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
     assert "line 2, stamps: " in wrong
-    removing = said(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
-    assert "1 node is alive: ax-1" in removing
+    removing = compact(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
+    assert "1 of the nodes to be removed is alive: ax-1" in removing
     assert admin.get("/fleet/description/fleet.yaml").content.decode() == importing.export(SYSTEM)
 
 
@@ -186,10 +204,10 @@ def test_a_file_is_taken_instead_of_the_text(world: World, people: People, brows
 
     admin = browser_of(people.platform_admin)
     file = SimpleUploadedFile("fleet.yaml", b"stamps:\n  north: {}\n")
-    page = said(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
+    page = compact(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
     assert "added stamp" in page
     file = SimpleUploadedFile("fleet.yaml", b"\xff\xfe\x00")
-    assert "no text in UTF-8" in said(admin.post("/fleet/description/", {"yaml": "", "file": file}))
+    assert "no text in UTF-8" in compact(admin.post("/fleet/description/", {"yaml": "", "file": file}))
 
 
 def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
@@ -209,7 +227,7 @@ def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
 
 
 @pytest.fixture
-def shards(world: World) -> list[Shard]:
+def shards(world: World) -> list[Stream]:
     """Two streams: one on a rail of ax-1, one that crosses the spine from a leaf of another stamp."""
     session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
     job = Job.objects.create(
@@ -226,71 +244,71 @@ def shards(world: World) -> list[Shard]:
         "nic_leaf": "leaf-1",
     }
     return [
-        Shard.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
-        Shard.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
+        Stream.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
+        Stream.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
     ]
 
 
 def test_what_runs_on_a_node_is_shown_with_its_path(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
-    page = said(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
     assert "job-7.full.0" in page
     assert 'status--ok">rail' in page
     assert 'status--bad">spine</span> <span class="quiet">leaf-2 → leaf-1' in page
-    assert "<dt>Of it granted</dt><dd>2 GiB</dd>" in page
+    assert "<dt>Granted</dt><dd>2 GiB</dd>" in page
 
 
 def test_a_node_says_what_it_keeps_beside_memory(
     world: World, people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    assert "<dt>Tier 2</dt><dd>none" in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "<dt>Tier 2</dt><dd>none" in compact(viewer.get("/fleet/nodes/ax-1/"))
     for kept, shown in (
         ({"kind": "posix", "path": "/mnt/kv", "cap": "2T", "shared": False}, "posix, at most 2T</span>"),
         ({"kind": "s3", "bucket": "kv", "cap": "9T"}, "s3, at most 9T, shared with others</span>"),
     ):
         Node.objects.filter(name="ax-1").update(declared={"tier2": kept})
-        page = said(viewer.get("/fleet/nodes/ax-1/"))
+        page = compact(viewer.get("/fleet/nodes/ax-1/"))
         assert f"<code>{kept.get('path', 'kv')}</code>" in page
         assert shown in page
 
 
 def test_a_box_says_whose_it_is_and_where_its_streams_go(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
-    page = said(viewer.get("/fleet/boxes/cs-1/"))
-    assert "none: it is free" in page
+    page = compact(viewer.get("/fleet/boxes/cs-1/"))
+    assert "none (free)" in page
     assert 'status--bad">spine' in page
     job = shards[0].job
     held = SessionBox.objects.create(session=job.session, box=world.box, leaving=True)
     JobBox.objects.create(job=job, session_box=held)
-    page = said(viewer.get("/fleet/boxes/cs-1/"))
-    assert 'href="/sessions/prod/">prod</a> <span class="quiet">which gives it back' in page
-    assert 'chat <span class="quiet">of driver <a href="/fleet/drivers/job-7/">' in page
+    page = compact(viewer.get("/fleet/boxes/cs-1/"))
+    assert 'href="/sessions/prod/">prod</a> <span class="quiet">leaving' in page
+    assert 'chat <span class="quiet">on <a href="/fleet/drivers/job-7/">' in page
     assert viewer.get("/fleet/boxes/cs-2/").status_code == 404
 
 
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
-    page = said(browser_of(people.platform_viewer).get("/fleet/"))
+    page = compact(browser_of(people.platform_viewer).get("/fleet/"))
     assert "line--crossed" in page
     assert "1 streams cross by this leaf" not in page
-    assert "1 stream crosses by this leaf" in page
+    assert "1 stream crosses the spine here" in page
     assert "ready · 1 TiB, 2 shards" in page
     assert '1 <span class="status status--bad">spine</span>' in page
 
 
 def test_how_far_a_node_follows_is_shown(world: World, people: People, browser_of: Browser) -> None:
     viewer = browser_of(people.platform_viewer)
-    assert "<dt>Is told to be</dt><dd>nothing yet" in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert "<dt>Desired state</dt><dd>none yet" in compact(viewer.get("/fleet/nodes/ax-1/"))
     target = Target.objects.create(kind="node", name="ax-1", generation=3, observed_generation=2)
     target.problem = "It has no memory left."
     target.save()
-    page = said(viewer.get("/fleet/nodes/ax-1/"))
+    page = compact(viewer.get("/fleet/nodes/ax-1/"))
     assert "generation 2 of 3" in page
     assert "It has no memory left." in page
     Target.objects.update(observed_generation=3, problem="")
-    assert 'status--ok">as told' in said(viewer.get("/fleet/nodes/ax-1/"))
+    assert 'status--ok">applied' in compact(viewer.get("/fleet/nodes/ax-1/"))

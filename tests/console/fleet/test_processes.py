@@ -102,6 +102,7 @@ def test_an_agent_joins_beats_and_is_told_apart_from_others(
         )
         assert node["data_address"] == f"unix:{tmp_path}/a/data.sock"
         assert re.fullmatch(r"\d+\.\d+\.\d+", node["software_version"])
+        assert node["mover"] in ("compiled", "python")
         assert (node["protocol_min"], node["protocol_max"]) == tuple(running.observed()["protocol"])
         wait_until("it beats", api.beats_again("/nodes/ax-1"))
         assert 'kvss_console_calls_total{what="joined"}' in running.http.get("/metrics").text

@@ -17,8 +17,8 @@ from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
 from telemetry.credentials import own_url
-from telemetry.emitter import Emitter
-from telemetry.ingest import Ingest
+from telemetry.emit.emitter import Emitter
+from telemetry.ingest.service import Ingest
 from telemetry.models import Source
 from telemetry.records import OWN_STREAM
 

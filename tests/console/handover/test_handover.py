@@ -20,6 +20,7 @@ from console.operations.services import start
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_silence
 from tests.console.operations import machines  # noqa: F401 - registers them
+from tests.html import compact
 
 pytestmark = pytest.mark.django_db
 JSON = "application/json"
@@ -95,16 +96,16 @@ def test_page_and_api_say_the_same(
     make_silence(["rule=refill-slow"], people.acme)
     told = api_of(people.viewer).get("/api/v1/hand-over?org=acme&hours=24").json()
     assert (told["open_count"], len(told["open"]), len(told["silences"])) == (1, 1, 1)
-    page = browser_of(people.viewer).get("/hand-over/?org=acme&hours=24").content.decode()
-    assert "Open: 1 alert" in page
+    page = compact(browser_of(people.viewer).get("/hand-over/?org=acme&hours=24"))
+    assert "Open alerts: 1" in page
     assert "silenced until" in page
-    assert "Leave note" not in page
+    assert "Add note" not in page
     assert 'data-live-topic="org:acme"' in page
     everything = browser_of(people.platform_on_call).get("/hand-over/").content.decode()
     assert 'data-live-topic="fleet"' in everything
-    assert "Leave note" in everything
+    assert "Add note" in everything
     live = browser_of(people.platform_on_call).get("/hand-over/", headers={"HX-Request": "true"})
-    assert "Open: 1 alert" in live.content.decode()
+    assert "Open alerts: 1" in live.content.decode()
     assert "<form" not in live.content.decode(), "what is being written stays"
 
 
@@ -118,7 +119,7 @@ def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
     services.write(SYSTEM, people.acme, "x")
     few = queries()
     for number in range(5):
-        make_alert("agent-silent", f"node:ax-{number}")
+        make_alert("agent-not-reporting", f"node:ax-{number}")
         make_silence([f"node=ax-{number}"])
         services.write(SYSTEM, people.acme, "x")
     assert queries() == few

@@ -14,12 +14,12 @@ from django.test import Client
 
 from console.environment import PROJECT
 from console.metrics.catalog import METRICS, table
-from telemetry.folding import Row, bucket_of
 from telemetry.histogram import BOUNDS
+from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 
 pytestmark = pytest.mark.django_db

@@ -20,12 +20,12 @@ from console.operations.services import start
 from console.orgs.models import Org
 from console.overview import services, trends
 from console.shell import presence
-from telemetry.folding import Row
+from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
 from telemetry.models import Source
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.alerts.things import make_alert
 from tests.console.fleet.worlds import make_world
@@ -81,7 +81,7 @@ def source(kind: str, name: str) -> Source:
 
 def heard() -> None:
     source("driver", "job-7").save()
-    Evaluation.objects.create(rule="overstay", at=timezone.now(), took_ms=1)
+    Evaluation.objects.create(rule="ttl-exceeded", at=timezone.now(), took_ms=1)
 
 
 def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_known() -> None:
@@ -94,10 +94,10 @@ def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_kn
     ("values", "yesterday", "is_share", "said"),
     [
         ([1.0, 1.5], 2.0, False, ["50 % up in an hour", "25 % down in a day"]),
-        ([0.1, 0.4], 0.401, False, ["4 times in an hour", "as yesterday"]),
-        ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "as yesterday"]),
-        ([0.0, 3.0], None, False, ["up from nothing in an hour"]),
-        ([None, 0.0], 0.0, False, ["as yesterday"]),
+        ([0.1, 0.4], 0.401, False, ["4 times in an hour", "same as yesterday"]),
+        ([0.5, 0.25], 0.24, True, ["25 points down in an hour", "same as yesterday"]),
+        ([0.0, 3.0], None, False, ["up from zero in an hour"]),
+        ([None, 0.0], 0.0, False, ["same as yesterday"]),
         ([None, 1.0], None, False, []),
         ([1.0, None], 1.0, False, []),
         ([], 1.0, False, []),
@@ -139,13 +139,13 @@ def test_no_traffic_is_said_only_while_drivers_tell_and_their_silence_ages(
     tell("fleet", [0, 10, 100])
     browser = browser_of(people.platform_viewer)
     page = browser.get("/").content.decode()
-    assert ("no traffic" in page, "nothing told" in page) == (True, False)
+    assert ("no traffic" in page, "no data" in page) == (True, False)
     Source.objects.filter(kind="driver").update(seen_at=timezone.now() - timedelta(minutes=3))
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM telemetry_fresh WHERE bucket > %s", [time.time() - 60])
     page = browser.get("/").content.decode()
-    assert ("no traffic" in page, "nothing told" in page) == (False, True)
-    assert re.search(r"of the last ten to twenty seconds, as of .{,200}>3 min ago", page, re.DOTALL)
+    assert ("no traffic" in page, "no data" in page) == (False, True)
+    assert re.search(r"last 10 to 20 s, as of .{,200}>3 min ago", page, re.DOTALL)
 
 
 @pytest.mark.django_db
@@ -157,7 +157,7 @@ def test_members_see_their_org_and_nothing_of_others(
     tell("org:acme", [0, 10], hits=40)
     tell("fleet", [0, 10], hits=90)
     make_alert("refill-slow", "org:globex", people.globex)
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     with transaction.atomic():
         start(SYSTEM, "tests.waits", "session:x", "Of globex", plan={}, org_id=people.globex.pk)
         start(SYSTEM, "tests.waits", "session:y", "Of acme", plan={}, org_id=people.acme.pk)
@@ -170,8 +170,8 @@ def test_members_see_their_org_and_nothing_of_others(
         assert others not in page, others
     assert browser_of(people.viewer).get("/?org=globex").status_code == 404
     of_one = browser_of(people.platform_viewer).get("/?org=globex").content.decode()
-    assert "Refills are slow" in of_one
-    assert "An agent is silent" not in of_one
+    assert "Refill latency above objective" in of_one
+    assert "Agent not reporting" not in of_one
 
 
 @pytest.mark.django_db
@@ -183,15 +183,15 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
     def verdict() -> str:
         return str(api.get("/api/v1/overview").json()["verdict"])
 
-    assert verdict() == "Nobody looks: rules are not evaluated."
+    assert verdict() == "Alert rules are not being evaluated."
     heard()
     assert verdict() == "All is well."
-    make_alert("agent-silent", "node:ax-1", state="no_data")
-    assert verdict() == "Of 1 alert nobody knows: no data."
+    make_alert("agent-not-reporting", "node:ax-1", state="no_data")
+    assert verdict() == "1 alert without data."
     make_alert("spine-share", "session:chat", severity="ticket")
-    assert verdict() == "1 alert fires, none to get up for."
+    assert verdict() == "1 alert firing (no pages)."
     make_alert("refill-slow", "org:acme", people.acme)
-    assert verdict() == "2 alerts fire, 1 to get up for."
+    assert verdict() == "2 alerts firing (1 page)."
 
 
 @pytest.mark.django_db
@@ -201,18 +201,20 @@ def test_who_does_not_see_a_cause_sees_what_it_explains(
     """Causes are of the fleet. To a member all would be well just because nobody knows anything, and
     that there is a cause is not theirs to see."""
     heard()
-    late = make_alert("numbers-late", "fleet", pk=4_711_000)
-    make_alert("refill-slow", "org:acme", people.acme, state="no_data", hidden_by=late)
+    late = make_alert("telemetry-late", "fleet", pk=4_711_000)
+    make_alert("refill-slow", "org:acme", people.acme, state="no_data", suppressed_by=late)
     mine, everything = api_of(people.viewer), api_of(people.platform_viewer)
-    assert mine.get("/api/v1/overview").json()["verdict"] == "Of 1 alert nobody knows: no data."
-    assert everything.get("/api/v1/overview").json()["verdict"] == "1 alert fires, 1 to get up for."
+    assert mine.get("/api/v1/overview").json()["verdict"] == "1 alert without data."
+    assert everything.get("/api/v1/overview").json()["verdict"] == "1 alert firing (1 page)."
     assert mine.get("/api/v1/hand-over").json()["open_count"] == 1
     [alert] = mine.get("/api/v1/alerts").json()["items"]
-    assert alert["hidden_by"] is None
-    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0]["hidden_by"]
+    assert alert["suppressed_by"] is None
+    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0][
+        "suppressed_by"
+    ]
     for path in ("/", "/alerts/", "/alerts/?hidden=on", f"/alerts/{alert['id']}/", "/hand-over/"):
         page = browser_of(people.viewer).get(path).content.decode()
-        assert "Refills are slow" in page, path
+        assert "Refill latency above objective" in page, path
         assert "4711000" not in page, path
         assert "xplained by" not in page, path
 
@@ -238,10 +240,10 @@ def test_a_console_without_nodes_says_what_to_do(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:
     page = browser_of(people.platform_admin).get("/").content.decode()
-    assert re.search(r"Begin here.*Describe the fleet.*join token", page, re.DOTALL)
+    assert re.search(r"Get started.*Describe the fleet.*join token", page, re.DOTALL)
     assert "The fleet now" not in page
     make_world()
-    assert "Begin here" not in browser_of(people.platform_admin).get("/").content.decode()
+    assert "Get started" not in browser_of(people.platform_admin).get("/").content.decode()
 
 
 @pytest.mark.django_db
@@ -252,11 +254,11 @@ def test_no_process_of_the_console_is_missed_beside_however_many_agents(
     Source.objects.bulk_create([*agents, *(source(kind, "h") for kind in presence.KINDS)])
     page = browser_of(people.platform_admin).get("/").content.decode()
     shown = page.partition('id="processes"')[2]
-    assert "nothing heard" not in shown
+    assert "not seen" not in shown
     assert re.findall(r'data-label="Process">(\w+)<', shown) == sorted(presence.KINDS)
     Source.objects.filter(kind="worker").delete()
     page = browser_of(people.platform_admin).get("/").content.decode()
-    assert re.search(r"worker: nothing heard for the last 10 s", page)
+    assert re.search(r"worker: not seen for 10 s", page)
 
 
 @pytest.mark.django_db
@@ -272,7 +274,7 @@ def test_the_org_that_is_looked_at_is_the_one_that_is_chosen_among_however_many(
 @pytest.mark.django_db
 def test_who_is_in_no_org_is_told_so(people: People, browser_of: Callable[[User], Client]) -> None:
     people.viewer.memberships.all().delete()
-    assert "You are in no org yet" in browser_of(people.viewer).get("/").content.decode()
+    assert "You are not a member of an org yet" in browser_of(people.viewer).get("/").content.decode()
 
 
 @pytest.mark.django_db
@@ -288,6 +290,6 @@ def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
     few = queries()
     tell("fleet", [0, 10, 100, 3700])
     for number in range(8):
-        make_alert("agent-silent", f"node:ax-{number}")
+        make_alert("agent-not-reporting", f"node:ax-{number}")
     assert queries() == few
     assert few <= 30

@@ -19,8 +19,8 @@ from console.control.models import Change, Target
 from console.orgs.models import Org
 from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
+from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
-from console.sessions.sizing import new_session
 from swdriver_shim.cache.reuse.sample import Sample
 from tests.conftest import People
 from tests.console.control.drivers import join
@@ -259,7 +259,7 @@ def test_a_caller_is_made_and_removed_in_a_browser(
     assert b"already exists" in olga.post(path, {"name": "vllm"}).content
     public_id = token.split("_")[1]
     assert olga.post(f"{path}{public_id}/remove/").status_code == 302
-    assert b"Nobody yet" in olga.get(path).content
+    assert b"No tokens yet" in olga.get(path).content
 
 
 def test_a_list_of_policies_takes_as_many_statements_for_many_orgs_as_for_few(

@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.audit.models import AuditEntry
+from console.operations.plans import StalePlan
 from console.orgs import services as orgs
 from console.policies import bulk, schedule, services
 from console.policies.documents import ClusterPolicies, Limits
@@ -205,7 +206,7 @@ def test_one_change_for_many_is_made_for_all_or_for_none(people: People) -> None
     saved = bulk.save(admin, ["globex", "acme"], changes, reason="for all", token=bulk.token_of(planned))
     assert [held.policy.ttl_last_use_seconds for held in saved] == [60, 60]
     assert [held.policy.priority for held in saved] == [40, 35]
-    with pytest.raises(bulk.Moved):
+    with pytest.raises(StalePlan):
         bulk.save(admin, ["acme"], changes, reason="late", token=bulk.token_of(planned))
     told = ClusterPolicies(limits=Limits(priority_max=39), default=Policy())
     services.set_cluster(admin, told, reason="a contract")
@@ -244,7 +245,7 @@ def test_many_are_edited_in_a_browser(people: People, browser_of: Callable[..., 
     assert b"<ins>5 min</ins>" in looked.content
     token = looked.context["token"]
     refused = ada.post("/policies/bulk/", {**form, "token": "x" * 64, "save": ""})
-    assert b"Something has changed" in refused.content
+    assert b"made from has changed" in refused.content
     saved = ada.post("/policies/bulk/", {**form, "token": token, "save": ""})
     assert (saved.status_code, saved["Location"]) == (302, "/policies/")
     assert {version.reason for version in PolicyVersion.objects.all()} == {"for all"}

@@ -55,7 +55,7 @@ def test_a_view_is_saved_from_a_page_found_there_again_and_deleted(
     assert browser.post(f"/views/{view.pk}/delete/").status_code == 302
     assert not SavedView.objects.exists()
     assert (AuditEntry.objects.get(action="view.delete").before or {})["address"] == PAGE
-    assert "None yet" in browser.get("/views/").content.decode()
+    assert "No saved views yet" in browser.get("/views/").content.decode()
 
 
 def test_what_is_private_is_ones_own_and_what_is_shared_is_theirs_it_is_shared_with(

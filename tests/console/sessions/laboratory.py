@@ -19,18 +19,18 @@ import redis
 from django.conf import settings
 
 from console.fleet.models import Driver, Node, SpineLink
-from kvss_agent.certificates import Role
+from kvss_agent.security.certificates import Role
 from swdriver_shim.daemon.metrics import PATH_BYTES
-from telemetry.ingest import Ingest
+from telemetry.ingest.service import Ingest
 from telemetry.queries import Fold, Question, ask
-from telemetry.rollup import RollUp
+from telemetry.store.rollup import RollUp
 from tests.console.sessions import network
 from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
 from tests.console.sessions.network import WITH_US, Network
 from tests.console.sessions.planes import Plane
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import agent
-from tests.swdriver_shim.test_service import CONTROL, C, Daemon
+from tests.swdriver_shim.daemons import CONTROL, C, Daemon
 
 LEAVES: Final = ("l1", "l2")
 EACH: Final = 2048  # bytes per token of each of the four domains: 128 KiB of a column

@@ -10,11 +10,11 @@ from django.test import Client
 
 from console.accounts.models import User
 from console.sessions.models import Job, Session
-from telemetry.folding import Row, bucket_of
+from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
-from telemetry.rollup import RollUp
 from telemetry.shapes import Series, Shape
-from telemetry.storage import FRESH, Names, copy_in, day_of
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.sessions.fleets import make_driver
 
@@ -53,7 +53,7 @@ def test_memory_is_summed_up_over_drivers_and_strangers_are_others(
         return {one["org"]: one["bytes"] for one in told["by_org"]}
 
     assert seen(people.viewer) == {}
-    assert "Nothing told yet" in browser_of(people.viewer).get("/sessions/chat/").content.decode()
+    assert "No data yet" in browser_of(people.viewer).get("/sessions/chat/").content.decode()
     tell("job-one", acme=3 << 20, globex=1 << 20)
     tell("job-two", acme=1 << 20)
     tell("job-of-another-session", acme=1 << 30)

@@ -8,9 +8,9 @@ import mmap
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from kvss_agent import seal
-from kvss_agent.arena import slot_bytes_for
-from kvss_agent.seal import HEADER_BYTES, Column, Header
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvss_agent import seal
-from kvss_agent.arena import slot_bytes_for
-from kvss_agent.seal import HEADER_BYTES, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.column_file import accept, incoming, outgoing
 from tests.kvss_agent.tier2.columns import ACME, BOLT, PAGE, address_of, evicted, new_slot, payload_of

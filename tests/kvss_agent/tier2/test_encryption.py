@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss, verify
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss, verify
 from kvss_agent.tier2.encryption import Encrypted
 from kvss_agent.tier2.store import Outcome
 from tests.kvss_agent.tier2.columns import (

@@ -14,8 +14,8 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from kvss_agent import seal
-from kvss_agent.seal import Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.backend import Failed, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.s3 import S3
@@ -182,6 +182,7 @@ async def test_a_slot_that_changes_while_it_is_copied_is_not_sent(server: Server
         assert objects(server, prefix) == {}
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_a_reason_and_then_it_works_again(prefix: str) -> None:
     with bucket.running() as server:
         server.make_bucket()

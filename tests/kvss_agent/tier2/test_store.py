@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent import seal
-from kvss_agent.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard import seal
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2 import store as store_module
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Outgoing, Removed

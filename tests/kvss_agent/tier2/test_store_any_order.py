@@ -7,11 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvss_agent.seal import Miss
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
@@ -200,5 +201,5 @@ class AgainstADictionary(RuleBasedStateMachine):
             assert held <= cap == self.caps.of(bytes.fromhex(tag))
 
 
-TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary = pytest.mark.slow(AgainstADictionary.TestCase)
 TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30)

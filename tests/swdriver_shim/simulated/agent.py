@@ -8,20 +8,19 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from kvss_agent.arena import Arena
-from kvss_agent.client import line as lines
-from kvss_agent.client import shared, stream
-from kvss_agent.client.line import Address
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.client import connection, shared, stream
+from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.server import DataPlane
+from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.mover import PythonMover
-from kvss_agent.serving import DataPlane
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.hosted import HostedShard, Identity
 from kvss_agent.tier2.backend import (
     Failed,
 )
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
-from kvss_agent.tiering import LoopTiering
-from kvss_agent.wire import VERSION, VERSION_MIN
 from tests.one_thread import Loop, Process, Turns
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
@@ -163,7 +162,7 @@ class Agent:
         turns = self.turns
         turns.leave()
         if not self.is_heard:
-            turns.wait(None, lines.CONNECT_SECONDS)
+            turns.wait(None, connection.CONNECT_SECONDS)
             raise OSError(errno.ETIMEDOUT, "no answer")
         if not self.is_up:
             raise OSError(errno.ECONNREFUSED, "nobody listens")

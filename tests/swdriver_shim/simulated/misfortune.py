@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from kvss_agent import pulling
-from kvss_agent.breach import Breach, Cause
+from kvss_agent import pulls
 from kvss_agent.client import Credentials
-from kvss_agent.hosting import HostedShard
-from kvss_agent.pulling import Pull, Source
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.pulls import Pull, Source
+from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.tier2.backend import (
     Failed,
 )
@@ -232,7 +232,7 @@ class Misfortune:
     def _move(self, at: At, old: Agent, target: Agent) -> None:
         name = name_of(at)
         shard = self._world.shards[at[0]][at[1]]
-        target.specs[name] = self._world.spec(at, shard.count_from)
+        target.specs[name] = self._world.spec(at, shard.count_from())
         target.provide(target.specs[name])
 
         def pull(slots: Sequence[int], after: int) -> PullResult:
@@ -247,7 +247,7 @@ class Misfortune:
             )
             fetching = Pull("pull", name, len(slots))
             task = self._turns.start(
-                lambda: pulling.run(fetching, hosted, source, slots), "pull", target.process
+                lambda: pulls.run_pull(fetching, hosted, source, slots), "pull", target.process
             )
             until = self._turns.now + 120
             while not task.done and target.is_up and self._turns.now < until:

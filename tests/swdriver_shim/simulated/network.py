@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvss_agent.breach import Breach, Cause
-from kvss_agent.channel import Closed, PlainChannel
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.channel import Closed, PlainChannel
 from kvss_agent.mover import Bytes
 from tests.one_thread import Task, Turns
 

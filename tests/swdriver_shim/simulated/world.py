@@ -10,25 +10,28 @@ from functools import partial
 from typing import Final, Self
 from unittest import mock
 
-from kvss_agent import channel, connection, hosting, pulling, serving
+from kvss_agent import pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
-from kvss_agent.client import line as lines
-from kvss_agent.hosting import HostedShard, Identity
+from kvss_agent.client import connection as client_connection
+from kvss_agent.data_plane import channel, connection, server
+from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
+from kvss_agent.shard import hosted
+from kvss_agent.shard.hosted import HostedShard, Identity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
-from kvss_agent.wire import VERSION, VERSION_MIN
-from swdriver_shim import deciding, driver
-from swdriver_shim.cache import spilling
-from swdriver_shim.data_plane import former_homes, tier2
-from swdriver_shim.data_plane import shard as moving
-from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim import driver
+from swdriver_shim.cache import spills
+from swdriver_shim.data_plane import tier2
+from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
+from swdriver_shim.data_plane.shard import shard as shards
+from swdriver_shim.decider import decider, housekeeping, removals, shard_threads, statistics
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
-from tests.swdriver_shim.judge import Judge, Watched, WatchedDriver
+from tests.swdriver_shim.judge import Judge, Watched, WatchedRemovals
 from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
 from tests.swdriver_shim.simulated.disk import Disk
@@ -41,9 +44,10 @@ EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(deciding, driver, tier2, former_homes, moving),
-    *(lines, requests, shared, stream, window),
-    *(channel, connection, hosting, pulling, serving, stores),
+    *(decider, housekeeping, removals, shard_threads, statistics),
+    *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
+    *(client_connection, requests, shared, stream, window),
+    *(channel, connection, hosted, pulls, server, stores),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
@@ -75,9 +79,10 @@ class World:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
-        enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
-        enter(mock.patch.object(spilling, "RESERVE_PART", self.chance.choice((3, 5, 32))))
-        enter(mock.patch.object(moving, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
+        enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
+        enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
+        enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
+        enter(mock.patch.object(moves, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()
         return self
 
@@ -105,14 +110,13 @@ class World:
             [self._shard((group, index)) for index in range(len(of.bytes_per_token))]
             for group, of in enumerate(LAYOUT.groups)
         ]
-        self.driver = WatchedDriver(
+        self.driver = Driver(
             LAYOUT,
             "llama",
             self.shards,
             clock=lambda: self.turns.now,
             wall_clock=self.turns.calendar,
         )
-        self.driver.judge = self.judge
         self.driver.set_policies(self.policies)
 
     def caps(self) -> Caps:

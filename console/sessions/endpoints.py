@@ -1,0 +1,32 @@
+"""Where drivers reach a node. By its one address, unless somebody knows a way for paths of some kind:
+
+@way
+def over_spine(node: Node, tier: Tier) -> str | None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from console.fleet.models import Node
+from console.placement.topology import Tier
+from kvss_agent.security.identity import fingerprint
+
+Way = Callable[[Node, Tier], str | None]
+
+_ways: Final[list[Way]] = []
+
+
+def way(function: Way) -> Way:
+    _ways.append(function)
+    return function
+
+
+def address(node: Node, tier: Tier) -> str:
+    """With TLS it names the key that the node has: an address is only where one looks for it."""
+    known = (found for one in _ways if (found := one(node, tier)) is not None)
+    found = next(known, node.data_address)
+    if found.startswith("tls:") and "#" not in found and node.public_key:
+        return f"{found}#{fingerprint(node.public_key)}"
+    return found

@@ -1,0 +1,109 @@
+"""The blocks that pages share: scroll regions, tables and API examples. Their HTML is in
+`templates/components/`."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any, NamedTuple
+
+from django import template
+from django.template import Context
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.html import conditional_escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+
+register = template.Library()
+
+
+class Column(NamedTuple):
+    name: str
+    is_number: bool
+    is_unseen: bool
+
+
+@register.simple_block_tag
+def scroll(
+    content: SafeString, *, label: str = "", by: str = "", extra: str = "", navigable: bool = False
+) -> SafeString:
+    """A region that scrolls sideways, named by `label` or by the element with the id `by`.
+
+    `extra` is another CSS class. The rows of a `navigable` one are walked with the keyboard.
+    """
+    values = {"content": content, "label": label, "by": by, "extra": extra, "navigable": navigable}
+    return render_to_string("components/scroll.html", values)
+
+
+@register.simple_block_tag
+def table(content: SafeString, *columns: str, **region: Any) -> SafeString:
+    """A table in a scroll region, which takes the same names; the content is its rows.
+
+    `#Name` is a column of numbers, `~Name` one whose heading only screen readers read. An empty name is
+    no column, so that `may_change|yesno:"~Actions,"` is one for some readers only.
+    """
+    headings = [Column(name.lstrip("#~"), name[0] == "#", name[0] == "~") for name in columns if name]
+    inner = render_to_string("components/table.html", {"columns": headings, "content": content})
+    return scroll(inner, **region)
+
+
+@register.simple_tag
+def link_if(
+    condition: object, page: str, *names: object, text: object = None, otherwise: object = None
+) -> SafeString:
+    """A link to a page where `condition` holds, and else the same text, or `otherwise`, without one.
+
+    The text is the last of the names that make the address, if no other is given.
+    """
+    shown = names[-1] if text is None else text
+    if condition:
+        return format_html('<a href="{}">{}</a>', reverse(page, args=names), shown)
+    return format_html("{}", shown if otherwise is None else otherwise)
+
+
+@register.simple_block_tag(takes_context=True)
+def api_example(
+    context: Context,
+    content: SafeString,
+    *,
+    title: str = "API example",
+    element: str = "",
+    dry_run: bool = False,
+) -> SafeString:
+    """The curl command for the HTTP request in the content, folded away.
+
+    With the id `element` it stays open when the page around it is replaced. `dry_run` adds how to
+    preview.
+    """
+    values = {"command": _curl(context, content), "title": title, "element": element, "dry_run": dry_run}
+    return render_to_string("components/api_example.html", values)
+
+
+@register.simple_block_tag(takes_context=True)
+def api_command(context: Context, content: SafeString) -> SafeString:
+    """The curl command for the HTTP request in the content, in the open."""
+    return render_to_string("components/api_command.html", {"command": _curl(context, content)})
+
+
+def _curl(context: Context, request: SafeString) -> SafeString:
+    """A request, `POST /sessions`, its headers, an empty line and its body, as a command.
+
+    The address and the token are added, and the type of a body that has none.
+    """
+    head, _, body = dedent(request).strip().partition("\n\n")
+    first, *headers = (line.strip() for line in head.splitlines())
+    method, path = first.split(" ", 1)
+    origin = conditional_escape(f"{context['request'].scheme}://{context['request'].get_host()}")
+    url = f"{origin}/api/v1{path.strip()}"
+    method_option = "" if method == "GET" else f"-X {method} "
+    headers.insert(0, "Authorization: Bearer $TIDEGATE_TOKEN")
+    if body and not any(header.startswith("Content-Type:") for header in headers):
+        headers.append("Content-Type: application/json")
+    parts = [f"curl {method_option}{_quoted(url) if '?' in url else url}"]
+    parts += [f"-H {_quoted(header)}" for header in headers]
+    if body:
+        parts.append(f"-d '{body.strip()}'")
+    return mark_safe(" \\\n  ".join(parts))  # noqa: S308  rendered and escaped already
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}'" if '"' in text or "&quot;" in text else f'"{text}"'

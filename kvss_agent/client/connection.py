@@ -1,0 +1,247 @@
+"""One connection to an agent: where it is, who we are, the handshake, frames in both directions."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from kvss_agent.data_plane import channel as channels
+from kvss_agent.data_plane import handshake, wire
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
+from kvss_agent.data_plane.wire import Means, Role
+from kvss_agent.security.certificates import key_name
+
+CONNECT_SECONDS: Final = 5.0
+LAST_WORDS_SECONDS: Final = 0.2
+_HOST: Final = re.compile(r"[^\s\[\]]+")
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
+
+F = TypeVar("F")
+
+
+class Lost(Exception):
+    """The agent is gone, or has ended the connection. `cause` says why, where it said so."""
+
+    def __init__(self, message: str, cause: Cause | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an agent listens: `unix:/path`, `tcp:host:port`, or `tls:host:port#key` where both sides
+    show certificates of a console's authority. `key` is the fingerprint of the agent's."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    is_tls: bool = False
+    key: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        kind, _, rest = text.partition(":")
+        if kind == "unix" and rest:
+            return cls(path=rest)
+        rest, has_key, key = rest.partition("#") if kind == "tls" else (rest, "", "")
+        host, _, port = rest.rpartition(":")
+        if (
+            kind in ("tcp", "tls")
+            and host
+            and port.isdecimal()
+            and 0 < int(port) < 65536
+            and (not has_key or _KEY.fullmatch(key))
+        ):
+            bare = host.removeprefix("[").removesuffix("]")
+            if _HOST.fullmatch(bare):
+                return cls(host=bare, port=int(port), is_tls=kind == "tls", key=key)
+        raise ValueError(
+            f"an address is unix:/path, tcp:host:port or tls:host:port#key, not {text[:200]!r}"
+        )
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        key = f"#{self.key}" if self.key else ""
+        return f"{'tls' if self.is_tls else 'tcp'}:{host}:{self.port}{key}"
+
+    def open(self, tls: ssl.SSLContext | None, stall_seconds: float) -> PlainChannel | TlsChannel:
+        """A connected channel. Raises OSError; Breach where it has to be TLS and we can't."""
+        if self.is_tls and not (tls and self.key):
+            raise Breach(
+                Cause.AUTHENTICATION,
+                "this agent wants a certificate of the console's authority, and there is none yet"
+                if self.key
+                else "nothing says which key this agent has to have",
+            )
+        if self.path:
+            family, place = socket.AF_UNIX, self.path
+        else:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            family, place = found[0], found[4]  # type: ignore[assignment]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            _connect(sock, place)
+            if tls and not self.path:
+                expected = key_name(self.key) if self.is_tls else self.host
+                return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
+        except BaseException:
+            sock.close()
+            raise
+        return PlainChannel(sock, stall_seconds)
+
+
+def _connect(sock: socket.socket, place: str) -> None:
+    """Raises OSError. It waits where others are before us in the listener's queue: with a timeout of
+    Python's own, a Unix socket with a full queue refuses at once, and strangers can fill it."""
+    if sock.family != socket.AF_UNIX:
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(place)
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(CONNECT_SECONDS), 0))
+    sock.connect(place)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
+    sock.settimeout(CONNECT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who connects and how it shows that: by a secret, or over TCP with TLS by a certificate.
+
+    An agent that is silent in the middle of something for `stall_seconds`, or for as long beyond what
+    a request may wait, is lost.
+    """
+
+    driver: str
+    secret: bytes | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    software: str = ""
+    versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
+    stall_seconds: float = channels.STALL_SECONDS
+    certified: ssl.SSLContext | None = field(default=None, repr=False)  # for `tls:` addresses
+
+
+class Line:
+    """One connection, its handshake done. Raises Lost for whatever ends it."""
+
+    def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
+        with lost(address):
+            tls = credentials.certified if address.is_tls else credentials.tls
+            self.channel = address.open(tls, credentials.stall_seconds)
+        self.address = address
+        self.reader = wire.FrameReader()
+        self._with_descriptors = role is Role.SHARED
+        try:
+            self._shake_hands(shard, credentials, role)
+        except BaseException:
+            self.channel.close()
+            raise
+
+    def _shake_hands(self, shard: str, credentials: Credentials, role: Role) -> None:
+        secret = credentials.secret
+        if secret is None and isinstance(self.channel, PlainChannel):
+            raise Lost("a connection without TLS needs a secret", Cause.AUTHENTICATION)
+        said = handshake.hello(
+            role,
+            credentials.driver,
+            shard,
+            versions=credentials.versions,
+            software=credentials.software,
+        )
+        self.send(said)
+        got = self.receive_a(wire.Challenge)
+        if isinstance(self.channel, TlsChannel) and got.means is Means.CERTIFICATE:
+            secret = None  # the certificate has been enough
+        with lost(self.address):
+            proof = handshake.prove(said, got, secret)
+        self.send(proof)
+        self.version = got.version
+        self.features = got.features & said.features
+        self.welcome = self.receive_a(wire.Welcome)
+
+    @property
+    def is_private(self) -> bool:
+        """Nobody else can read what goes over it."""
+        return bool(self.address.path) or isinstance(self.channel, TlsChannel)
+
+    def send(self, frame: wire.Frame, payloads: Sequence[memoryview] = ()) -> None:
+        with lost(self.address):
+            self.channel.send([frame.encode(), *payloads])
+
+    def last_words(self, error: Lost) -> Lost:
+        """Sending has failed. The agent may have said why; only who receives here may look."""
+        try:
+            with lost(self.address):
+                while self.channel.comes_within(LAST_WORDS_SECONDS):
+                    self.receive()
+        except Lost as reason:
+            return reason if reason.cause else error
+        return error
+
+    def receive(self, deadline: float | Callable[[], float] = 0.0) -> wire.Frame:
+        """The next frame. It may begin to come until `deadline` (monotonic), which is looked at each
+        time that nothing has come for a while; soon, if there is none."""
+        with lost(self.address):
+            while True:
+                place = self.reader.want()
+                try:
+                    if self._with_descriptors and isinstance(self.channel, PlainChannel):
+                        count = self.channel.receive_with_descriptors(place)
+                    else:
+                        count = self.channel.receive_into(place)
+                except TimeoutError as error:
+                    until = deadline() if callable(deadline) else deadline
+                    if self.reader.between_frames and time.monotonic() < until:
+                        continue
+                    raise Breach(Cause.STALLED, "it does not answer") from error
+                found = self.reader.fed(count)
+                if isinstance(found, wire.Error):
+                    raise Lost(f"{self.address} says: {found.sentence}", found.cause)
+                if found is not None and not isinstance(found, wire.Filled):
+                    return found
+
+    def receive_a(self, kind: type[F], deadline: float = 0.0) -> F:
+        """The next frame, which has to be of this kind. GOODBYE may come at any time, and is ignored:
+        the agent wants to stop, and this connection will see it do so."""
+        while isinstance(found := self.receive(deadline), wire.Goodbye):
+            pass
+        if not isinstance(found, kind):
+            raise Lost(f"{self.address} sent {type(found).__name__}, which may not come here")
+        return found
+
+    def receive_pieces(self, places: Sequence[memoryview]) -> Iterator[Piece]:
+        """The payloads that follow, into these places; each piece as it has arrived."""
+        with lost(self.address):
+            yield from channels.receive_pieces(self.channel, self.reader, places)
+
+    def take_descriptors(self) -> list[int]:
+        """The file descriptors that have come along. They are the caller's now."""
+        if not isinstance(self.channel, PlainChannel):
+            return []
+        taken, self.channel.descriptors = self.channel.descriptors, []
+        return taken
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+@contextlib.contextmanager
+def lost(address: Address) -> Iterator[None]:
+    """Whatever ends a connection is Lost to those who use it."""
+    try:
+        yield
+    except Closed as error:
+        raise Lost(f"{address} is gone") from error
+    except Breach as breach:
+        raise Lost(f"{address}: {breach}", breach.cause) from breach
+    except OSError as error:
+        raise Lost(f"{address} cannot be reached: {error.strerror or error}") from error

@@ -1,0 +1,1 @@
+"""The data plane: frames, handshake, connections, and the listeners that accept them."""

@@ -1,0 +1,352 @@
+"""A connected socket that sends and receives whole things, in place, and does not wait for ever.
+
+`PlainChannel` blocks in the kernel, which measured as fast as C gets here. `TlsChannel` is the same over
+TLS. Either may be read by one thread while others send.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from mmap import mmap
+from typing import Final, NamedTuple, Protocol
+
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.wire import EXTENTS_MAX, Filled, Frame, FrameReader
+from kvss_agent.mover import PIECE_BYTES, Bytes
+
+STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
+# So much may be on its way over a Unix socket while one side sums up and the other keeps its books. TCP
+# is left to find its own: every fixed size measured slower, and small ones stall.
+UNIX_BUFFER_BYTES: Final = 1024 * 1024
+_IOV_MAX: Final = 512
+_WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
+
+
+class Piece(NamedTuple):
+    """Some bytes of a payload that have arrived."""
+
+    place: int  # its index
+    bytes: memoryview
+    last: bool  # the place is full
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Channel(Protocol):
+    """What frames travel over."""
+
+    def receive_into(self, place: memoryview) -> int:
+        """Some bytes, at least one. Raises Closed at the end, TimeoutError after STALL_SECONDS."""
+
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        """All of these bytes; over a Unix socket also descriptors.
+
+        Raises Closed, or Breach(STALLED) when the peer does not read.
+        """
+
+    def has_more(self) -> bool:
+        """May be False although more is on its way; True only if something is here."""
+
+    def comes_within(self, seconds: float) -> bool:
+        """Wait for something to receive, or the end, at most so long; whether it has come."""
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From here on: for a byte to come or go, before TimeoutError. Never for longer than the
+        channel waits anyway."""
+
+    def close(self) -> None:
+        """End it; whoever is receiving or sending in another thread gets Closed."""
+
+
+class PlainChannel:
+    """A Unix or TCP socket."""
+
+    def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
+        prepare(sock)
+        sock.setblocking(True)
+        self.socket = sock
+        self.descriptors: list[int] = []
+        self._sending = threading.Lock()
+        self._stall_seconds = stall_seconds
+        self.wait_at_most(stall_seconds)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """The kernel's own timeouts: those of Python cost a poll before every call."""
+        micros = max(1, int(min(seconds, self._stall_seconds) * 1e6))  # 0 would be for ever
+        whole, micros = divmod(micros, 1_000_000)
+        timeout = struct.pack("ll", whole, micros)
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def receive_into(self, place: memoryview) -> int:
+        try:
+            count = self.socket.recv_into(place)
+        except OSError as error:
+            raise _translated(error) from error
+        if not count:
+            raise Closed
+        return count
+
+    def has_more(self) -> bool:
+        """Is there anything to receive right now? For optimisations: the end counts as nothing."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def comes_within(self, seconds: float) -> bool:
+        return _poll(self.socket, select.POLLIN, seconds)
+
+    def receive_with_descriptors(self, place: memoryview) -> int:
+        """As `receive_into`; file descriptors that come along are appended to `descriptors`."""
+        room = socket.CMSG_SPACE((EXTENTS_MAX + 1) * array.array("i").itemsize)
+        try:
+            count, ancillary, _, _ = self.socket.recvmsg_into([place], room, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise _translated(error) from error
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self.descriptors.extend(numbers)
+        if not count:
+            raise Closed
+        return count
+
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        left = [memoryview(part) for part in parts if len(part)]
+        ancillary = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
+        with self._sending:
+            while left:
+                try:
+                    sent = self.socket.sendmsg(left[:_IOV_MAX], ancillary)
+                except OSError as error:
+                    translated = _translated(error)
+                    if isinstance(translated, TimeoutError):
+                        raise Breach(Cause.STALLED, "the peer does not read") from error
+                    raise translated from error
+                ancillary = []
+                _drop(left, sent)
+
+    def close(self) -> None:
+        shut(self.socket)
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class TlsChannel:
+    """The same over TLS. OpenSSL allows one call at a time, so nobody waits inside one."""
+
+    def __init__(self, sock: ssl.SSLSocket, stall_seconds: float = STALL_SECONDS) -> None:
+        prepare(sock)
+        sock.setblocking(False)
+        self.socket = sock
+        self._stall_seconds = self._wait_seconds = stall_seconds
+        self._calling = threading.Lock()
+        self._sending = threading.Lock()
+
+    def wait_at_most(self, seconds: float) -> None:
+        self._wait_seconds = min(seconds, self._stall_seconds)
+
+    def receive_into(self, place: memoryview) -> int:
+        while True:
+            try:
+                with self._calling:
+                    count = self.socket.recv_into(place)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+                continue
+            except OSError as error:
+                raise _translated(error) from error
+            if not count:
+                raise Closed
+            return count
+
+    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        if descriptors:
+            raise ValueError("descriptors do not travel over TLS")
+        with self._sending:
+            for part in parts:
+                left = memoryview(part)
+                while left:
+                    left = left[self._send_some(left) :]
+
+    def has_more(self) -> bool:
+        with self._calling:
+            return self.socket.pending() > 0
+
+    def comes_within(self, seconds: float) -> bool:
+        return self.has_more() or _poll(self.socket, select.POLLIN, seconds)
+
+    def shake_hands(self, deadline: float) -> None:
+        """The handshake of TLS itself. Raises Closed, or Breach: also if it is not done by then."""
+        while True:
+            try:
+                with self._calling:
+                    self.socket.do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+                reading = isinstance(wants, ssl.SSLWantReadError)
+                left = deadline - time.monotonic()
+                if left <= 0 or not _poll(
+                    self.socket, select.POLLIN if reading else select.POLLOUT, left
+                ):
+                    raise Breach(Cause.STALLED, "the handshake of TLS takes too long") from None
+            except OSError as error:
+                raise _translated(error) from error
+            else:
+                return
+
+    def _send_some(self, part: memoryview) -> int:
+        try:
+            with self._calling:
+                return self.socket.send(part)
+        except ssl.SSLWantWriteError:
+            direction = select.POLLOUT
+        except ssl.SSLWantReadError:
+            direction = select.POLLIN
+        except OSError as error:
+            raise _translated(error) from error
+        try:
+            self._wait(direction)
+        except TimeoutError as error:
+            raise Breach(Cause.STALLED, "the peer does not read") from error
+        return 0
+
+    def _wait(self, direction: int) -> None:
+        if not _poll(self.socket, direction, self._wait_seconds):
+            raise TimeoutError
+
+    def close(self) -> None:
+        shut(self.socket)
+
+
+def receive(
+    channel: Channel, reader: FrameReader, *, patient: bool = False, deadline: float | None = None
+) -> Frame | Filled:
+    """The next frame, or the news that a place for a payload is full.
+
+    Between frames a peer may be silent for as long as it likes if we are patient; in the middle of a
+    frame it has stalled. Bytes that drip are no excuse once the deadline has passed; after one, the
+    caller says anew how long the channel waits.
+    """
+    while True:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Breach(Cause.STALLED, "it takes too long")
+            channel.wait_at_most(left)
+        try:
+            found = reader.fed(channel.receive_into(reader.want()))
+        except TimeoutError as error:
+            if patient and reader.between_frames:
+                continue
+            raise Breach(Cause.STALLED, "nothing comes") from error
+        if found is not None:
+            return found
+
+
+def receive_pieces(
+    channel: Channel, reader: FrameReader, places: Sequence[memoryview], *, whole: bool = False
+) -> Iterator[Piece]:
+    """The payloads that follow a frame, into these places; each piece as it has arrived.
+
+    Pieces are as small as is good for who sums them up; `whole` ones as large as they come.
+    """
+    if not places:
+        return
+    reader.expect(places)
+    last = False
+    while not last:
+        index, place = reader.place
+        try:
+            count = channel.receive_into(place if whole else place[:PIECE_BYTES])
+        except TimeoutError as error:
+            raise Breach(Cause.STALLED, "nothing comes") from error
+        filled = reader.fed(count)
+        last = isinstance(filled, Filled) and filled.last
+        yield Piece(index, place[:count], filled is not None)
+
+
+class Waste:
+    """A place for payloads that nobody wants: one for all, whose memory is taken as they come."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def of(self, length: int) -> memoryview:
+        if len(self._memory) < length:
+            self._memory = memoryview(mmap(-1, length))
+        return self._memory[:length]
+
+
+def prepare(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Hear nothing more: whoever is receiving gets Closed, and something may still be said."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RD)
+
+
+def shut(sock: socket.socket) -> None:
+    """Wake whoever waits for this socket, and close it."""
+    with contextlib.suppress(OSError):  # never connected, or closed by the other side
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    sock.close()
+
+
+def _poll(sock: socket.socket, direction: int, seconds: float) -> bool:
+    number = sock.fileno()
+    if number < 0:
+        raise Closed
+    poll = select.poll()
+    poll.register(number, direction)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _drop(parts: list[memoryview], sent: int) -> None:
+    """Take what was sent off the front."""
+    whole = 0
+    while whole < len(parts) and sent >= len(parts[whole]):
+        sent -= len(parts[whole])
+        whole += 1
+    del parts[:whole]
+    if sent:
+        parts[0] = parts[0][sent:]
+
+
+def _translated(error: OSError) -> Exception:
+    if error.errno in _WOULD_BLOCK:
+        return TimeoutError()
+    if isinstance(error, ssl.SSLError) and not isinstance(
+        error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return Breach(Cause.AUTHENTICATION, f"TLS: {error.reason}")
+    return Closed(str(error))

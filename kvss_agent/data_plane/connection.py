@@ -1,0 +1,577 @@
+"""One connection of the data plane, from its first byte to its last.
+
+Its thread reads frames, asks the core, and moves bytes itself. What the core gives it later, on account
+of somebody else, waits in an outbox for a second thread, which exists only in connections that ever
+needed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import ssl
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol, cast
+
+from kvss_agent.data_plane import channel as channels
+from kvss_agent.data_plane import handshake, wire
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.channel import Closed, PlainChannel, TlsChannel
+from kvss_agent.data_plane.wire import Role, TierAnswer, TierVerb
+from kvss_agent.security.certificates import Role as PeerRole
+from kvss_agent.security.certificates import peer_of_connection
+from kvss_agent.shard import seal
+from kvss_agent.shard.core import Clear, Fill, Receive, Serve, Turn
+from kvss_agent.shard.hosted import HostedShard, Line, Mine
+from kvss_agent.shard.seal import Miss
+from telemetry.histogram import Histogram
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
+TIERING_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
+OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
+UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
+AnyChannel = PlainChannel | TlsChannel
+TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
+
+
+class Tiering(Protocol):
+    """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread, with
+    the answers, and for a recall the notes."""
+
+    def start(
+        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None: ...
+
+
+class Latencies:
+    """How long evicts and refills take, of one shard. Locked: several connections record."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.evict = Histogram()
+        self.refill = Histogram()
+        self.evicted_bytes = 0
+        self.refilled_bytes = 0
+        self._ended_cpu_seconds = 0.0
+        self._clocks: dict[int, int] = {}
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the threads that serve this shard's connections, those that are gone included."""
+        with self._lock:
+            return self._ended_cpu_seconds + sum(map(time.clock_gettime, self._clocks.values()))
+
+    def count_this_thread(self) -> None:
+        """From now on its CPU time is the shard's. To be called by a thread that has just begun."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._clocks[thread] = time.pthread_getcpuclockid(thread)
+
+    def this_thread_ends(self) -> None:
+        with self._lock:
+            if self._clocks.pop(threading.get_ident(), None) is not None:
+                self._ended_cpu_seconds += time.thread_time()
+
+    def record_evicts(self, seconds: float, columns: int, size: int) -> None:
+        """A batch took so long: each of its columns did."""
+        with self._lock:
+            self.evict.record(seconds, columns)
+            self.evicted_bytes += size
+
+    def record_refills(self, seconds: float, columns: int, size: int) -> None:
+        with self._lock:
+            self.refill.record(seconds, columns)
+            self.refilled_bytes += size
+
+
+class Plane(Protocol):
+    """What a connection has to know of the agent that it is part of: `serving.DataPlane`."""
+
+    @property
+    def shards(self) -> Mapping[str, HostedShard]: ...
+    @property
+    def secrets(self) -> Mapping[str, bytes]: ...
+    @property
+    def keys(self) -> Mapping[str, str]: ...
+    @property
+    def tiering(self) -> Tiering | None: ...
+    @property
+    def versions(self) -> tuple[int, int]: ...
+    @property
+    def lease_seconds(self) -> float: ...
+    @property
+    def breaches(self) -> Counter[str]: ...
+    def latencies_of(self, shard: str) -> Latencies: ...
+    def prove(self, connection: Connection, driver: str) -> bool: ...
+    def forget(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    """One connection, from its first byte to its last."""
+
+    def __init__(self, plane: Plane, number: int, channel: AnyChannel) -> None:
+        self.plane = plane
+        self.number = number
+        self.driver = ""
+        self.left = threading.Event()
+        self._channel = channel
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BODY_BYTES_MAX)
+        self._role: Role | None = None
+        self._welcomed = False  # nothing may be said before WELCOME
+        self._closing: Breach | None = None
+        self._outbox: SimpleQueue[Mine | Line | wire.Frame | None] = SimpleQueue()
+        self._helper: threading.Thread | None = None
+        self._start_helper = threading.Lock()
+        self._tiering: dict[int, wire.Tier] = {}
+        self._received = 0  # columns of the run that is being received that are in their slots
+        self._counted = 0  # evicts that are applied, as far as this connection knows
+        self._untold = 0  # runs that are applied, and whose driver has not been told
+        self._waste = channels.Waste()
+
+    # What others call
+
+    def post(self, what: Mine | Line | wire.Frame) -> None:
+        """To be done by a thread of this connection's own."""
+        self._outbox.put(what)
+        if self.left.is_set():
+            self._let_go()
+        elif self._welcomed and self._role is not Role.EVICT:  # which looks into it by itself
+            self._help()
+
+    def close(self, cause: Cause, sentence: str) -> None:
+        """End the connection, and tell the peer why if it listens."""
+        self._closing = self._closing or Breach(cause, sentence)
+        channels.hang_up(self._channel.socket)
+        self._outbox.put(None)
+
+    def say_goodbye(self) -> None:
+        """Ask the peer to leave when it has finished."""
+        with contextlib.suppress(Breach, Closed):
+            self._send(wire.Goodbye())
+
+    # Its life
+
+    def run(self) -> None:
+        shard: HostedShard | None = None
+        try:
+            shard = self._shake_hands()
+            self._serve(shard)
+        except Breach as breach:
+            self._tell(self._closing or breach)
+        except Closed:
+            if self._closing:
+                self._tell(self._closing)
+            elif not self._reader.between_frames:
+                self.plane.breaches[Cause.GONE] += 1
+        except Exception:
+            log.exception("A connection failed")
+            self._tell(Breach(Cause.GONE, "the agent has failed; its log tells more"))
+        finally:
+            self._outbox.put(None)
+            self._channel.close()
+            if self._helper:
+                self._helper.join()
+            if shard:
+                self._latencies.this_thread_ends()
+                shard.detach(self, self._received)
+                self._let_go()
+            self.left.set()
+            self.plane.forget(self)
+
+    def _let_go(self) -> None:
+        """What was posted and is not done any more: nobody reads or writes those slots."""
+        with contextlib.suppress(Empty):
+            while True:
+                what = self._outbox.get_nowait()
+                if isinstance(what, Serve | Clear | Fill):
+                    self._shard.done(what.lease, None)
+        self._outbox.put(None)  # the second thread may have begun this late
+
+    def _shake_hands(self) -> HostedShard:
+        channel = self._channel
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        if isinstance(channel, TlsChannel):
+            channel.shake_hands(deadline)
+        said = channels.receive(channel, self._reader, deadline=deadline)
+        if not isinstance(said, wire.Hello):
+            raise Breach(Cause.UNEXPECTED, "a connection begins with HELLO")
+        version = handshake.agree(said, self.plane.versions)
+        secret: bytes | None = None
+        if not isinstance(channel, TlsChannel) or self._shows_no_driver(channel, said):
+            secret = self.plane.secrets.get(said.driver)
+            if secret is None:
+                raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
+        given = handshake.challenge(said, secret, version=version, features=self._features(said))
+        self._send(given)
+        proof = channels.receive(channel, self._reader, deadline=deadline)
+        if not isinstance(proof, wire.Proof):
+            raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
+        handshake.check(said, given, proof, secret)
+        if not self.plane.prove(self, said.driver):
+            raise self._closing or Breach(Cause.LIMIT, "this driver has all of its connections")
+        self._reader = wire.FrameReader()
+        channel.wait_at_most(math.inf)
+        return self._enter(said, version)
+
+    def _shows_no_driver(self, channel: TlsChannel, said: wire.Hello) -> bool:
+        """Whether it has shown the certificate of another agent, which fetches what a driver has here
+        and has to know its secret. A breach for a certificate that is neither its nor that."""
+        peer = peer_of_connection(channel.socket)
+        if peer is None:  # not of a console's authority: a driver is known by its common name
+            if said.driver not in common_names(channel.socket):
+                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+            return False
+        if peer.role is PeerRole.NODE and said.role is Role.REFILL:
+            return True
+        if peer.role is not PeerRole.DRIVER or peer.name != said.driver:
+            raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+        if self.plane.keys.get(said.driver, peer.key) != peer.key:
+            raise Breach(Cause.AUTHENTICATION, "this driver has another key by now")
+        return False
+
+    def _enter(self, said: wire.Hello, version: int) -> HostedShard:
+        shard = self.plane.shards.get(said.shard)
+        if not shard:
+            raise Breach(Cause.ABSENT, f"there is no shard {said.shard} here")
+        identity = shard.identity
+        may_read = said.driver in identity.readers and said.role is Role.REFILL
+        if said.driver != identity.driver and not may_read:
+            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard so")
+        if said.role is Role.SHARED and not self._may_share:
+            raise Breach(Cause.UNEXPECTED, "an arena is shared over a Unix socket only")
+        self.driver, self._role, self._version = said.driver, said.role, version
+        self._may_change = said.driver == identity.driver
+        self._latencies = self.plane.latencies_of(identity.name)
+        shard.attach(self, said.role)
+        self._shard = shard
+        self._latencies.count_this_thread()
+        try:
+            welcome, descriptors = shard.welcome(said.role)
+            self._send_with(welcome, descriptors)
+            self._welcomed = True
+            if not self._outbox.empty() and said.role is not Role.EVICT:
+                self._help()
+        except BaseException:
+            self._latencies.this_thread_ends()
+            shard.detach(self)
+            raise
+        return shard
+
+    @property
+    def _may_share(self) -> bool:
+        return self._channel.socket.family == socket.AF_UNIX
+
+    def _features(self, said: wire.Hello) -> int:
+        features = wire.Feature.SCRUB
+        if self._may_share:
+            features |= wire.Feature.SHARED
+        if self.plane.tiering:
+            features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
+        return features & said.features
+
+    def _serve(self, shard: HostedShard) -> None:
+        while True:
+            frame = channels.receive(self._channel, self._reader, patient=True)
+            if self._closing:
+                raise self._closing
+            if self._outbox.qsize() > OUTBOX_MAX:
+                raise Breach(Cause.LIMIT, "more is asked than answers are read")
+            match self._role, frame:
+                case Role.EVICT, wire.Evict():
+                    self._take(shard, frame)
+                case Role.REFILL, wire.Refill():
+                    self._refill(shard, frame)
+                case Role.REFILL, wire.Delete() if self._may_change:
+                    self._delete(shard, frame)
+                case Role.REFILL, wire.Tier() if self._may_change:
+                    self._tier(shard, frame)
+                case Role.SHARED, wire.Shrunk():
+                    shard.shrunk(frame.slots)
+                case _:
+                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} may not come here")
+
+    # Evicts
+
+    def _take(self, shard: HostedShard, run: wire.Evict) -> None:
+        began = time.perf_counter()
+        headers = run.headers()
+        if max(header.length for header in headers) > shard.arena.payload_bytes_max:
+            raise Breach(Cause.LIMIT, "a payload is larger than a slot")
+        slots = [slot for slot, _ in run.columns]
+        mine = shard.act(lambda core, now: core.evict(self.number, run.first, slots, now), self)
+        receive = mine[0] if mine else self._wait_for_turn()
+        if not isinstance(receive, Receive):
+            raise TypeError(f"an evict was answered by {receive}")
+        places: list[memoryview] = []
+        for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
+            if slot is None:
+                places.append(self._waste.of(header.length))
+            else:
+                view = shard.arena.slot(slot)
+                seal.open_slot(view, sequence)
+                places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
+        self._received = 0
+        for piece in channels.receive_pieces(self._channel, self._reader, places, whole=True):
+            if not piece.last:
+                continue
+            slot = receive.slots[piece.place]
+            if slot is not None:
+                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[piece.place][1]
+            self._received = piece.place + 1
+        self._received, columns = 0, self._received
+        shard.act(lambda core, now: core.received(self.number, now), self)
+        size = sum(header.length for header in headers)
+        self._latencies.record_evicts(time.perf_counter() - began, columns, size)
+        self._tell_count(run.first + columns - 1)
+
+    def _tell_count(self, count: int) -> None:
+        """A driver that has the next run on its way already can wait: telling it costs as much as a
+        small column."""
+        self._counted = count
+        self._untold += 1
+        if self._version < 2 or self._untold >= UNTOLD_MAX or not self._channel.has_more():
+            self._tell_what_is_applied()
+
+    def _tell_what_is_applied(self) -> None:
+        self._untold = 0
+        self._send(wire.Count(self._counted))
+
+    @staticmethod
+    def _sequences(run: wire.Evict) -> Iterable[int]:
+        return range(run.first, run.first + len(run.columns))
+
+    def _wait_for_turn(self) -> Mine | Line | wire.Frame:
+        """Somebody reads a slot that this run writes to. This is the back-pressure."""
+        if self._untold:
+            self._tell_what_is_applied()
+        while True:
+            what = self._outbox.get()
+            if what is None:
+                raise self._closing or Closed
+            if isinstance(what, Receive):
+                return what
+
+    # Refills, deletes, tier 2
+
+    def _refill(self, shard: HostedShard, asked: wire.Refill) -> None:
+        self._do(
+            shard.act(
+                lambda core, now: core.refill(
+                    self.number,
+                    asked.request,
+                    asked.after,
+                    asked.slots,
+                    now,
+                    wait_seconds=asked.wait_ms / 1000,
+                    lease_seconds=self.plane.lease_seconds,
+                ),
+                self,
+            )
+        )
+
+    def _delete(self, shard: HostedShard, asked: wire.Delete) -> None:
+        self._do(
+            shard.act(
+                lambda core, now: core.delete(
+                    self.number,
+                    asked.request,
+                    asked.after,
+                    asked.slots,
+                    now,
+                    wait_seconds=asked.wait_ms / 1000,
+                    scrub=asked.scrub,
+                ),
+                self,
+            )
+        )
+
+    def _tier(self, shard: HostedShard, asked: wire.Tier) -> None:
+        if not self.plane.tiering or len(self._tiering) >= TIERING_MAX:
+            self._send(wire.Turned(asked.request, Miss.REFUSED))
+            return
+        request = _apart(asked.request)
+        if request in self._tiering:
+            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
+        self._tiering[request] = asked
+        if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
+            self._start_tiering(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
+            return
+        slots = [column.slot for column in asked.columns]
+        wait = asked.wait_ms / 1000
+        if asked.verb is TierVerb.SPILL:
+            mine = shard.act(
+                lambda core, now: core.refill(
+                    self.number,
+                    request,
+                    asked.after,
+                    slots,
+                    now,
+                    wait_seconds=wait,
+                    lease_seconds=self.plane.lease_seconds,
+                ),
+                self,
+            )
+        else:
+            mine = shard.act(
+                lambda core, now: core.fill(
+                    self.number, request, asked.after, slots, now, wait_seconds=wait
+                ),
+                self,
+            )
+        self._do(mine)
+
+    def _do(self, effects: Iterable[Mine]) -> None:
+        """Carry out what the core wants done, and what that leads to."""
+        todo = deque(effects)
+        effect: Mine | None = None
+        try:
+            while todo:
+                effect = todo.popleft()
+                self._do_one(effect, todo)
+        except BaseException:  # nobody will do the rest: its slots are free again
+            for left in (effect, *todo):
+                if isinstance(left, Serve | Clear | Fill):
+                    self._shard.done(left.lease, None)
+            raise
+
+    def _do_one(self, effect: Mine, todo: deque[Mine]) -> None:
+        match effect:
+            case Turn(_, request, reason):
+                asked = self._tiering.pop(request, None)
+                self._send(wire.Turned(asked.request if asked else request, reason))
+            case Serve() | Fill() if effect.request < 0:
+                self._start_tiering(self._tiering[effect.request], effect.slots, effect.lease)
+            case Serve():
+                self._answer(effect)
+                todo += self._shard.done(effect.lease, self)
+            case Clear():
+                for slot in effect.slots:
+                    memory = self._shard.arena.slot(slot)
+                    seal.clear(memory, effect.up_to, effect.last, scrub=effect.scrub)
+                todo += self._shard.done(effect.lease, self)
+                self._send(wire.Deleted(effect.request))
+            case _:
+                raise TypeError(f"a reader got {effect}")
+
+    def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
+        def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
+            if lease is not None:
+                if asked.verb is TierVerb.RECALL and self.left.is_set():
+                    self._shard.empty(slots, asked.after)  # nobody knows that they have come
+                for more in self._shard.done(lease, self):
+                    self.post(more)
+            self.post(wire.Tiered(asked.request, answers, notes))
+            del self._tiering[_apart(asked.request)]
+
+        assert self.plane.tiering  # noqa: S101 - it was there when the request was accepted
+        self.plane.tiering.start(self._shard, asked, slots, then)
+
+    def _answer(self, serve: Serve) -> None:
+        """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
+        began = time.perf_counter()
+        headers: list[bytes] = []
+        payloads: list[memoryview] = []
+        for slot in serve.slots:
+            raw, payload = self._look_into(slot)
+            headers.append(raw)
+            payloads += payload
+        self._send(wire.Refilled(serve.request, tuple(headers)), payloads)
+        size = sum(map(len, payloads))
+        self._latencies.record_refills(time.perf_counter() - began, len(headers), size)
+
+    def _look_into(self, slot: int | Miss) -> tuple[bytes, list[memoryview]]:
+        if isinstance(slot, int):
+            try:
+                view = self._shard.arena.slot(slot)
+            except IndexError:  # taken away meanwhile: its lease had run out
+                slot = Miss.ABSENT
+        if isinstance(slot, Miss):
+            return (seal.OPEN_HEADER if slot is Miss.TORN else seal.NO_HEADER), []
+        raw = bytes(view[: seal.HEADER_BYTES])
+        header = seal.read(raw)
+        payload = None if isinstance(header, Miss) else seal.payload_of(view, header)
+        if payload is None:
+            return (raw if isinstance(header, Miss) else seal.OPEN_HEADER), []
+        return raw, [payload]
+
+    # Sending
+
+    def _send(self, frame: wire.Frame, payloads: Iterable[memoryview] = ()) -> None:
+        self._channel.send([frame.encode(), *payloads])
+
+    def _send_with(self, frame: wire.Frame, descriptors: list[int]) -> None:
+        try:
+            self._channel.send([frame.encode()], descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _help(self) -> None:
+        with self._start_helper:
+            if not self._helper:
+                self._helper = spawn(self._work_off, name=f"outbox {self.number}")
+
+    def _work_off(self) -> None:
+        """The second thread: does what others have posted."""
+        self._latencies.count_this_thread()
+        try:
+            self._work()
+        finally:
+            self._latencies.this_thread_ends()
+
+    def _work(self) -> None:
+        while (what := self._outbox.get()) is not None:
+            try:
+                if isinstance(what, Line):
+                    extents, descriptors = self._shard.memory()
+                    self._send_with(wire.Resized(what.slots, extents), descriptors)
+                elif isinstance(what, wire.Frame):
+                    self._send(what)
+                else:
+                    self._do([what])
+            except Closed:
+                return
+            except Breach as breach:
+                self.close(breach.cause, str(breach))
+                return
+            except Exception:
+                log.exception("A connection failed")
+                self.close(Cause.GONE, "the agent has failed; its log tells more")
+                return
+
+    def _tell(self, breach: Breach) -> None:
+        """Count why this connection ends, and say so if the peer still listens."""
+        self.plane.breaches[breach.cause] += 1
+        log.info("Connection %d of %s ends: %s", self.number, self.driver or "nobody yet", breach)
+        if breach.cause is not Cause.STALLED:
+            with contextlib.suppress(Breach, Closed):
+                self._send(wire.Error(breach.cause, str(breach)))
+
+
+def _apart(request: int) -> int:
+    """By which number the core knows a request for tier 2: never that of a refill or delete."""
+    return -1 - request
+
+
+def common_names(sock: ssl.SSLSocket) -> set[str]:
+    """The names that the peer's certificate gives: common name and DNS names."""
+    certificate = cast("dict[str, Any]", sock.getpeercert() or {})
+    subject = certificate.get("subject", ())
+    names = {value for part in subject for key, value in part if key == "commonName"}
+    return names | {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
+
+
+def spawn(target: Callable[..., None], *args: object, name: str) -> threading.Thread:
+    """A thread that does not keep the process alive."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,183 @@
+"""Between the connections' threads and tier 2, which lives on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvss_agent.data_plane.connection import TierDone
+from kvss_agent.data_plane.wire import Tier, TierAnswer, TierVerb
+from kvss_agent.shard import seal
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.seal import Column, Miss
+from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.column_file import CLEAR, Form
+from kvss_agent.tier2.encryption import Encrypted
+from kvss_agent.tier2.store import Outcome, Tier2
+from kvss_agent.tier2.stores import NotOpen
+
+PURGE_ANSWER_SECONDS: Final = 10.0  # then it goes on, and its driver asks again: sooner than it gives up
+PURGES_MAX: Final = 256  # that run at once, and as many receipts that nobody has fetched
+_OUTCOMES = {
+    Outcome.STORED: TierAnswer.DONE,
+    Outcome.ALREADY: TierAnswer.ALREADY,
+    Outcome.FULL: TierAnswer.FULL,
+    Outcome.FAILED: TierAnswer.FAILED,
+}
+Answer = TierAnswer | Miss
+Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
+
+
+def _none() -> list[Tier2]:
+    """No store is retiring."""
+    return []
+
+
+class LoopTiering:
+    """Carries out requests on the store of the moment. Without one they are refused: it may be on its
+    way. What is to be removed goes from retiring stores, too; if tier 2 is off, from those only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        retiring: Callable[[], Sequence[Tier2]] = _none,
+    ) -> None:
+        """`retiring`: all retiring stores that may have files. Raises NotOpen if one can't be asked."""
+        self.store: Tier2 | None = None
+        self.is_off = False  # the document that we follow has no tier 2
+        self._retiring = retiring
+        self._loop = loop
+        self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
+        self._untold: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
+
+    def start(
+        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._run(shard, asked, slots, then), self._loop)
+
+    async def _run(
+        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None:
+        answers: tuple[Answer, ...] = tuple(TierAnswer.FAILED for _ in asked.columns)
+        notes: tuple[int, ...] = ()
+        try:
+            answers, notes = await self._answers(shard, asked, slots)
+        except Failed:
+            pass  # counted by the store, and told as FAILED
+        except NotOpen:
+            answers = tuple(Miss.REFUSED for _ in asked.columns)
+        finally:
+            # Also when something unforeseen is on its way up: slots must not stay claimed.
+            then(answers, notes)
+
+    async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
+        namespace, part = shard.identity.namespace, shard.identity.part
+        addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
+        if asked.verb is TierVerb.PURGE:
+            return await self._purge(self._everything(), Scope(asked.columns[0].tag, namespace))
+        if asked.verb is TierVerb.DELETE:
+            for one in self._everything():
+                await one.delete(addresses)
+            return tuple(TierAnswer.DONE for _ in addresses), ()
+        store = self.store
+        if store is None:
+            return tuple(Miss.REFUSED for _ in asked.columns), ()
+        if asked.verb is TierVerb.EXISTS:
+            there = await store.exists(addresses)
+            return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
+        carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
+        return await carry_out(store, shard, asked, addresses, slots)
+
+    def _everything(self) -> list[Tier2]:
+        """All stores that may have files. Raises NotOpen."""
+        if self.store is None and not self.is_off:
+            raise NotOpen("Tier 2 is not open.")
+        return [*([self.store] if self.store else []), *self._retiring()]
+
+    async def _purge(self, stores: Sequence[Tier2], scope: Scope) -> Answers:
+        """Who asks while it runs waits for the same one: from its begin on nothing was let in.
+
+        Who asks later has a purge of its own, since there may be more by then. It is told of all that is
+        gone and that nobody has been told of.
+        """
+        new = [store for store in stores if (store, scope) not in self._purges]
+        if len(self._purges) + len(new) > PURGES_MAX:
+            return (Miss.REFUSED,), ()
+        for store in new:
+            self._purges[store, scope] = asyncio.create_task(self._purge_all(store, scope))
+        purges = [self._purges[store, scope] for store in stores]
+        if purges:
+            await asyncio.wait(purges, timeout=PURGE_ANSWER_SECONDS)
+        if not all(purge.done() and purge.result() for purge in purges):
+            return (TierAnswer.FAILED,), ()
+        return self._receipt(scope)
+
+    async def _purge_all(self, store: Tier2, scope: Scope) -> bool:
+        try:
+            receipt = await store.purge(tag=scope.tag, namespace=scope.namespace)
+        except Failed:
+            return False  # counted by the store; perhaps nobody waits any more
+        finally:
+            del self._purges[store, scope]
+        before = self._untold.pop(scope, Removed(0, 0))
+        self._untold[scope] = Removed(before.columns + receipt.columns, before.bytes + receipt.bytes)
+        if len(self._untold) > PURGES_MAX:
+            del self._untold[next(iter(self._untold))]
+        return True
+
+    def _receipt(self, scope: Scope) -> Answers:
+        """Told once: several shards may have asked for this purge, and their driver adds up."""
+        removed = self._untold.pop(scope, Removed(0, 0))
+        return (TierAnswer.DONE, TierAnswer.DONE), (removed.columns, removed.bytes)
+
+
+async def _spill(
+    store: Tier2,
+    shard: HostedShard,
+    asked: Tier,
+    addresses: Sequence[Address],
+    slots: Sequence[int | Miss],
+) -> Answers:
+    items = [
+        (address, shard.arena.slot(slot), Column(column.key, column.tag, column.sequence), column.note)
+        for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
+        if not isinstance(slot, Miss)
+    ]
+    outcomes = iter(await store.spill_many(items, _form(asked)))
+    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots), ()
+
+
+def _form(asked: Tier) -> Form:
+    return Encrypted(asked.data_key) if asked.data_key else CLEAR
+
+
+def _answer(outcome: Outcome | Miss) -> Answer:
+    return outcome if isinstance(outcome, Miss) else _OUTCOMES[outcome]
+
+
+async def _recall(
+    store: Tier2,
+    shard: HostedShard,
+    asked: Tier,
+    addresses: Sequence[Address],
+    slots: Sequence[int | Miss],
+) -> Answers:
+    answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
+    notes = [0] * len(slots)
+    items, places = [], []
+    for place, (address, slot) in enumerate(zip(addresses, slots, strict=True)):
+        if isinstance(slot, Miss):
+            answers[place] = slot
+        elif seal.is_newer(memory := shard.arena.slot(slot), asked.after, shard.core.accepted):
+            answers[place] = Miss.STALE
+        else:
+            items.append((address, memory, asked.after))
+            places.append(place)
+    for place, found in zip(places, await store.recall_many(items, _form(asked)), strict=True):
+        if isinstance(found, Miss):
+            answers[place] = found
+        else:
+            answers[place], notes[place] = TierAnswer.DONE, found.sequence
+    return tuple(answers), tuple(notes)

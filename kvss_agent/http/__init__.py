@@ -1,0 +1,1 @@
+"""HTTP between processes: a bounded server, what the control APIs share, and bounded requests."""

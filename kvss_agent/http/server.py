@@ -1,0 +1,475 @@
+"""The HTTP server of every process of ours: uvicorn, with bounds that it does not have itself.
+
+uvicorn reads heads of any size, waits for ever for the rest of a request, and lets anybody have any
+number of connections. Here each connection is admitted before a byte of it is read, also of TLS
+(`admission`); line, head, trailers and pipelining are bounded while they are parsed; the head, the body
+and whoever reads the answer have to make progress; and no byte of a body is read before the application
+asks for it. What hits a bound is refused with a sentence where one can still be sent, and counted by
+cause in `HttpPolicy.refused`.
+
+The application finds its connection as `scope["extensions"]["tidegate.connection"]`, and says with
+`prove` whose it is once it has checked a credential. A long body can go straight to where it is wanted,
+see `receive_into`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import socket
+import ssl
+import sys
+import termios
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from kvss_agent.limits.admission import Admission, Places
+from kvss_agent.limits.origins import origin_of_socket
+
+log = logging.getLogger(__name__)
+
+EXTENSION: Final = "tidegate.connection"
+CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
+WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
+_WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Bound(StrEnum):
+    """Why a connection was ended that its peer did not end."""
+
+    LINE = "request_line"  # longer than allowed
+    HEAD = "head"  # too many headers, or too many bytes of them; trailers count too
+    PIPELINE = "pipeline"  # too many requests at once on one connection
+    MALFORMED = "malformed"
+    HEAD_SECONDS = "head_seconds"  # the head did not come in time
+    BODY_SECONDS = "body_seconds"  # the body came too slowly, or not at all
+    READ_SECONDS = "read_seconds"  # the answer was not read
+    REQUEST_SECONDS = "request_seconds"  # all of it took too long
+    TLS = "tls"  # its handshake failed, or was not done in time
+    DISPLACED = "displaced"  # a stranger that made way for another one
+
+
+@dataclass(frozen=True, slots=True)
+class HttpBounds:
+    """Of one connection."""
+
+    line_bytes_max: int = 16 << 10
+    head_bytes_max: int = 32 << 10
+    headers_max: int = 100
+    pipelined_max: int = 8
+    head_seconds: float = 10.0  # from the first byte, or from connecting, to the last header
+    body_bytes_per_second_min: int = 16 << 10
+    read_bytes_per_second_min: int = 1 << 10
+    stall_seconds: float = 10.0  # over which those two are measured
+    request_seconds: float = 900.0  # from the last header to the end of the answer
+    linger_seconds: float = 5.0  # for what still comes of a body that nobody wants
+    idle_seconds: int = 5  # between two requests
+    tls_seconds: float = 5.0
+
+
+class HttpPolicy:
+    """Bounds and places of one server, and what has hit them."""
+
+    def __init__(
+        self,
+        bounds: HttpBounds | None = None,
+        places: Places | None = None,
+        owners: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self.bounds = bounds or HttpBounds()
+        self.admission: Admission[HttpConnection] = Admission(places, owners)
+        self.refused: Counter[str] = Counter()  # by `Bound`
+
+
+class HttpConnection:
+    """One connection, from being accepted to its end, whatever protocol it speaks meanwhile."""
+
+    def __init__(self, policy: HttpPolicy, origin: str) -> None:
+        self.policy = policy
+        self.origin = origin
+        self.transport: asyncio.Transport | None = None
+        self.protocol: BoundedProtocol | None = None
+        self.connecting: asyncio.Task[None] | None = None
+
+    def prove(self, owner: str) -> bool:
+        """Its peer has shown a credential of this owner. False if the owner has no place left."""
+        return self.policy.admission.prove(self, owner)
+
+    def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
+        """The body of this request goes there from its beginning, as far as it has not come already.
+        Whoever waits for it is woken once, at its end, and gets no piece of it."""
+        if self.protocol is not None:
+            self.protocol.receive_into(scope, place)
+
+    def leave(self) -> None:
+        self.policy.admission.leave(self)
+
+    def end(self, bound: Bound) -> None:
+        """At once. What has not been sent is lost."""
+        self.policy.refused[bound] += 1
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.connecting is not None:
+            self.connecting.cancel()
+
+
+class _Over(Exception):
+    """A bound was hit while something was parsed."""
+
+
+class _Phase(Enum):
+    """What a connection waits for."""
+
+    HEAD = auto()  # the rest of a request's head
+    BODY = auto()  # the rest of its body
+    ANSWER = auto()  # the application
+    IDLE = auto()  # the next request, with uvicorn's own timer
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, with bounds."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, server_state, app_state, loop)
+        self.timeout_keep_alive = connection.policy.bounds.idle_seconds
+        self._connection = connection
+        self._bounds = connection.policy.bounds
+        self._extensions = {EXTENSION: connection}
+        self._phase = _Phase.HEAD
+        self._since = self._request_since = loop.time()
+        self._unparsed = 0  # bytes since the parser has last said something
+        self._head_bytes = self._head_count = 0
+        self._body_bytes = 0
+        self._body_mark = (self._since, 0)  # when there were so many
+        self._place: memoryview | None = None  # for what is still to come of the body
+        self._write_mark = (self._since, 0)  # when so many were left to send
+        self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
+        self._upgraded = False
+
+    # Bounds while it is parsed
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._connection.transport, self._connection.protocol = transport, self
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.leave()
+        self._place = None
+        super().connection_lost(exc)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._over is not None or self._upgraded
+
+    @property
+    def _request(self) -> RequestResponseCycle | None:
+        """The last one whose head is complete."""
+        return self.cycle
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_ended:
+            return
+        if self._phase is _Phase.IDLE:
+            self._phase, self._since = _Phase.HEAD, self.loop.time()
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > self._bounds.head_bytes_max and not self._has_ended:
+            self._end_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Bound.HEAD, _HEAD_SENTENCE)
+            self.send_400_response("")
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        self.ws_protocol_class = partial(BoundedWebSocket, self._connection)  # type: ignore[assignment]
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        self._unparsed = self._head_bytes = self._head_count = 0
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
+
+    def on_url(self, url: bytes) -> None:
+        self._unparsed = 0
+        super().on_url(url)
+        if len(self.url) > self._bounds.line_bytes_max:
+            self._end_head(HTTPStatus.REQUEST_URI_TOO_LONG, Bound.LINE, "This address is too long.")
+            raise _Over
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Also called for trailers, which have no bounds of their own."""
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value)
+        self._head_count += 1
+        bounds = self._bounds
+        if self._head_bytes > bounds.head_bytes_max or self._head_count > bounds.headers_max:
+            self._end_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Bound.HEAD, _HEAD_SENTENCE)
+            raise _Over
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        if len(self.pipeline) >= self._bounds.pipelined_max:
+            self._end_head(HTTPStatus.TOO_MANY_REQUESTS, Bound.PIPELINE, "Too many requests at once.")
+            raise _Over
+        now = self.loop.time()
+        self._phase, self._since, self._request_since = _Phase.BODY, now, now
+        self._body_bytes, self._body_mark = 0, (now, 0)
+        super().on_headers_complete()
+        if any(name in _WITH_BODY and value != b"0" for name, value in self.headers):
+            self.flow.pause_reading()  # until the application asks for it
+
+    def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
+        request = self._request
+        if self._phase is not _Phase.BODY or request is None or request.scope is not scope:
+            return  # all of it has come
+        came = len(request.body)
+        place[:came] = request.body
+        request.body = bytearray()
+        self._place = place[came:]
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        self._body_bytes += len(body)
+        if self._place is None or (self._request and self._request.response_complete):
+            super().on_body(body)  # which drops what nobody wants any more
+        else:
+            self._place[: len(body)] = body
+            self._place = self._place[len(body) :]
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        self._place = None
+        is_answered = self._request is not None and self._request.response_complete
+        self._phase = _Phase.IDLE if is_answered else _Phase.ANSWER
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        if self._phase is _Phase.ANSWER and not self.pipeline:
+            self._phase = _Phase.IDLE
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*(self._over or (HTTPStatus.BAD_REQUEST, Bound.MALFORMED, msg)))
+
+    def _end_head(self, status: HTTPStatus, bound: Bound, sentence: str) -> None:
+        self._over = status, bound, sentence
+
+    # Bounds in time
+
+    def check(self, now: float) -> None:
+        """End it if whoever is at the other end makes no progress."""
+        if self._upgraded:
+            return
+        bounds = self._bounds
+        if not self._is_read(now):
+            self._abort(Bound.READ_SECONDS)
+        elif self._over or self.transport.is_closing():
+            return
+        elif self._phase is _Phase.HEAD and now - self._since > bounds.head_seconds:
+            sentence = f"The head of a request has to come within {bounds.head_seconds:g} s."
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, Bound.HEAD_SECONDS, sentence)
+        elif self._phase is _Phase.BODY and not self._body_comes(now):
+            sentence = f"A body has to come with {bounds.body_bytes_per_second_min} bytes a second."
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, Bound.BODY_SECONDS, sentence)
+        elif self._phase in (_Phase.BODY, _Phase.ANSWER) and (
+            now - self._request_since > bounds.request_seconds
+        ):
+            sentence = f"A request is answered within {bounds.request_seconds:g} s, or not at all."
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, Bound.REQUEST_SECONDS, sentence)
+
+    def _body_comes(self, now: float) -> bool:
+        if self._request is not None and self._request.response_complete:
+            return now - self._since <= self._bounds.linger_seconds
+        since, before = self._body_mark
+        enough = self._bounds.body_bytes_per_second_min * self._bounds.stall_seconds
+        if self.flow.read_paused or self._body_bytes - before >= enough:  # paused: we let it wait
+            self._body_mark = now, self._body_bytes
+            return True
+        return now - since <= self._bounds.stall_seconds
+
+    def _is_read(self, now: float) -> bool:
+        left = self.transport.get_write_buffer_size()
+        if left:  # the kernel has megabytes more, and takes new ones in lumps
+            left += _unacknowledged(self.transport)
+        since, before = self._write_mark
+        enough = self._bounds.read_bytes_per_second_min * self._bounds.stall_seconds
+        if not left or left > before or before - left >= enough:
+            self._write_mark = now, left
+            return True
+        return now - since <= self._bounds.stall_seconds
+
+    # The end
+
+    def _refuse(self, status: HTTPStatus, bound: Bound, sentence: str) -> None:
+        """Say so if an answer can still begin; then close."""
+        if self.transport.is_closing():
+            return
+        self._over = status, bound, sentence
+        request = self._request
+        if request and request.response_complete:
+            request = None
+        if self.pipeline or (request and request.response_started):
+            self._abort(bound)
+            return
+        self._connection.policy.refused[bound] += 1
+        if request:
+            request.disconnected = True  # the application sends nothing any more
+            request.message_event.set()
+        body = sentence.encode()
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s" % (status, status.phrase.encode(), len(body), body)
+        )
+        self.transport.close()
+
+    def _abort(self, bound: Bound) -> None:
+        self._over = HTTPStatus.BAD_REQUEST, bound, ""
+        self._connection.end(bound)
+
+
+_HEAD_SENTENCE: Final = "The headers of this request are too many or too long."
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel has to send, or that the other side's has not acknowledged."""
+    raw = bytearray(4)
+    with contextlib.suppress(OSError):  # it has been closed meanwhile
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, raw)
+    return int.from_bytes(raw, sys.byteorder)
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's; its place is free when it ends."""
+
+    def __init__(self, connection: HttpConnection, **what: Any) -> None:
+        super().__init__(**what)
+        self._connection = connection
+
+    async def run_asgi(self) -> None:
+        extensions = cast("dict[str, object]", self.scope["extensions"])
+        extensions[EXTENSION] = self._connection
+        await super().run_asgi()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.leave()
+        super().connection_lost(exc)
+
+
+class BoundedServer(uvicorn.Server):
+    """Accepts connections itself, so that they are admitted before TLS or HTTP begins."""
+
+    def __init__(
+        self, config: uvicorn.Config, policy: HttpPolicy, tls: ssl.SSLContext | None = None
+    ) -> None:
+        if config.proxy_headers:  # uvicorn's default, for whoever connects from the same machine
+            raise ValueError("headers of a request must not say how it came")
+        super().__init__(config)
+        self.policy = policy
+        self._tls = tls
+        self._working: list[asyncio.Task[None]] = []
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """`sockets` listen already."""
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            listener.setblocking(False)
+            self._working.append(asyncio.create_task(self._accept(listener)))
+        self._working.append(asyncio.create_task(self._keep_checking()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await _cancel([*self._working[:-1], *self._connecting])
+        await super().shutdown(sockets)
+        await _cancel(self._working)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("A connection has to wait: %s", error.strerror)
+                await asyncio.sleep(WAIT_SECONDS)  # it stays in the backlog; others may end meanwhile
+                continue
+            try:
+                origin = origin_of_socket(sock)
+            except OSError:  # it has broken off already
+                sock.close()
+                continue
+            connection = HttpConnection(self.policy, origin)
+            displaced = self.policy.admission.enter(connection, origin)
+            if displaced:
+                displaced.end(Bound.DISPLACED)
+            task = loop.create_task(self._connect(connection, sock))
+            connection.connecting = task
+            self._connecting.add(task)
+            task.add_done_callback(partial(self._connected, connection, sock))
+
+    async def _connect(self, connection: HttpConnection, sock: socket.socket) -> None:
+        """Until HTTP can begin."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> BoundedProtocol:
+            state = self.lifespan.state
+            return BoundedProtocol(connection, self.config, self.server_state, state, loop)
+
+        try:
+            await loop.connect_accepted_socket(
+                protocol,
+                sock,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.policy.bounds.tls_seconds if self._tls else None,
+            )
+        except OSError:  # of TLS too
+            self.policy.refused[Bound.TLS] += 1
+
+    def _connected(
+        self, connection: HttpConnection, sock: socket.socket, task: asyncio.Task[None]
+    ) -> None:
+        """Also where it was given up before it began."""
+        self._connecting.discard(task)
+        if connection.transport is None:
+            connection.leave()
+            sock.close()
+
+    async def _keep_checking(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            now = loop.time()
+            for protocol in list(self.server_state.connections):
+                if isinstance(protocol, BoundedProtocol):
+                    protocol.check(now)
+
+
+class QuietServer(BoundedServer):
+    """Leaves the signals to us: it still answers while we stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

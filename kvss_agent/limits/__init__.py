@@ -1,0 +1,1 @@
+"""Bounds that several peers share: places for connections, and fair shares of a resource."""

@@ -1,0 +1,133 @@
+"""Compiling the C files of the mover into the state directory. One process builds at a time."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SOURCES: Final = Path(__file__).parent
+FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-shared")
+COMPILE_SECONDS_MAX: Final = 120
+BUILDS_MAX: Final = 8  # that are kept: of other sources, compilers and Pythons
+_SCRATCH: Final = "build-"
+
+
+class Unavailable(Exception):
+    """Why there is no compiled mover, in a sentence."""
+
+
+def build() -> Path:
+    """Compile the mover, unless that has been done. Returns where it is. Raises Unavailable.
+
+    Any number of processes may call this at once: one compiles, the others wait for it. The file
+    is moved into place when it is complete.
+    """
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    includes = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    version = _run([*compiler, "--version"])
+    if not any((Path(directory) / "Python.h").exists() for directory in includes):
+        raise Unavailable(f"the headers of Python {sys.version.split()[0]} are not installed")
+    digest = hashlib.sha256(f"{compiler} {version}".encode()).hexdigest()[:8]
+    try:
+        path = _directory() / f"{_name_for_python()}-{digest}.so"
+        if path.exists():
+            return path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_builder(path.parent):
+            if not path.exists():
+                _compile(compiler, [f"-I{directory}" for directory in includes], path)
+            for old in sorted(path.parent.glob("*.so"), key=_age_rank)[:-BUILDS_MAX]:
+                old.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{error.filename}: {error.strerror}") from error
+    return path
+
+
+def newest_build() -> Path | None:
+    """The latest build of these sources that fits this Python."""
+    return max(_directory().glob(f"{_name_for_python()}-*.so"), key=_age_rank, default=None)
+
+
+def _directory() -> Path:
+    project = Path(__file__).resolve().parents[2]
+    return project / (os.environ.get("TIDEGATE_STATE_DIR") or ".tidegate") / "native"
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.c"))
+
+
+def _name_for_python() -> str:
+    """The beginning of the file names of builds of these sources for this Python."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in [*_sources(), SOURCES / "native.h"]:
+        digest.update(path.read_bytes())
+    return f"{sysconfig.get_config_var('SOABI')}-{digest.hexdigest()[:16]}"
+
+
+def _age_rank(path: Path) -> int:
+    """Higher for later builds; lowest for one that another process has just removed."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+@contextlib.contextmanager
+def _only_builder(directory: Path) -> Iterator[None]:
+    """Hold the lock of this directory. What a killed builder has left in it is removed."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for abandoned in directory.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile(compiler: list[str], includes: list[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
+        made = Path(scratch) / path.name
+        _run([*compiler, *FLAGS, *includes, *map(str, _sources()), "-o", str(made)])
+        made.replace(path)
+
+
+def _run(command: list[str]) -> str:
+    """The compiler's output if it succeeds. It does not outlive this process."""
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            atexit.register(process.kill)
+            try:
+                output, errors = process.communicate(timeout=COMPILE_SECONDS_MAX)
+            finally:
+                process.kill()
+                atexit.unregister(process.kill)
+    except OSError as error:
+        raise Unavailable(f"there is no compiler: {command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} has not finished in {COMPILE_SECONDS_MAX} s") from error
+    if process.returncode:
+        lines = errors.strip().splitlines() or ["no message"]
+        complaint = next((line for line in lines if "error" in line), lines[0])
+        raise Unavailable(f"{command[0]} failed: {complaint}")
+    return output

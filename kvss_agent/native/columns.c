@@ -1,0 +1,220 @@
+/* Whole columns: what seal.py does in `write`, `verify` and `copy_out`, with the interpreter asked once
+   instead of thirty times, which is what small columns spend their time on. The layout of the header is
+   explained there; it is little-endian everywhere.
+
+   Justified by shm.refill_view.*.native (`verify_column`; also of each tier2.spill) and, through window.c,
+   by shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
+
+#include "native.h"
+
+enum { CHECKED = 60, KEY = 16, TOKENS_MAX = 64, VERSION = 1, OPEN = 1, SEALED = 2 };
+enum { AT_TOKENS = 6, AT_SEQUENCE = 8, AT_KEY = 16, AT_TAG = 32, AT_CHECKSUM = 48, AT_LENGTH = 56 };
+static const uint64_t PAYLOAD_MAX = 1 << 30;
+
+PyObject *misses[MISSES];
+static PyTypeObject *header_type; /* seal.Header, a tuple of six */
+
+static void put(uint8_t *at, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(value >> 8 * i);
+}
+
+static uint64_t get(const uint8_t *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++)
+        value |= (uint64_t)at[i] << 8 * i;
+    return value;
+}
+
+bool set_names(Column *column, PyObject *key, PyObject *tag)
+{
+    if (!PyBytes_Check(key) || !PyBytes_Check(tag) || PyBytes_GET_SIZE(key) != KEY || PyBytes_GET_SIZE(tag) != KEY) {
+        PyErr_SetString(PyExc_ValueError, "a key has 16 bytes and a tag 16");
+        return false;
+    }
+    column->key_object = key;
+    column->tag_object = tag;
+    column->key = (const uint8_t *)PyBytes_AS_STRING(key);
+    column->tag = (const uint8_t *)PyBytes_AS_STRING(tag);
+    return true;
+}
+
+/* A seal.Column: key, tag, sequence. False, with an exception, if it is something else. */
+static bool column_of(PyObject *given, Column *column)
+{
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) {
+        PyErr_SetString(PyExc_TypeError, "a column is a key, a tag and a sequence");
+        return false;
+    }
+    if (!set_names(column, PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 1)))
+        return false;
+    column->sequence = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(given, 2));
+    return column->sequence != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+/* Seal a payload into a slot. False with an exception, and then the slot is as it was. */
+bool write_slot(
+    uint8_t *slot, Py_ssize_t room, const Column *column, PyObject *given_tokens, PyObject *given_payload)
+{
+    Py_buffer payload;
+    const long tokens = PyLong_AsLong(given_tokens);
+    if ((tokens == -1 && PyErr_Occurred()) || PyObject_GetBuffer(given_payload, &payload, PyBUF_SIMPLE) < 0)
+        return false;
+    bool made = false;
+    const uint64_t length = (uint64_t)payload.len;
+    if (tokens < 1 || tokens > TOKENS_MAX)
+        PyErr_Format(PyExc_ValueError, "a column holds 1 to %d tokens, not %ld", TOKENS_MAX, tokens);
+    else if (length < 1 || length > PAYLOAD_MAX)
+        PyErr_Format(PyExc_ValueError, "a payload has 1 to 1073741824 bytes, not %zd", payload.len);
+    else if (room < HEADER + payload.len)
+        PyErr_Format(PyExc_ValueError, "a payload of %zd bytes does not fit a slot of %zd", payload.len, room);
+    else {
+        uint8_t sealed[HEADER] = {'T', 'I', 'D', 'E', VERSION, OPEN};
+        uint64_t sum;
+        put(sealed + AT_SEQUENCE, column->sequence, 8);
+        memcpy(slot, sealed, AT_KEY); /* open, by this evict */
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        made = moved_payload(slot + HEADER, payload.buf, length, STREAM_IN_FROM, &sum);
+        if (made) {
+            sealed[5] = SEALED;
+            put(sealed + AT_TOKENS, (uint64_t)tokens, 2);
+            memcpy(sealed + AT_KEY, column->key, KEY);
+            memcpy(sealed + AT_TAG, column->tag, KEY);
+            put(sealed + AT_CHECKSUM, sum, 8);
+            put(sealed + AT_LENGTH, length, 4);
+            put(sealed + CHECKED, check_of_header(sealed), 4);
+            __atomic_thread_fence(__ATOMIC_RELEASE);
+            memcpy(slot, sealed, HEADER);
+        }
+    }
+    PyBuffer_Release(&payload);
+    return made;
+}
+
+/* What 64 bytes say, and whether it is the column that is expected. */
+static enum miss identified(const uint8_t *header, const Column *column)
+{
+    static const uint8_t nothing[HEADER];
+    if (memcmp(header, "TIDE", 4) != 0)
+        return memcmp(header, nothing, HEADER) == 0 ? ABSENT : CORRUPT;
+    if (header[4] == VERSION && header[5] == OPEN)
+        return TORN;
+    if (header[4] != VERSION || header[5] != SEALED || get(header + CHECKED, 4) != check_of_header(header))
+        return CORRUPT;
+    const uint64_t tokens = get(header + AT_TOKENS, 2), length = get(header + AT_LENGTH, 4);
+    if (tokens < 1 || tokens > TOKENS_MAX || length < 1 || length > PAYLOAD_MAX)
+        return CORRUPT;
+    if (memcmp(header + AT_TAG, column->tag, KEY) != 0)
+        return FOREIGN;
+    if (memcmp(header + AT_KEY, column->key, KEY) != 0 || get(header + AT_SEQUENCE, 8) != column->sequence)
+        return STALE;
+    return NO_MISS;
+}
+
+static PyObject *header_of(const uint8_t *header, const Column *column)
+{
+    PyObject *made = header_type->tp_alloc(header_type, 6);
+    if (made == NULL)
+        return NULL;
+    PyTuple_SET_ITEM(made, 0, PyLong_FromUnsignedLongLong(get(header + AT_TOKENS, 2)));
+    PyTuple_SET_ITEM(made, 1, PyLong_FromUnsignedLongLong(column->sequence));
+    PyTuple_SET_ITEM(made, 2, Py_NewRef(column->key_object));
+    PyTuple_SET_ITEM(made, 3, Py_NewRef(column->tag_object));
+    PyTuple_SET_ITEM(made, 4, PyLong_FromUnsignedLongLong(get(header + AT_CHECKSUM, 8)));
+    PyTuple_SET_ITEM(made, 5, PyLong_FromUnsignedLongLong(get(header + AT_LENGTH, 4)));
+    for (int i = 0; i < 6; i++)
+        if (PyTuple_GET_ITEM(made, i) == NULL) {
+            Py_DECREF(made);
+            return NULL;
+        }
+    return made;
+}
+
+/* Look into a slot, and copy to `given_into` if there is one. */
+PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *given_column, PyObject *given_into)
+{
+    Column column;
+    Py_buffer into = {.buf = NULL, .obj = NULL};
+    if (header_type == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
+        return NULL;
+    }
+    if (room < HEADER) {
+        PyErr_SetString(PyExc_ValueError, "a slot has 64 bytes or more");
+        return NULL;
+    }
+    prefetch_first(NULL, slot, (size_t)room);
+    if (given_into != NULL && PyObject_GetBuffer(given_into, &into, PyBUF_WRITABLE) < 0)
+        return NULL;
+    prefetch_first(NULL, into.buf, (size_t)into.len < STRIPE ? (size_t)into.len : STRIPE);
+    if (!column_of(given_column, &column)) {
+        if (into.obj != NULL)
+            PyBuffer_Release(&into);
+        return NULL;
+    }
+    PyObject *made = NULL;
+    uint8_t header[HEADER];
+    uint64_t sum;
+    memcpy(header, slot, HEADER);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    enum miss miss = identified(header, &column);
+    const uint64_t length = get(header + AT_LENGTH, 4);
+    if (miss == NO_MISS && length > (uint64_t)room - HEADER)
+        miss = CORRUPT;
+    if (miss == NO_MISS && into.obj != NULL && length > (uint64_t)into.len) {
+        PyErr_Format(PyExc_ValueError, "a payload of %llu bytes does not fit %zd", (unsigned long long)length, into.len);
+        goto done;
+    }
+    if (miss == NO_MISS) {
+        if (!moved_payload(into.buf, slot + HEADER, length, STREAM_OUT_FROM, &sum))
+            goto done;
+        if (sum != get(header + AT_CHECKSUM, 8)) /* overwritten meanwhile, or damaged? */
+            miss = memcmp(header, slot, HEADER) == 0 ? CORRUPT : TORN;
+    }
+    made = miss == NO_MISS ? header_of(header, &column) : Py_NewRef(misses[miss]);
+done:
+    if (into.obj != NULL)
+        PyBuffer_Release(&into);
+    return made;
+}
+
+static PyObject *verify_column(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Py_buffer slot;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "wanted are two arguments: slot and column");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(arguments[0], &slot, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *made = read_slot(slot.buf, slot.len, arguments[1], NULL);
+    PyBuffer_Release(&slot);
+    return made;
+}
+
+static PyObject *bind(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 1 + MISSES || !PyType_Check(arguments[0]) ||
+        !PyType_IsSubtype((PyTypeObject *)arguments[0], &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "wanted are the type of a header and five misses");
+        return NULL;
+    }
+    Py_XSETREF(header_type, (PyTypeObject *)Py_NewRef(arguments[0]));
+    for (int i = 0; i < MISSES; i++)
+        Py_XSETREF(misses[i], Py_NewRef(arguments[1 + i]));
+    Py_RETURN_NONE;
+}
+
+int add_columns(PyObject *module)
+{
+    static PyMethodDef methods[] = {
+        {"verify_column", FAST(verify_column), "seal.verify(slot, column)"},
+        {"_bind", FAST(bind), "What is answered with: seal.Header, and ABSENT, TORN, STALE, FOREIGN, CORRUPT."},
+        {NULL, NULL, 0, NULL},
+    };
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,78 @@
+/* What the parts of the compiled mover share. Each part names, at its head, the benchmark that justifies it:
+   rows of `make bench NAME=dataplane` in docs/benchmarks.md, with and without ".native". */
+#ifndef TIDEGATE_NATIVE_H
+#define TIDEGATE_NATIVE_H
+
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+
+#ifdef __GNUC__
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) (void)(address)
+#endif
+
+enum { SHORT_MAX = 240, STRIPE = 64, PAGE = 4096, FIRST_LINES = 16, HEADER = 64 };
+
+/* Prefetches the beginning of a payload, and the second page of where it goes to. */
+static inline void prefetch_first(const uint8_t *into, const uint8_t *from, size_t length)
+{
+    for (size_t at = 0; at < length && at < FIRST_LINES * STRIPE; at += STRIPE)
+        PREFETCH(from + at);
+    if (into != NULL && length > PAGE)
+        PREFETCH(into + PAGE);
+}
+
+/* kernels.c */
+
+enum store { NOT_AT_ALL, PLAIN, STREAMED };
+
+extern int levels_found;
+
+void find_levels(void);
+const char *name_of_level(int index);
+bool use_level(const char *name);
+uint64_t copied(uint8_t *into, const uint8_t *from, size_t length, enum store how);
+uint32_t check_of_header(const uint8_t *header);
+
+/* payloads.c */
+
+extern const size_t STREAM_IN_FROM, STREAM_OUT_FROM;
+
+bool moved_payload(uint8_t *into, const uint8_t *from, size_t length, size_t stream_from, uint64_t *sum);
+int add_payloads(PyObject *module);
+
+/* columns.c */
+
+enum miss { NO_MISS = -1, ABSENT, TORN, STALE, FOREIGN, CORRUPT, MISSES };
+extern PyObject *misses[MISSES]; /* seal.Miss, in this order */
+
+typedef struct {
+    const uint8_t *key, *tag;
+    uint64_t sequence;
+    PyObject *key_object, *tag_object;
+} Column;
+
+bool set_names(Column *column, PyObject *key, PyObject *tag);
+bool write_slot(uint8_t *slot, Py_ssize_t room, const Column *column, PyObject *tokens, PyObject *payload);
+PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *column, PyObject *into);
+int add_columns(PyObject *module);
+
+/* window.c */
+
+int add_window(PyObject *module);
+
+/* files.c */
+
+int add_files(PyObject *module);
+
+#endif

@@ -1,0 +1,1 @@
+"""What every daemon needs: settings, logs, signals, durable files, membership in a fleet."""

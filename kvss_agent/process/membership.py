@@ -1,0 +1,297 @@
+"""Being part of a console's fleet: joining once, and then a heartbeat every few seconds.
+
+Nothing waits for the console, and nothing is given up when it is away: what it was told last goes on. So
+the worst that comes of all this is that the console takes us for lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import logging
+import random
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from kvss_agent import native
+from kvss_agent.http.exchange import PLAIN
+from kvss_agent.security.identity import Unusable
+from kvss_agent.security.trust import Trust
+from telemetry.decoder import MESSAGE, Malformed, decode, excerpt
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS_MAX: Final = 5.0
+ANSWER_BYTES_MAX: Final = 64 << 10
+BEAT_SECONDS: Final = 5.0  # until the console says otherwise, within these limits:
+BEAT_SECONDS_MIN: Final = 0.2
+BEAT_SECONDS_MAX: Final = 60.0
+AGAIN_SECONDS: Final = 0.5  # after the first failure; then twice as long each time, up to
+AGAIN_SECONDS_MAX: Final = 10.0
+CERTIFIED_SECONDS: Final = 0.2  # after a new certificate: the console waits to hear of it
+REFUSED_SECONDS: Final = 15.0  # somebody has to do something first
+NO_USE: Final = "The join token does not work (any more): make a new one on the console's page “Join”."
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def credential(token: str, name: str) -> str:
+    """What the heartbeats of `node:ax-1` are known by. Both sides make it from the token of the control
+    API, so it is never handed over; and it is of no use for anything but heartbeats."""
+    made = hmac.digest(token.encode(), f"tidegate heartbeat 1 {name}".encode(), hashlib.sha256)
+    return "tgh_" + base64.urlsafe_b64encode(made).rstrip(b"=").decode()
+
+
+@dataclass(slots=True)
+class Standing:
+    """How we stand with the console, and what became of each call."""
+
+    state: str = "alone"  # "joining", "joined", "away" (it does not answer), "refused"
+    reason: str = ""
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def shown(self) -> dict[str, str]:
+        return {"state": self.state, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """Where it is, and what we show to be let in."""
+
+    url: str
+    join_token: str = field(default="", repr=False)
+    authorities: Path | None = None  # who vouches for it, if not those that the system trusts
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """Raises OSError, also for a file that holds no certificates."""
+        if self.authorities is None:
+            return True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.authorities)
+        return context
+
+    @property
+    def is_in_the_open(self) -> bool:
+        """Whether others on the network could read what we send."""
+        parts = urlsplit(self.url)
+        return parts.scheme == "http" and parts.hostname not in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who joins: `kind` is nodes or drivers; `topic` is what its numbers are told under."""
+
+    kind: str
+    topic: str
+    name: str
+    token: str = field(repr=False)  # of its control API, which the console will ask
+    facts: Mapping[str, Any]  # told with each heartbeat
+    once: Mapping[str, Any]  # told at joining
+    trust: Trust | None = None  # what we show, and whom we believe: the console says
+    is_new: bool = False  # no console can know us yet
+
+    def path(self, verb: str) -> str:
+        return f"/api/v1/{self.kind}/{self.name}/{verb}"
+
+
+class _Answer(msgspec.Struct):
+    heartbeat_seconds: float = BEAT_SECONDS
+    authorities: str = ""  # the digest of what to believe; a console of an older version has none
+
+
+class _Certified(msgspec.Struct):
+    certificate: str
+    authorities: str
+    digest: str
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+_CERTIFIED: Final = msgspec.json.Decoder(_Certified)
+_PROBLEM: Final = msgspec.json.Decoder(_Problem)
+
+
+class Member:
+    """Joins and beats, for as long as `run` is not cancelled."""
+
+    def __init__(self, console: Console, identity: Identity, standing: Standing) -> None:
+        self.console = console
+        self.identity = identity
+        self.standing = standing
+        self._credential = credential(identity.token, identity.topic)
+        self._is_unknown = identity.is_new and bool(console.join_token)
+        self._failures = 0
+        self._why_unknown = ""  # as the console says
+
+    async def run(self) -> None:
+        self.standing.state = "joining"
+        async with httpx.AsyncClient(
+            base_url=self.console.url,
+            timeout=ANSWER_SECONDS_MAX,
+            follow_redirects=False,
+            verify=self.console.verify(),
+        ) as client:
+            while True:
+                # What fails in a heartbeat must not be the last one: nobody would notice its end.
+                [seconds] = await asyncio.gather(self.once(client), return_exceptions=True)
+                if isinstance(seconds, BaseException):
+                    log.error("A heartbeat has failed inside", exc_info=seconds)
+                    seconds = self._away("a heartbeat has failed inside; the log tells more")
+                # Not all at the same moment, also after the console was away for all of them.
+                await asyncio.sleep(seconds * random.uniform(0.8, 1.0))  # noqa: S311
+
+    async def once(self, client: httpx.AsyncClient) -> float:
+        """Tell that we are there, or join; and after how many seconds again. Raises nothing."""
+        try:
+            answer = await (self._join(client) if self._is_unknown else self._beat(client))
+        except httpx.HTTPError as error:
+            if not isinstance(error, httpx.ConnectError):
+                self._is_unknown = False  # it may have heard us
+            return self._away(f"{type(error).__name__}: {error}".rstrip(": "))
+        self._is_unknown = False
+        if answer.is_success:
+            seconds = self._joined(answer)
+            is_told = await self._renew(client, answer)
+            return min(seconds, CERTIFIED_SECONDS) if is_told else seconds
+        if answer.is_client_error and answer.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+            return self._refused(answer)
+        return self._away(f"it answers {answer.status_code}")
+
+    async def _beat(self, client: httpx.AsyncClient) -> httpx.Response:
+        """Joining instead, where it does not know us (any more) and we may."""
+        answer = await self._ask(client, "heartbeat", self._credential, self._facts())
+        if answer.status_code == HTTPStatus.UNAUTHORIZED:
+            self._why_unknown = _detail_of(answer) or "It does not know us."
+            if self.console.join_token:
+                return await self._join(client)
+        return answer
+
+    async def _join(self, client: httpx.AsyncClient) -> httpx.Response:
+        us = self.identity
+        told = {**self._facts(), **us.once, "control_token": us.token}
+        return await self._ask(client, "join", self.console.join_token, told)
+
+    def _facts(self) -> Mapping[str, Any]:
+        us = self.identity
+        facts = {**us.facts, "mover": native.current().name}
+        return {**facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else facts
+
+    async def _renew(self, client: httpx.AsyncClient, heard: httpx.Response) -> bool:
+        """Ask for a certificate if it is time to. Whether there is a new one, which the console should
+        hear of. What goes wrong is tried again after the next heartbeat."""
+        trust, digest = self.identity.trust, _authorities_of(heard)
+        if trust is None or not digest or not trust.is_due(digest):
+            return False
+        request = {"certificate_request": trust.identity.certificate_request()}
+        try:
+            answer = await self._ask(client, "certificate", self._credential, request)
+            if answer.is_success:
+                told = decode(answer.content, _CERTIFIED, MESSAGE)
+                trust.accept(told.certificate, told.authorities, told.digest)
+                problem = ""
+            else:
+                problem = f"the console answers {answer.status_code}"
+        except (httpx.HTTPError, Malformed, Unusable, OSError) as error:
+            problem = str(error)
+        if problem:
+            self.standing.calls["not certified"] += 1
+            log.warning("There is no new certificate: %s", problem)
+            return False
+        self.standing.calls["certified"] += 1
+        log.info("The console has issued a certificate")
+        return True
+
+    async def _ask(
+        self, client: httpx.AsyncClient, verb: str, bearer: str, body: Mapping[str, Any]
+    ) -> httpx.Response:
+        """Bounded: an answer is short, whoever gives it."""
+        headers = {"authorization": f"Bearer {bearer}", "accept-encoding": "identity"}
+        path = self.identity.path(verb)
+        try:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS_MAX),
+                client.stream("POST", path, json=dict(body), headers=headers) as answer,
+            ):
+                if answer.headers.get("content-encoding", "").strip().lower() not in PLAIN:
+                    raise httpx.DecodingError("its answer is compressed", request=answer.request)
+                content = b""
+                async for piece in answer.aiter_bytes():
+                    content += piece
+                    if len(content) > ANSWER_BYTES_MAX:
+                        raise httpx.DecodingError("its answer is too long", request=answer.request)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no answer within {ANSWER_SECONDS_MAX:g} s") from None
+        return httpx.Response(answer.status_code, content=content)
+
+    def _joined(self, answer: httpx.Response) -> float:
+        self._failures = 0
+        self._now("joined", "")
+        try:
+            seconds = decode(answer.content, _ANSWER, MESSAGE).heartbeat_seconds
+        except Malformed:
+            seconds = BEAT_SECONDS
+        return min(max(seconds, BEAT_SECONDS_MIN), BEAT_SECONDS_MAX)
+
+    def _refused(self, answer: httpx.Response) -> float:
+        said = _detail_of(answer)
+        if answer.status_code == HTTPStatus.UNAUTHORIZED:
+            todo = NO_USE if self.console.join_token else "Start once with --join-token."
+            said = f"{self._why_unknown} {todo}".strip()
+        self._now("refused", said[:500] or f"it answers {answer.status_code}")
+        return REFUSED_SECONDS
+
+    def _away(self, reason: str) -> float:
+        self._failures += 1
+        self._now("away", reason[:500])
+        return float(min(AGAIN_SECONDS * 2 ** min(self._failures - 1, 10), AGAIN_SECONDS_MAX))
+
+    def _now(self, state: str, reason: str) -> None:
+        standing = self.standing
+        standing.calls[state] += 1
+        if (state, reason) != (standing.state, standing.reason):
+            level = logging.INFO if state == "joined" else logging.WARNING
+            log.log(level, "Console %s: %s%s", self.console.url, state, f": {reason}" if reason else "")
+        standing.state, standing.reason = state, reason
+
+
+def _detail_of(answer: httpx.Response) -> str:
+    try:
+        return excerpt(decode(answer.content, _PROBLEM, MESSAGE).detail)
+    except Malformed:
+        return ""
+
+
+def _authorities_of(answer: httpx.Response) -> str:
+    try:
+        return decode(answer.content, _ANSWER, MESSAGE).authorities
+    except Malformed:
+        return ""
+
+
+@contextlib.asynccontextmanager
+async def member(console: Console | None, identity: Identity, standing: Standing) -> AsyncIterator[None]:
+    """Be part of the fleet for as long as this lasts. Without a console we are alone."""
+    if console is None:
+        yield
+        return
+    task = asyncio.create_task(Member(console, identity, standing).run(), name="heartbeat")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

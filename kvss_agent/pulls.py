@@ -1,0 +1,234 @@
+"""Bringing columns over from another agent: the new home of a shard fetches what the old one still has.
+
+The slots come as they lie there, seals and numbers with them, straight into the same slots here. What
+has been evicted here meanwhile is newer, and stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final
+
+from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.tiered import batches
+from kvss_agent.data_plane import channel as channels
+from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.channel import STALL_SECONDS, Waste
+from kvss_agent.data_plane.wire import Role
+from kvss_agent.mover import PYTHON
+from kvss_agent.shard import seal
+from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Turn
+from kvss_agent.shard.hosted import HostedShard, Mine
+from kvss_agent.shard.hosted import Line as ShardLine
+from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
+
+log = logging.getLogger(__name__)
+
+NEWER: Final = "newer"
+SOURCE_SECONDS: Final = 5.0  # for the source to apply what is asked for: evicts here wait meanwhile
+_numbers = iter(range(-1, -(1 << 62), -1))  # members that are no connections have negative numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the columns are now. They have all been written once `after` evicts are applied there."""
+
+    address: Address
+    shard: str
+    credentials: Credentials
+    after: int
+
+
+@dataclass(slots=True)
+class Pull:
+    """One pull, as it goes. Read by anybody, written by its own thread."""
+
+    id: str
+    shard: str
+    total: int
+    state: str = "running"  # then "done", "cancelled" or "failed"
+    reason: str = ""
+    moved: int = 0
+    moved_bytes: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)  # by Miss, or NEWER
+    started_at: float = field(default_factory=time.time)
+    finished_at: float | None = None
+    cancelled: bool = False
+    driver: str = ""  # in whose name
+    _puller: _Puller | None = None
+
+    def cancel(self) -> None:
+        """End it soon, whatever it waits for. What has been moved stays."""
+        self.cancelled = True
+        if self._puller:
+            self._puller.close(Cause.GONE, "the pull was cancelled")
+
+    def begin(self, puller: _Puller) -> None:
+        self._puller = puller
+        if self.cancelled:
+            self.cancel()
+
+    @property
+    def done(self) -> int:
+        return self.moved + self.skipped.total()
+
+
+class _Puller:
+    """A member of the shard that waits for its own effects."""
+
+    def __init__(self, driver: str) -> None:
+        self.number = next(_numbers)
+        self.driver = driver
+        self.left = threading.Event()
+        self.closed: Breach | None = None
+        self.line: Line | None = None  # to the source
+        self._posted: SimpleQueue[Mine | None] = SimpleQueue()
+
+    def post(self, what: Mine | ShardLine) -> None:
+        if not isinstance(what, ShardLine):
+            self._posted.put(what)
+
+    def close(self, cause: Cause, sentence: str) -> None:
+        self.closed = Breach(cause, sentence)
+        self._posted.put(None)
+        if self.line:
+            channels.hang_up(self.line.channel.socket)
+
+    def next(self) -> Mine:
+        what = self._posted.get()
+        if what is None:
+            raise self.closed or Breach(Cause.GONE, "the shard was taken away")
+        return what
+
+
+def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) -> None:
+    """Fetch these slots, in this order. Ends with the pull's state; raises nothing."""
+    puller = _Puller(shard.identity.driver)
+    pull.begin(puller)
+    try:
+        shard.attach(puller, Role.REFILL)
+        try:
+            line = puller.line = Line(source.address, source.shard, source.credentials, Role.REFILL)
+            try:
+                if puller.closed:
+                    raise puller.closed
+                if line.welcome.slot_bytes != shard.identity.slot_bytes:
+                    raise Lost("the slots there are of another size")
+                for request, batch in enumerate(batches(slots), 1):
+                    if puller.closed:
+                        raise puller.closed
+                    _fetch(pull, shard, puller, line, request, source.after, batch)
+            finally:
+                line.close()
+        finally:
+            shard.detach(puller)
+            puller.left.set()
+        pull.state = "done"
+    except (Lost, Breach) as error:
+        pull.state, pull.reason = "failed", str(puller.closed or error)
+    except Exception as error:
+        log.exception("Pull %s of %s failed", pull.id, pull.shard)
+        pull.state, pull.reason = "failed", repr(error)
+    finally:
+        if pull.cancelled and pull.state == "failed":
+            pull.state = "cancelled"
+        pull.finished_at = time.time()
+
+
+def _fetch(
+    pull: Pull,
+    shard: HostedShard,
+    puller: _Puller,
+    line: Line,
+    request: int,
+    after: int,
+    slots: Sequence[int],
+) -> None:
+    mine = shard.act(
+        lambda core, now: core.fill(
+            puller.number, request, 0, slots, now, wait_seconds=WAIT_SECONDS_MAX
+        ),
+        puller,
+    )
+    effect = mine[0] if mine else puller.next()
+    if isinstance(effect, Turn):
+        pull.skipped[effect.reason] += len(slots)
+        return
+    if not isinstance(effect, Fill):
+        raise TypeError(f"a fill was answered by {effect}")
+    try:
+        _receive(pull, shard, line, request, after, slots, effect)
+    finally:
+        shard.done(effect.lease, puller)
+
+
+def _receive(
+    pull: Pull,
+    shard: HostedShard,
+    line: Line,
+    request: int,
+    after: int,
+    slots: Sequence[int],
+    effect: Fill,
+) -> None:
+    line.send(wire.Refill(request, after, int(SOURCE_SECONDS * 1000), tuple(slots)))
+    deadline = time.monotonic() + SOURCE_SECONDS + STALL_SECONDS
+    answer = line.receive(deadline)
+    while isinstance(answer, wire.Goodbye):
+        answer = line.receive(deadline)
+    if isinstance(answer, wire.Turned):
+        pull.skipped[answer.reason] += len(slots)
+        return
+    if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
+        raise Lost(f"{line.address} sent {type(answer).__name__}, which may not come here")
+    waste = Waste()
+    places: list[memoryview] = []
+    memories: list[tuple[memoryview, bytes, Header] | None] = []
+    for slot, raw in zip(effect.slots, answer.headers, strict=True):
+        header = seal.read(raw)
+        if isinstance(header, Miss):
+            pull.skipped[header] += 1
+            continue
+        if header.length > shard.arena.payload_bytes_max:  # as large as those of the source
+            raise Lost(f"{line.address} announces a payload that is larger than its slots")
+        memory = None if isinstance(slot, Miss) else shard.arena.slot(slot)
+        if memory is None:
+            pull.skipped[Miss.REFUSED] += 1
+        elif seal.is_newer(memory, 0):
+            pull.skipped[NEWER] += 1
+        else:
+            seal.open_slot(memory, header.sequence)
+            places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
+            memories.append((memory, raw, header))
+            continue
+        places.append(waste.of(header.length))
+        memories.append(None)
+    arrived = -1
+    try:
+        for piece in line.receive_pieces(places):
+            if not piece.last:
+                continue
+            arrived = piece.place
+            if found := memories[arrived]:
+                _seal(pull, *found, places[arrived])
+    finally:
+        for found in memories[arrived + 1 :]:
+            if found:
+                seal.clear(found[0], found[2].sequence, scrub=False)
+
+
+def _seal(pull: Pull, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
+    if PYTHON.checksum(payload) != header.checksum:
+        seal.clear(memory, header.sequence, scrub=False)
+        pull.skipped[Miss.TORN] += 1
+        return
+    memory[:HEADER_BYTES] = raw
+    pull.moved += 1
+    pull.moved_bytes += header.length

@@ -1,0 +1,1 @@
+"""Identities, certificates, trust, capabilities and signed confirmations."""

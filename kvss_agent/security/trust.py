@@ -1,0 +1,209 @@
+"""What a process shows to others and believes of them over TLS, and how both change while it runs.
+
+    trust = Trust.load(identity)
+    context = trust.for_control     # one object for the life of a listener; handshakes follow changes
+    trust.client_context()              # for one connection
+    trust.accept(certificate, authorities, digest)
+
+Before the console has issued a certificate a server shows one that it has signed itself, and nobody who
+connects is believed to be anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kvss_agent.process.durable_file import keep
+from kvss_agent.security.certificates import (
+    is_issued_by,
+    peer_of,
+    read_authorities,
+    read_certificate,
+    self_signed,
+)
+from kvss_agent.security.identity import ProcessIdentity, Unusable, public_pem
+from kvss_agent.security.server_names import log_undecodable
+from telemetry.decoder import Malformed, decode
+
+log = logging.getLogger(__name__)
+
+KEPT_FILE: Final = "certificate.json"
+AUTHORITIES_FILE: Final = "authorities.pem"  # for whoever connects to us, such as engines
+RENEW_AT: Final = 2 / 3  # of its life
+DESCRIPTORS: Final = Path("/proc/self/fd")  # the open files of this process, by number
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the console has issued. `digest` names the authorities, and which of them signs."""
+
+    certificate: str = ""
+    authorities: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What holds for the next handshake."""
+
+    kept: Kept
+    server: ssl.SSLContext
+    client: ssl.SSLContext | None
+    authorities: Sequence[x509.Certificate]
+    renew_at: datetime | None
+
+
+class Trust:
+    """All methods may be called from any thread. What holds is replaced as a whole."""
+
+    def __init__(self, identity: ProcessIdentity, kept: Kept) -> None:
+        """Raises Unusable for what was kept and does not fit our key."""
+        self.identity = identity
+        self._self_signed = self_signed(identity.key, identity.topic)
+        self._now = self._made(kept)
+        # Handshakes begin with this one, and go on with what holds at that moment: certificate, key and
+        # whom to believe. Tickets would let somebody in again by what held earlier.
+        # At a control API somebody without a certificate is nobody; one that is not believed ends it.
+        self.for_control = self._listening(ssl.CERT_OPTIONAL)
+        self.for_data = self._listening(ssl.CERT_REQUIRED)
+
+    @classmethod
+    def load(cls, identity: ProcessIdentity) -> Trust:
+        """With the certificate that it was issued last, where that is still there and is ours."""
+        try:
+            kept = decode((identity.state_dir / KEPT_FILE).read_bytes(), Kept)
+            return cls(identity, kept)
+        except FileNotFoundError:
+            pass
+        except (Unusable, Malformed) as error:
+            log.warning("The kept certificate can't be used, and is asked for again: %s", error)
+        return cls(identity, Kept())
+
+    @property
+    def authorities(self) -> Sequence[x509.Certificate]:
+        return self._now.authorities
+
+    @property
+    def digest(self) -> str:
+        return self._now.kept.digest
+
+    @property
+    def has_certificate(self) -> bool:
+        return self._now.client is not None
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """For a connection to another process; None without a certificate."""
+        return self._now.client
+
+    def is_due(self, digest: str, now: datetime | None = None) -> bool:
+        """Whether to ask for a certificate: the console has other authorities, or ours is ageing."""
+        held = self._now
+        return digest != held.kept.digest or (
+            held.renew_at is not None and (now or datetime.now(UTC)) >= held.renew_at
+        )
+
+    def accept(self, certificate: str, authorities: str, digest: str) -> None:
+        """Show this certificate and believe these authorities from the next handshake on.
+
+        It is on disk before it is used. Raises Unusable, and changes nothing then; OSError.
+        """
+        kept = Kept(certificate, authorities, digest)
+        made = self._made(kept)
+        directory = self.identity.state_dir
+        keep(directory / KEPT_FILE, msgspec.json.encode(kept))
+        keep(directory / AUTHORITIES_FILE, authorities.encode())
+        self._now = made
+
+    def _listening(self, mode: ssl.VerifyMode) -> ssl.SSLContext:
+        context = _context(ssl.PROTOCOL_TLS_SERVER, self._self_signed, self.identity.key_pem())
+        context.verify_mode = mode
+        context.num_tickets = 0
+        context.sni_callback = self._go_on
+        log_undecodable()
+        return context
+
+    def _go_on(self, connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._now.server
+
+    def _made(self, kept: Kept) -> _Now:
+        key_pem = self.identity.key_pem()
+        if not kept.certificate:
+            server = _context(ssl.PROTOCOL_TLS_SERVER, self._self_signed, key_pem)
+            return _Now(kept, server, None, (), None)
+        certificate, authorities = read_certificate(kept.certificate), read_authorities(kept.authorities)
+        _check(certificate, authorities, self.identity)
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return _Now(
+            kept,
+            _context(ssl.PROTOCOL_TLS_SERVER, kept.certificate, key_pem, kept.authorities),
+            _context(ssl.PROTOCOL_TLS_CLIENT, kept.certificate, key_pem, kept.authorities),
+            authorities,
+            begins + (ends - begins) * RENEW_AT,
+        )
+
+
+def _check(
+    certificate: x509.Certificate, authorities: Sequence[x509.Certificate], identity: ProcessIdentity
+) -> None:
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or public_pem(key) != identity.public_key_pem:
+        raise Unusable("The certificate is for another key.")
+    if (peer := peer_of(certificate)) is None or peer.topic != identity.topic:
+        raise Unusable(f"The certificate is not for {identity.topic}.")
+    if not is_issued_by(certificate, authorities):
+        raise Unusable("The certificate was not issued by one of the authorities that come with it.")
+
+
+def _context(protocol: int, certificate: str, key_pem: bytes, authorities: str = "") -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    load_chain(context, certificate, key_pem)
+    if authorities:
+        context.load_verify_locations(cadata=authorities)
+    return context
+
+
+def load_chain(context: ssl.SSLContext, certificate: str, key_pem: bytes) -> None:
+    """`load_cert_chain` from memory."""
+    with _named(certificate.encode() + key_pem) as path:
+        context.load_cert_chain(path)
+
+
+@contextlib.contextmanager
+def _named(content: bytes) -> Iterator[Path]:
+    """It as a file: where there are such, one in memory, which goes with this process; else one that
+    only this user can read, and only for as long."""
+    descriptor, on_disk = _in_memory(), None
+    if descriptor is None:
+        descriptor, name = tempfile.mkstemp(suffix=".pem")
+        on_disk = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            yield on_disk or DESCRIPTORS / str(descriptor)
+    finally:
+        if on_disk:
+            on_disk.unlink()
+
+
+def _in_memory() -> int | None:
+    """A new file; None where there are none, or none that can be named."""
+    if not hasattr(os, "memfd_create") or not os.access(DESCRIPTORS, os.R_OK | os.X_OK):
+        return None
+    try:
+        return os.memfd_create("chain")
+    except OSError:  # it may be forbidden
+        return None

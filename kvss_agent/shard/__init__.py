@@ -1,0 +1,1 @@
+"""One shard: its slots in memory, seals, leases and state machine."""

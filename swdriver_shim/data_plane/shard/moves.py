@@ -1,0 +1,84 @@
+"""How a shard moves to another agent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvss_agent.client import Lost
+from swdriver_shim.data_plane.agent_control import PullResult
+from swdriver_shim.data_plane.paths import PathSpec, TrafficCounter, path_between
+from swdriver_shim.data_plane.shard.connections import HomeConnections, empty
+from swdriver_shim.data_plane.shard.former_homes import Connect, FormerHome
+
+log = logging.getLogger(__name__)
+
+PULL_SLOTS: Final = 64  # that are pulled at once: evicts to them wait meanwhile
+PULL_TRIES: Final = 5  # before the rest is given up
+PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
+COUNT_MARGIN: Final = 1 << 32  # evicts between the creation of the new home and the start of the move
+
+# Fetch these slots, all written once so many evicts are applied there. What is not done is tried again.
+Pull = Callable[[Sequence[int], int], PullResult]
+
+
+class ShardMover:
+    """Moves one shard, in one thread at a time."""
+
+    def __init__(self, homes: HomeConnections, traffic: TrafficCounter) -> None:
+        self._homes = homes
+        self._traffic = traffic
+
+    def count_from(self) -> int:
+        with self._homes.lock:
+            # Evicts whose slots were emptied since count as well.
+            return max(self._homes.slots.last_number(), self._homes.number) + COUNT_MARGIN
+
+    def move(self, connect: Connect, pull: Pull, path: PathSpec | None) -> bool:
+        homes = self._homes
+        with homes.former.emptying:
+            try:
+                client = connect()
+                empty(client)  # it may be a home that was left before, or an earlier process's
+            except Lost as error:
+                log.warning("Shard %s can't move: %s", homes.name, error)
+                return False
+            with homes.writing:
+                leaving, slots = homes.change_home(client, connect, path)
+                homes.on_change()  # before anything is evicted there
+        try:
+            for at in range(0, len(slots), PULL_SLOTS):
+                if not self._pull(leaving, slots[at : at + PULL_SLOTS], pull):
+                    break
+        finally:
+            homes.finish_move(leaving)
+        return True
+
+    def _pull(self, leaving: FormerHome, slots: Sequence[int], pull: Pull) -> bool:
+        """Have the new home fetch what is still at the old one. Returns whether that is done."""
+        homes = self._homes
+        for _ in range(PULL_TRIES):
+            with homes.writing, homes.lock:
+                batch = [slot for slot in slots if slot in homes.slots.at_old_home]
+                if not batch:
+                    return True
+                if homes.old is None or homes.is_closed.is_set():
+                    return False
+                homes.slots.begin_pull(batch)
+                after = homes.slots.last_number(batch)
+            is_done = False
+            try:
+                is_done, size = pull(batch, after)
+                self._traffic.add(path_between(homes.old_path, homes.path), "pull", size)
+            finally:
+                with homes.lock:
+                    if is_done:
+                        homes.not_needed_at_old(batch)
+                    else:
+                        leaving.unsure.update(batch)  # it may still be running
+                    homes.slots.end_pull()
+            if is_done:
+                return True
+            homes.is_closed.wait(PULL_AGAIN_SECONDS)
+        return False

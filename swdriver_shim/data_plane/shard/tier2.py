@@ -1,0 +1,101 @@
+"""What a shard does in tier 2. The agent copies between its memory and tier 2; no bytes pass here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvss_agent.client import Column, Lost, Miss, Purged, TierAnswer, Wanted
+from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
+from swdriver_shim.data_plane.shard.connections import HomeConnections
+
+
+class ShardTier2:
+    """All methods may be called from any thread. See `ShardControl` for what each does."""
+
+    def __init__(self, homes: HomeConnections) -> None:
+        self._homes = homes
+
+    def exists(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        client = self._homes.client
+        if client is None:
+            return [False] * len(columns)
+        try:
+            return client.exists([Column(key, tag, 0) for key, tag in columns])
+        except Lost as error:
+            self._homes.lose(client, error)
+            return [False] * len(columns)
+
+    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
+        homes, slots = self._homes, self._homes.slots
+        with homes.lock:
+            slots.grow(max(column.slot for column in columns))
+            wanted = [slots.wanted(one.slot, one.key, one.tag) for one in columns]
+            here = [
+                place
+                for place, one in enumerate(wanted)
+                if one.slot not in slots.at_old_home and one.column.sequence >= 0
+            ]
+            client = homes.client
+        exist = [False] * len(columns)
+        if client is None or not here:
+            return exist
+        try:
+            answers = client.spill(
+                [wanted[place] for place in here],
+                notes=[columns[place].note for place in here],
+                data_key=data_key,
+            )
+        except Lost as error:
+            homes.lose(client, error)
+            return exist
+        for place, answer in zip(here, answers, strict=True):
+            exist[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
+        return exist
+
+    def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
+        homes, slots = self._homes, self._homes.slots
+        with homes.lock:
+            slots.wait_for_pull(column.slot for column in columns)
+            slots.grow(max(column.slot for column in columns))
+            client = homes.client
+            if homes.leaving:  # nobody needs what was in these slots, so it is not pulled either
+                homes.not_needed_at_old(column.slot for column in columns)
+            for one in columns:
+                slots.clear(one.slot)
+                homes.note_tag(one.tag)
+        if client is None:
+            return [Miss.LOST] * len(columns)
+        try:
+            wanted = [Wanted(one.slot, Column(one.key, one.tag, 0)) for one in columns]
+            found = client.recall(wanted, data_key=data_key)
+        except Lost as error:
+            homes.lose(client, error)
+            return [Miss.LOST] * len(columns)
+        with homes.lock:
+            if homes.client is not client:  # lost or moved meanwhile: what came is at another home
+                return [Miss.LOST] * len(columns)
+            for one, answer in zip(columns, found, strict=True):
+                if not isinstance(answer, Miss):
+                    slots.set_number(one.slot, answer.number)
+        return [answer if isinstance(answer, Miss) else answer.note for answer in found]
+
+    def delete(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
+        client = self._homes.client
+        if client is None:
+            return False
+        try:
+            answers = client.forget([Column(key, tag, 0) for key, tag in columns])
+        except Lost as error:
+            self._homes.lose(client, error)
+            return False
+        return all(answer is TierAnswer.DONE for answer in answers)
+
+    def purge(self, tag: bytes) -> Purged | None:
+        client = self._homes.client
+        if client is None:
+            return None
+        try:
+            return client.purge(tag)
+        except Lost as error:
+            self._homes.lose(client, error)
+            return None

@@ -1,0 +1,252 @@
+"""Where a replay's bytes go: a few agents that are started for it, or one that runs already.
+
+    with fleet.started(layout, slots=4096, agents=2) as agents:
+        driver = Driver(layout, "emulated", agents.shards())
+
+Shards are named after the driver, their group and their number: `replay.full.0`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import kvss_agent
+from kvss_agent.client import Credentials
+from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
+from swdriver_shim.data_plane.homes import Home
+from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.layout import Layout
+
+DRIVER: Final = "replay"
+START_SECONDS_MAX: Final = 30.0
+GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
+STOP_SECONDS_MAX: Final = 20.0
+PAUSE_SECONDS: Final = 0.02
+ANSWER_SECONDS_MAX: Final = 30.0
+
+Shards = list[list[Shard]]  # of each group
+
+
+class NoAgent(Exception):
+    """An agent is not there or not as it has to be. A sentence for whoever asked for it."""
+
+
+def at(address: str, layout: Layout, credentials: Credentials) -> Shards:
+    """All shards of a layout at one agent. Raises NoAgent where they are not there."""
+    return _connected(layout, credentials, lambda name: address)  # noqa: ARG005 - all at the same one
+
+
+class Move(NamedTuple):
+    """So many slots were pulled from one agent to another, between these moments."""
+
+    slots: int
+    began: float
+    ended: float
+
+
+@contextlib.contextmanager
+def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> Iterator[Fleet]:
+    """Agents of so many slots, as processes, with the shards dealt out to them in turn; with a tier 2 of
+    so many bytes each, in one directory. They and all they kept are gone at the end. Raises NoAgent."""
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
+        tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
+        each = [
+            stack.enter_context(Agent(Path(scratch) / f"agent{index}", tier2 if tier2_bytes else None))
+            for index in range(agents)
+        ]
+        yield Fleet(layout, slots, each)
+
+
+class Fleet:
+    """Agents that run, and where each shard of a layout is."""
+
+    def __init__(self, layout: Layout, slots: int, agents: Sequence[Agent]) -> None:
+        self._layout = layout
+        self._slots = slots
+        self._credentials = Credentials(DRIVER, secrets.token_bytes(32))
+        self._agents = agents
+        self._homes: dict[str, int] = {}
+        for place, (name, *_) in enumerate(_names(layout, DRIVER)):
+            self._homes[name] = place % len(agents)
+        for agent in range(len(agents)):
+            self._tell(agent, self._at(agent))
+
+    def shards(self) -> Shards:
+        """All of them, connected anew. Raises NoAgent."""
+        return _connected(
+            self._layout, self._credentials, lambda name: self._agents[self._homes[name]].address
+        )
+
+    def move(self, shard: Shard, to: int) -> Move:
+        """Have another agent be the home of a shard, and take its bytes along.
+
+        The old home does not have it any more then. Raises NoAgent if it can't be moved.
+        """
+        name, pulled = shard.name, 0
+        source, target = self._homes[name], self._agents[to]
+        self._tell(to, self._at(to) | {name: shard.count_from()})
+
+        def pull(slots: Sequence[int], after: int) -> PullResult:
+            nonlocal pulled
+            address = self._agents[source].address
+            found = target.control.pull(name, address, name, DRIVER, after, slots)
+            pulled += len(slots) * found.done
+            return found
+
+        size = next(size for each, _, _, size in _names(self._layout, DRIVER) if each == name)
+        began = time.monotonic()
+        if not shard.move(Home(target.address, name, lambda: self._credentials, size), pull):
+            raise NoAgent(f"Shard {name} can't be moved to {target.address}.")
+        ended = time.monotonic()
+        self._homes[name] = to
+        self._tell(source, self._at(source))
+        return Move(pulled, began, ended)
+
+    def _at(self, agent: int) -> dict[str, int]:
+        """The shards of an agent, and where their counts begin, which matters for new ones only."""
+        return {name: 0 for name, home in self._homes.items() if home == agent}
+
+    def _tell(self, agent: int, shards: Mapping[str, int]) -> None:
+        secret = base64.b64encode(self._credentials.secret or b"").decode()
+        self._agents[agent].be(
+            [
+                {
+                    "name": name,
+                    "driver": DRIVER,
+                    "slot_bytes": size,
+                    "slots": self._slots,
+                    "part": name,
+                    "applied": shards[name],
+                }
+                for name, _, _, size in _names(self._layout, DRIVER)
+                if name in shards
+            ],
+            [{"name": DRIVER, "secret": secret}],
+        )
+
+
+def _names(layout: Layout, driver: str) -> Iterator[tuple[str, int, int, int]]:
+    """Name, group, index and slot size of every shard."""
+    for group, of in enumerate(layout.groups):
+        for index, slot_bytes in enumerate(of.slot_bytes):
+            yield f"{driver}.{of.name}.{index}", group, index, slot_bytes
+
+
+def _connected(layout: Layout, credentials: Credentials, address_of: Callable[[str], str]) -> Shards:
+    made: Shards = [[] for _ in layout.groups]
+    for name, group, _, slot_bytes in _names(layout, credentials.driver):
+        shard = Shard(name, Home(address_of(name), name, lambda: credentials, slot_bytes))
+        made[group].append(shard)
+        if not shard.open():
+            for each in (one for of in made for one in of):
+                each.close()
+            raise NoAgent(f"Shard {name} can't be used: {shard.lost_because}")
+    return made
+
+
+class Agent:
+    """One agent as a process of its own, in a directory of its own."""
+
+    def __init__(self, directory: Path, tier2: Mapping[str, Any] | None) -> None:
+        self._directory = directory
+        self._tier2 = tier2
+        self._generation = 0
+        self.address = f"unix:{directory / 'data.sock'}"
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True)
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "kvss_agent", "--control", "127.0.0.1:0"),
+                    *("--state-dir", str(self._directory), "--drain-seconds", "0"),
+                ],
+                cwd=Path(kvss_agent.__file__).parent.parent,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the replay, which stops them itself
+            )
+        try:
+            self._wait("did not start", START_SECONDS_MAX, self._listens)
+        except NoAgent:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def be(self, shards: Sequence[Mapping[str, Any]], peers: Sequence[Mapping[str, Any]]) -> None:
+        """The home of these. Returns when all of it is there."""
+        self._generation += 1
+        document = {
+            "generation": self._generation,
+            "shards": shards,
+            "peers": peers,
+            "tier2": self._tier2,
+        }
+        status, answer = self._ask("PUT", "/v1/desired", json.dumps(document))
+        if status != http.client.ACCEPTED:
+            raise NoAgent(f"An agent refuses what it is told: {answer}")
+        self._wait("was not granted its memory", GRANT_SECONDS_MAX, self._has_all)
+
+    @property
+    def control(self) -> AgentControl:
+        token = (self._directory / "token").read_text().strip()
+        return AgentControl(f"http://127.0.0.1:{self._port}", token)
+
+    def _listens(self) -> bool:
+        found = re.search(r"control on 127\.0\.0\.1:(\d+)", self._log.read_text())
+        self._port = int(found[1]) if found else 0
+        return found is not None
+
+    def _has_all(self) -> bool:
+        _, observed = self._ask("GET", "/v1/observed")
+        for shard in observed["shards"]:
+            if shard["state"] == "refused":
+                raise NoAgent(f"An agent can't have shard {shard['name']}: {shard['reason']}")
+        return bool(observed["observed_generation"] == self._generation and observed["ready"])
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS_MAX)
+        try:
+            headers = {"Authorization": f"Bearer {self.control.token}"}
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except OSError as error:
+            raise NoAgent(f"An agent does not answer: {error}") from error
+        finally:
+            connection.close()
+
+    def _wait(self, otherwise: str, seconds: float, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise NoAgent(f"An agent {otherwise}. Its last words: {self._log.read_text()[-500:]}")
+            time.sleep(PAUSE_SECONDS)
+
+    def _stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "log"

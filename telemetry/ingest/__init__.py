@@ -1,0 +1,1 @@
+"""From the Redis streams to PostgreSQL: each record counts once."""

@@ -1,0 +1,60 @@
+"""The slowest transfers, kept for some hours and found by who they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from django.db.models import QuerySet
+
+from telemetry.emit.transfers import Transfer
+from telemetry.models import SlowTransfer
+from telemetry.topics import FLEET, kind_of
+
+_FIELDS: Final = {"org": "org", "node": "node", "driver": "driver", "session": "session"}
+
+
+def keep(driver: str, transfers: Iterable[Transfer]) -> None:
+    """Within the transaction of the record that they came with."""
+    SlowTransfer.objects.bulk_create(
+        [
+            SlowTransfer(
+                at=datetime.fromtimestamp(one.at, UTC),
+                driver=driver,
+                **{name: getattr(one, name) for name in one.__struct_fields__ if name != "at"},
+            )
+            for one in transfers
+        ]
+    )
+
+
+def slowest_of(
+    topic: str,
+    since: datetime,
+    until: datetime,
+    *,
+    direction: str = "",
+    seconds_max: float | None = None,
+    orgs: Collection[str] | None = None,
+) -> QuerySet[SlowTransfer]:
+    """Of a topic, the slowest first; of what nobody counts transfers of, none. `seconds_max`: leaves out
+    what took longer. `orgs`: only theirs."""
+    found = SlowTransfer.objects.filter(at__gte=since, at__lt=until)
+    if topic != FLEET:
+        field = _FIELDS.get(kind_of(topic))
+        if field is None:
+            return found.none()
+        found = found.filter(**{field: topic.partition(":")[2]})
+    if direction:
+        found = found.filter(direction=direction)
+    if seconds_max is not None:
+        found = found.filter(seconds__lte=seconds_max)
+    if orgs is not None:
+        found = found.filter(org__in=orgs)
+    return found.order_by("-seconds", "pk")
+
+
+def forget_old_transfers(now: datetime, hours: int) -> int:
+    deleted, _ = SlowTransfer.objects.filter(at__lt=now - timedelta(hours=hours)).delete()
+    return deleted

@@ -1,0 +1,1 @@
+"""Rows in PostgreSQL: reading, writing, merging and rolling up."""

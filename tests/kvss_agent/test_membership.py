@@ -1,0 +1,334 @@
+"""Being part of a fleet: whatever the console answers, an agent goes on, and calls again in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from console.authority.issuing import Signer, make_root
+from kvss_agent import native
+from kvss_agent.process import membership
+from kvss_agent.process.membership import (
+    AGAIN_SECONDS_MAX,
+    ANSWER_BYTES_MAX,
+    BEAT_SECONDS,
+    BEAT_SECONDS_MAX,
+    BEAT_SECONDS_MIN,
+    REFUSED_SECONDS,
+    Console,
+    Identity,
+    Member,
+    Standing,
+    credential,
+    member,
+)
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.security.certificates import Peer, Role
+from kvss_agent.security.identity import ProcessIdentity, fingerprint
+from kvss_agent.security.trust import Trust
+from kvss_agent.settings import parse
+from tests.hostile import agent as hostile
+from tests.hostile.answers import EXHAUSTING, bomb, says
+from tests.live import wait_until
+
+TOKEN = "t" * 32
+IDENTITY = Identity("nodes", "node:ax-1", "ax-1", TOKEN, {"cpus": 4}, {"nics": []})
+OURS = credential(TOKEN, "node:ax-1")
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+async def once(
+    answer: Answer, join_token: str = "", standing: Standing | None = None
+) -> tuple[float, Standing]:
+    standing = standing or Standing()
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+        return await Member(Console("http://console", join_token), IDENTITY, standing).once(
+            client
+        ), standing
+
+
+def test_what_heartbeats_are_known_by_follows_from_token_and_name_and_tells_neither() -> None:
+    assert credential(TOKEN, "node:ax-1") == OURS
+    assert credential(TOKEN, "driver:ax-1") != OURS
+    assert credential("u" * 32, "node:ax-1") != OURS
+    assert TOKEN not in OURS
+    assert TOKEN not in repr(IDENTITY)
+    assert "tgj_x" not in repr(Console("http://console", "tgj_x"))
+
+
+async def test_who_is_known_only_beats_and_never_shows_its_token() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json={"heartbeat_seconds": 2})
+
+    seconds, standing = await once(answer, "tgj_x")
+    assert (seconds, standing.state, standing.calls) == (2, "joined", {"joined": 1})
+    [request] = asked
+    assert request.url.path == "/api/v1/nodes/ax-1/heartbeat"
+    assert request.headers["authorization"] == f"Bearer {OURS}"
+    assert json.loads(request.content) == {"cpus": 4, "mover": native.current().name}
+
+
+async def test_who_is_unknown_joins_if_it_may() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200 if request.url.path.endswith("/join") else 401, json={})
+
+    _, standing = await once(answer, "tgj_x")
+    assert standing.state == "joined"
+    assert asked[1].headers["authorization"] == "Bearer tgj_x"
+    assert json.loads(asked[1].content) == {
+        "cpus": 4,
+        "mover": native.current().name,
+        "nics": [],
+        "control_token": TOKEN,
+    }
+    seconds, standing = await once(answer)
+    assert (seconds, standing.state) == (REFUSED_SECONDS, "refused")
+    assert "--join-token" in standing.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (httpx.Response(200, json={}), "heartbeat"),
+        (httpx.ConnectError("it is only just starting"), "join"),
+        (httpx.ReadTimeout("who knows whether it has heard us"), "heartbeat"),
+        (httpx.Response(401), "heartbeat"),
+    ],
+)
+async def test_who_cannot_be_known_yet_joins_and_sends_no_heartbeat_before(
+    first: httpx.Response | httpx.HTTPError, then: str
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path.rpartition("/")[2])
+        if len(asked) == 1 and isinstance(first, httpx.HTTPError):
+            raise first
+        return first if isinstance(first, httpx.Response) else httpx.Response(200, json={})
+
+    new = replace(IDENTITY, is_new=True)
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+        us = Member(Console("http://console", "tgj_x"), new, Standing())
+        await us.once(client)
+        await us.once(client)
+    assert asked[:2] == ["join", then]
+
+
+def test_a_token_that_was_made_just_now_is_known_to_nobody(tmp_path: Path) -> None:
+    options = ["--state-dir", str(tmp_path)]
+    assert parse(options, {}).is_new
+    assert not parse(options, {}).is_new
+
+
+def certifying(issued: dict[str, str], digest: str, asked: list[str]) -> Answer:
+    def answer(request: httpx.Request) -> httpx.Response:
+        verb = request.url.path.rpartition("/")[2]
+        asked.append(verb)
+        assert request.headers["authorization"] == f"Bearer {OURS}"
+        if verb == "certificate":
+            assert set(json.loads(request.content)) == {"certificate_request"}
+            return httpx.Response(200 if issued else 409, json=issued)
+        return httpx.Response(200, json={"authorities": digest})
+
+    return answer
+
+
+async def test_it_asks_for_a_certificate_when_the_console_names_other_authorities(
+    tmp_path: Path,
+) -> None:
+    now = datetime.now(UTC)
+    root = make_root("one", now)
+    trust = Trust.load(ProcessIdentity.load(tmp_path, "node:ax-1"))
+    pem = trust.identity.public_key_pem
+    peer = Peer(Role.NODE, "ax-1", fingerprint(pem))
+    certificate = Signer(root.certificate, root.key).issue(peer, pem, timedelta(days=7), now)
+    issued = {"certificate": certificate, "authorities": root.certificate, "digest": "d1"}
+    us, asked = replace(IDENTITY, trust=trust), list[str]()
+    standing = Standing()
+
+    async def beat(issued: dict[str, str], digest: str) -> None:
+        transport = httpx.MockTransport(certifying(issued, digest, asked))
+        async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+            await Member(Console("http://console"), us, standing).once(client)
+
+    for refused in ({}, {**issued, "certificate": "nonsense"}, {"certificate": certificate}):
+        await beat(refused, "d1")
+        assert standing.state == "joined", "it goes on, and asks again with the next heartbeat"
+        assert not trust.has_certificate
+    assert standing.calls["not certified"] == 3
+    await beat(issued, "d1")
+    assert trust.digest == "d1"
+    assert asked[-2:] == ["heartbeat", "certificate"]
+    await beat(issued, "d1")
+    assert asked[-1] == "heartbeat", "nothing is due"
+    await beat(issued, "")
+    assert asked[-1] == "heartbeat", "a console of the version before"
+    await beat({**issued, "digest": "d2"}, "d2")
+    assert trust.digest == "d2"
+
+
+def test_a_console_is_believed_by_a_file(tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.pem"
+    options = ["--state-dir", str(tmp_path), "--console", "https://c", "--console-ca", str(authorities)]
+    with pytest.raises(WrongSettings, match="console-ca"):
+        parse(options, {})
+    authorities.write_text("nonsense")
+    with pytest.raises(WrongSettings, match="holds no certificates"):
+        parse(options, {})
+    authorities.write_text(make_root("one", datetime.now(UTC)).certificate)
+    console = parse(options, {}).console
+    assert console
+    assert isinstance(console.verify(), ssl.SSLContext)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["10.0.0.7:8410", "--plain-control", "yes"],
+        ["127.0.0.2:8410"],
+        ["[::1]:8410"],
+        ["10.0.0.7:8410", "--console", "https://c"],
+    ],
+)
+def test_plain_http_is_loopback_or_loud(tmp_path: Path, options: list[str]) -> None:
+    given = ["--state-dir", str(tmp_path), "--control", *options]
+    assert parse(given, {}).serves_tls == ("--console" in options)
+
+
+@pytest.mark.parametrize("control", ["10.0.0.7:8410", "0.0.0.0:8410", "[::]:8410", "ax-1:8410"])
+def test_plain_http_is_refused_where_others_listen(tmp_path: Path, control: str) -> None:
+    with pytest.raises(WrongSettings, match="tokens and keys could be read"):
+        parse(["--state-dir", str(tmp_path), "--control", control], {})
+
+
+def broken(_request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("nobody there")
+
+
+def torn(_request: httpx.Request) -> httpx.Response:
+    raise httpx.RemoteProtocolError("cut off")
+
+
+DEEP = b'{"x": ' + b"[" * 60_000
+HUGE = b'{"heartbeat_seconds": %s}' % (b"9" * 4000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "seconds"),
+    [
+        (broken, "away", 0.5),
+        (torn, "away", 0.5),
+        (lambda _: httpx.Response(500), "away", 0.5),
+        (lambda _: httpx.Response(429), "away", 0.5),
+        (lambda _: httpx.Response(301, headers={"location": "http://evil/"}), "away", 0.5),
+        (lambda _: httpx.Response(200, content=b"x" * (ANSWER_BYTES_MAX + 1)), "away", 0.5),
+        (lambda _: httpx.Response(200, content=b"\xff\xfe"), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(200, json={"heartbeat_seconds": "x"}), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(200, json={"heartbeat_seconds": 0}), "joined", BEAT_SECONDS_MIN),
+        (lambda _: httpx.Response(200, json={"heartbeat_seconds": 1e9}), "joined", BEAT_SECONDS_MAX),
+        (lambda _: httpx.Response(409, json={"detail": "No."}), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(422, content=b"["), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(200, content=DEEP), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(422, content=DEEP), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(422, content=b'{"detail": "\xff"}'), "refused", REFUSED_SECONDS),
+        (lambda _: httpx.Response(200, content=b'{"heartbeat_seconds": 1e999}'), "joined", BEAT_SECONDS),
+        (lambda _: httpx.Response(200, content=HUGE), "joined", BEAT_SECONDS),
+    ],
+)
+async def test_whatever_it_answers_we_go_on(answer: Answer, state: str, seconds: float) -> None:
+    got, standing = await once(answer)
+    assert (got, standing.state) == (seconds, state)
+
+
+async def test_who_is_away_is_asked_less_and_less_but_never_given_up() -> None:
+    standing = Standing()
+    transport = httpx.MockTransport(broken)
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+        us = Member(Console("http://console"), IDENTITY, standing)
+        waits = [await us.once(client) for _ in range(50)]
+    assert waits[:3] == [0.5, 1, 2]
+    assert waits[-1] == AGAIN_SECONDS_MAX
+    assert standing.calls["away"] == 50
+
+
+async def test_a_heartbeat_that_fails_inside_is_not_the_last_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever is raised: a process that beats no more is lost, and its own page says all is well."""
+    facts: dict[str, object] = {"what can't be sent": object()}
+    standing = Standing()
+    with hostile.Peer(says(b"{}")) as console:
+        async with member(Console(console.url), replace(IDENTITY, facts=facts), standing):
+            await asyncio.to_thread(wait_until, "one has failed", lambda: standing.calls["away"] > 1)
+            assert "A heartbeat has failed inside" in caplog.text
+            facts.clear()
+            await asyncio.to_thread(wait_until, "it goes on", lambda: standing.state == "joined")
+
+
+@pytest.mark.parametrize("name", ["drips", "drips headers", "endless text", "bomb"])
+async def test_a_console_that_takes_its_time_is_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "ANSWER_SECONDS_MAX", 0.5)
+    standing = Standing()
+    answer = bomb(64) if name == "bomb" else EXHAUSTING[name]
+    with hostile.Peer(answer) as console:
+        async with httpx.AsyncClient(base_url=console.url, timeout=60) as client, asyncio.timeout(60):
+            await Member(Console(console.url), IDENTITY, standing).once(client)
+    assert standing.state == "away"
+
+
+async def test_who_has_no_console_is_alone_and_who_ends_does_not_wait_for_it() -> None:
+    standing = Standing()
+    async with member(None, IDENTITY, standing):
+        assert standing.state == "alone"
+    async with member(Console("http://127.0.0.1:1"), IDENTITY, standing):
+        await asyncio.to_thread(wait_until, "it noticed", lambda: standing.state == "away")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--console", "ftp://x"], "--console is 'ftp://x'"),
+        (["--console", "http://10.0.0.1:8400"], "could be read on the way"),
+        (["--join-token", "tgj_x"], "--join-token needs --console"),
+        (["--console", "https://c", "--join-token", "secret"], "--join-token is (hidden)"),
+        (["--nics", "eth0"], "--nics is 'eth0'"),
+        (["--data-address", "here"], "--data-address is 'here'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    options: list[str], said: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    state_dir = tmp_path_factory.mktemp("a")
+    with pytest.raises(WrongSettings) as raised:
+        parse(["--state-dir", str(state_dir), *options], {})
+    assert said in str(raised.value)
+
+
+def test_a_console_elsewhere_is_https_or_said_to_be_plain(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    state_dir = str(tmp_path_factory.mktemp("a"))
+    for url, more in (
+        ("https://console", []),
+        ("http://127.0.0.1:8400", []),
+        ("http://10.0.0.1:8400", ["--plain-console", "yes"]),
+    ):
+        found = parse(["--state-dir", state_dir, "--console", url, *more, "--nics", "e0=l1,e1=l2"], {})
+        assert found.console == Console(url)
+        assert found.nics == (("e0", "l1"), ("e1", "l2"))

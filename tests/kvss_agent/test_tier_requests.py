@@ -1,0 +1,294 @@
+"""What an agent says when tier 2 has to be emptied: done only if nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.client import Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client.tiered import TieredClient
+from kvss_agent.data_plane import tier_requests
+from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.wire import Feature
+from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2.backend import Failed, Fault, Incoming, Removed
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Tier2
+from tests.kvss_agent.plane import TAG, Plane, column, kv, running
+from tests.live import wait_until
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join()
+    made.close()
+
+
+class Slow(Posix):
+    """A store whose reads and purges take as long as the test wants."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.purges = self.reads = 0
+        self.then: Callable[[], None] = lambda: None
+
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        self.reads += 1
+        assert self.go_on.wait(10)
+        return super().read(files)
+
+    def purge(self, scope: Scope) -> Removed:
+        self.purges += 1
+        assert self.go_on.wait(10)
+        self.then()
+        return super().purge(scope)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Slow:
+    return Slow(tmp_path / "files")
+
+
+@contextlib.contextmanager
+def opened(loop: asyncio.AbstractEventLoop, files: Slow) -> Iterator[Tier2]:
+    store = Tier2(files, Caps(1 << 30, 1 << 30))
+    asyncio.run_coroutine_threadsafe(store.open(), loop).result()
+    try:
+        yield store
+    finally:
+        asyncio.run_coroutine_threadsafe(store.close(), loop).result()
+
+
+@pytest.fixture
+def tiering(loop: asyncio.AbstractEventLoop, slow: Slow) -> Iterator[LoopTiering]:
+    made = LoopTiering(loop)
+    with opened(loop, slow) as made.store:
+        yield made
+
+
+@pytest.fixture
+def plane(tmp_path: Path, tiering: LoopTiering) -> Iterator[Plane]:
+    with running(tmp_path, tiering=tiering) as made:
+        made.add()
+        yield made
+
+
+def keep(client: ShardClient, *names: str) -> None:
+    for slot, name in enumerate(names):
+        number = client.evict(slot, column(name).key, TAG, 64, kv())
+        assert client.spill([Wanted(slot, column(name, number))]) == [TierAnswer.DONE]
+
+
+def lacks(client: ShardClient, feature: Feature) -> None:
+    assert isinstance(client, TieredClient)
+    client.requests.line.features &= ~feature
+
+
+@pytest.mark.parametrize("kind", ["shm", "unix"])
+def test_while_tier_2_is_on_its_way_nothing_is_said_to_be_gone(
+    plane: Plane, tiering: LoopTiering, kind: str
+) -> None:
+    with plane.client(kind) as client:
+        keep(client, "a", "b")
+        store, tiering.store = tiering.store, None
+        assert client.purge(TAG) is None
+        assert client.forget([column("a")]) == [Miss.REFUSED]
+        tiering.store = store
+        assert client.exists([column("a"), column("b")]) == [True, True]
+        assert client.forget([column("a")]) == [TierAnswer.DONE]
+        gone = client.purge(TAG)
+        assert gone
+        assert gone.files == 1
+
+
+def test_where_tier_2_is_off_nothing_is_left_of_anything(plane: Plane, tiering: LoopTiering) -> None:
+    store, tiering.store, tiering.is_off = tiering.store, None, True
+    with plane.client() as client:
+        number = client.evict(0, column("a").key, TAG, 64, kv())
+        assert client.purge(TAG) == Purged(0, 0)
+        assert client.forget([column("a"), column("b")]) == [TierAnswer.DONE] * 2
+        assert client.exists([column("a")]) == [False]
+        assert client.spill([Wanted(0, column("a", number))]) == [Miss.REFUSED]
+        assert client.recall([Wanted(1, column("a"))]) == [Miss.REFUSED]
+    tiering.store = store
+
+
+def test_an_agent_that_never_has_a_tier_2_has_nothing_to_remove(tmp_path: Path) -> None:
+    with running(tmp_path) as plane:
+        plane.add()
+        with plane.client() as client:
+            assert client.purge(TAG) == Purged(0, 0)
+            assert client.forget([column("a"), column("b")]) == [TierAnswer.DONE] * 2
+
+
+def test_an_older_agent_that_cannot_purge_has_not_purged(plane: Plane) -> None:
+    with plane.client() as client:
+        keep(client, "a")
+        lacks(client, Feature.PURGE)
+        assert client.purge(TAG) is None
+        assert client.exists([column("a")]) == [True]
+
+
+def test_a_request_that_is_one_too_many_is_not_done(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plane.client() as client:
+        keep(client, "a")
+        monkeypatch.setattr("kvss_agent.data_plane.connection.TIERING_MAX", 0)
+        assert client.purge(TAG) is None
+        assert client.forget([column("a")]) == [Miss.REFUSED]
+
+
+@pytest.mark.parametrize("kind", ["shm", "unix"])
+def test_what_comes_back_for_somebody_who_has_left_stays_nowhere(
+    plane: Plane, slow: Slow, kind: str
+) -> None:
+    """A driver that connects anew empties its slots, and with memory shared it asks nobody."""
+    memory = plane.shards["s"].arena.slot(5)
+    with plane.client(kind) as client, ThreadPoolExecutor(1) as other:
+        keep(client, "a")
+        slow.go_on.clear()
+        recall = other.submit(client.recall, [Wanted(5, column("a"))])
+        wait_until("it is under way", lambda: slow.reads == 1)
+        client.close()
+        with pytest.raises(Lost):
+            recall.result()
+    wait_until("nobody is connected", lambda: plane.shards["s"].state()["connections"] == 0)
+    with plane.client(kind) as client:
+        client.delete([5], wait_seconds=0)
+        slow.go_on.set()
+        wait_until("it has come", lambda: plane.shards["s"].state()["leases"] == 0)
+        assert not any(memory)
+
+
+def is_over(tiering: LoopTiering) -> None:
+    wait_until("nothing is being purged", lambda: not tiering._purges)
+
+
+def test_a_purge_that_takes_long_goes_on_and_its_receipt_lacks_nothing(
+    plane: Plane, tiering: LoopTiering, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    with plane.client() as client:
+        keep(client, "a", "b")
+        slow.go_on.clear()
+        assert [client.purge(TAG) for _ in range(3)] == [None] * 3
+        assert slow.purges == 1, "it is the same one, however often one asks"
+        assert client.purge(b"another tag".ljust(16, b"\0")) is None
+        assert slow.purges == 2
+        slow.go_on.set()
+        is_over(tiering)
+        assert client.exists([column("a"), column("b")]) == [False, False]
+        keep(client, "c")
+        gone = client.purge(TAG)
+        assert client.exists([column("c")]) == [False], "an old receipt would say nothing of this one"
+        assert gone
+        assert gone.files == 3
+        assert client.purge(TAG) == Purged(0, 0), "told once"
+
+
+def test_a_purge_that_several_ask_for_is_counted_for_one_of_them(
+    plane: Plane, tiering: LoopTiering, slow: Slow
+) -> None:
+    plane.add("t")
+    with plane.client() as client, plane.client(shard="t") as other, ThreadPoolExecutor() as threads:
+        keep(client, "a")
+        keep(other, "b")
+        slow.go_on.clear()
+        asked = [threads.submit(one.purge, TAG) for one in (client, other, client)]
+        wait_until("it is under way", lambda: bool(tiering._purges))
+        slow.go_on.set()
+        receipts = [one.result() for one in asked]
+        assert all(receipts)
+        assert sum(gone.files for gone in receipts if gone) == 2
+
+
+def test_a_purge_that_fails_behind_everybody_s_back_is_repeated(
+    plane: Plane,
+    tiering: LoopTiering,
+    slow: Slow,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise Failed(Fault.IO_ERROR, "a bad sector")
+
+    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    with plane.client() as client:
+        keep(client, "a")
+        slow.go_on.clear()
+        slow.then = fail
+        assert client.purge(TAG) is None
+        slow.go_on.set()
+        is_over(tiering)
+        assert client.exists([column("a")]) == [True]
+        slow.then = lambda: None
+        gone = client.purge(TAG)
+        assert gone
+        assert gone.files == 1
+    assert not caplog.text
+
+
+def test_another_store_has_a_purge_of_its_own(
+    plane: Plane,
+    tiering: LoopTiering,
+    slow: Slow,
+    loop: asyncio.AbstractEventLoop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    first = tiering.store
+    with plane.client() as client, opened(loop, Slow(tmp_path / "others")) as tiering.store:
+        keep(client, "a")
+        other, tiering.store = tiering.store, first
+        keep(client, "a", "b")
+        slow.go_on.clear()
+        assert client.purge(TAG) is None
+        tiering.store = other
+        assert client.exists([column("a")]) == [True]
+        monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 10)
+        gone = client.purge(TAG)
+        assert gone
+        assert gone.files == 1
+        assert client.exists([column("a")]) == [False]
+        slow.go_on.set()
+        is_over(tiering)
+        tiering.store, tiering.is_off = None, True
+        gone = client.purge(TAG)
+        assert gone
+        assert gone.files == 2, "and nobody was told"
+    tiering.store = first
+
+
+def test_purges_that_run_on_and_receipts_that_nobody_fetches_are_few(
+    plane: Plane, tiering: LoopTiering, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr(tier_requests, "PURGES_MAX", 2)
+    with plane.client() as client:
+        slow.go_on.clear()
+        for number in range(4):
+            assert client.purge(bytes([number]) * 16) is None
+        assert len(tiering._purges) == 2
+        slow.go_on.set()
+        is_over(tiering)
+        slow.go_on.clear()
+        assert client.purge(bytes([9]) * 16) is None
+        slow.go_on.set()
+        is_over(tiering)
+        wait_until("the oldest is let go of", lambda: len(tiering._untold) == 2)
