@@ -423,7 +423,7 @@ def test_records_that_wait_for_a_shape_leave_room_for_those_of_others(
                 member.step()
     quiet = emitter(own(server, "node:ax-2"), "ax-2")
     assert quiet.emit(time.time())
-    assert admin.memory_usage(OURS, samples=0) < 100 << 20
+    assert (admin.memory_usage(OURS, samples=0) or 0) < 100 << 20
 
 
 @pytest.mark.django_db
