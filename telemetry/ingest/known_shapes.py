@@ -63,6 +63,8 @@ class KnownShapes:
         is not learned, costs as much, and is not looked at again in this hour."""
         if digest in self._known or self.is_full or not self.may_teach(source, digest):
             return
+        if self._quotas.has_refused_shape(source, digest):
+            return
         shape = _decoded(digest, encoded)
         if shape is None:
             self._quotas.refuse_shape(source, digest)

@@ -411,7 +411,7 @@ def test_records_that_wait_for_a_shape_leave_room_for_those_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A shape may be on its way for six minutes, and what waits for it lies in everybody's memory."""
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     writer = Writer(redis.Redis(), "agent", "ax-1")
     junk = {f"junk-{number}": b"x" * (900 << 10) for number in range(3)}
     with redis.Redis.from_url(own(server), driver_info=None) as client:
@@ -434,7 +434,7 @@ def test_what_was_delivered_and_cut_off_takes_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A writer may cut its own stream off while its records wait for a shape."""
-    monkeypatch.setattr("telemetry.streams.BLOCK_MS", 1)
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
     writer = Writer(redis.Redis(), "agent", "ax-1")
     with redis.Redis.from_url(own(server), driver_info=None) as client:
         for _ in range(10):
