@@ -369,7 +369,7 @@ class Service:
 
     def delete(self, org: OrgSpec, body: DeleteBody) -> Response:
         prompt, driver = self._prompt(org, body), self.shim.driver
-        return _receipt(driver.delete(prompt, shared=body.shared, seconds=PURGE_SECONDS_MAX))
+        return _receipt(driver.removals.delete(prompt, shared=body.shared, seconds=PURGE_SECONDS_MAX))
 
     def set_priority(self, org: OrgSpec, body: PriorityBody) -> Response:
         count = self.shim.driver.set_priority(self._prompt(org, body), body.priority)
@@ -387,7 +387,7 @@ class Service:
         adapter = body.adapter
         namespace = None if adapter is None else self.shim.keys(org, adapter).namespace
         tag = isolation_tag(org.name, org.secret)
-        return _receipt(driver.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX))
+        return _receipt(driver.removals.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX))
 
     # Objects
 
@@ -439,7 +439,7 @@ class Service:
     def remove_objects(self, org: OrgSpec, body: ObjectsBody) -> Response:
         self._objects(org)
         named = self.shim.keys(org).named(self._named(org, body))
-        return _receipt(self.shim.driver.delete(named, shared=True, seconds=PURGE_SECONDS_MAX))
+        return _receipt(self.shim.driver.removals.delete(named, shared=True, seconds=PURGE_SECONDS_MAX))
 
     def _objects(self, org: OrgSpec) -> Objects:
         return self.shim.objects(org)
