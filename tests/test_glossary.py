@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from console.alerts.catalogue import RULES
+from console.alerts.rules.catalogue import RULES
 from console.api.v1 import api
 from console.environment import PROJECT
 
