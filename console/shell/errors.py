@@ -49,8 +49,7 @@ def forbidden(request: HttpRequest, exception: object = None) -> HttpResponse:
         403,
         "Not allowed",
         _said(exception) or "Your role does not allow it.",
-        "Your roles are on your account page. A platform admin or the admin of the org can "
-        "change them.",
+        "Your roles are on your account page. A platform admin or the admin of the org can change them.",
     )
 
 
@@ -69,8 +68,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
         request,
         500,
         "Internal error",
-        "The console failed while answering. No change was half saved: it is made whole or not "
-        "at all.",
+        "The console failed while answering. No change was half saved: it is made whole or not at all.",
         "Try again. If it happens again, search the logs for the request id below.",
     )
 
