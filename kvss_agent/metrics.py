@@ -95,7 +95,7 @@ def collect(agent: Agent, into: Sink) -> None:
     cpu = process.cpu_times()
     generation = agent.desired.generation if agent.desired else 0
     into.put(UP_SINCE, [({}, agent.started_at)])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.standing.calls.items())])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.membership_status.calls.items())])
     into.put(READY, [({}, int(agent.is_ready))])
     into.put(
         GENERATION,
@@ -111,8 +111,8 @@ def collect(agent: Agent, into: Sink) -> None:
     ended = sorted(agent.plane.breaches.copy().items())
     into.put(ENDED, [({"cause": cause}, count) for cause, count in ended])
     _shards(agent, into)
-    if agent.tiering.store:
-        _tier2(asdict(agent.tiering.store.stats()), into)
+    if agent.tier_requests.store:
+        _tier2(asdict(agent.tier_requests.store.stats()), into)
 
 
 def put_http(into: Sink, policy: HttpPolicy, connections: Metric, refused: Metric) -> None:

@@ -109,7 +109,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ResultSeries:
     """One series of an answer: a value, or None for nothing, for each step."""
 
     labels: Mapping[str, str]
@@ -122,7 +122,7 @@ class Answer:
     start: int
     step: int
     level: str
-    lines: list[Line]
+    lines: list[ResultSeries]
 
     @property
     def times(self) -> range:
@@ -138,10 +138,13 @@ def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
 
 
 def ask_each(
-    questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX, known: Known | None = None
+    questions: Sequence[Question],
+    now: float,
+    groups_max: int = GROUPS_MAX,
+    cache: RowCache | None = None,
 ) -> list[Answer]:
-    """Questions about one topic and time, of the same step: rows are read once for all of them, and with
-    `known` once for all that is asked with it."""
+    """Answer questions about one topic and time, of the same step. Rows are read once for all, and
+    with a cache once for all questions that share it."""
     for question in questions:
         _check(question)
     first = questions[0]
@@ -151,7 +154,7 @@ def ask_each(
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
     grids = [_Grid(question, start, step, points, groups_max) for question in questions]
-    rows = (known or Known()).rows(first.topic, level, start, start + points * step)
+    rows = (cache or RowCache()).rows(first.topic, level, start, start + points * step)
     for topic, shape, bucket, encoded in rows:
         for grid in grids:
             grid.add(topic, shape, bucket, encoded)
@@ -217,7 +220,7 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 # What is read
 
 
-class Known:
+class RowCache:
     """Rows that were read, for who asks several things of one topic and time: charts of a page."""
 
     def __init__(self) -> None:
@@ -273,7 +276,7 @@ def _select(level: str) -> str:
     for finer, width in reversed(list(LEVELS.items())):
         if width > LEVELS[level]:
             continue
-        since = _BEHIND.format(level=above) if above else "%(start)s"
+        since = _SINCE_WATERMARK.format(level=above) if above else "%(start)s"
         parts.append(_PART.format(table=finer, since=since))
         above = finer
     return " UNION ALL ".join([*parts, _PART.format(table="fresh", since="%(start)s")]) + _MOST
@@ -283,7 +286,9 @@ _PART: Final = (
     "SELECT topic, shape, bucket, cells FROM telemetry_{table} "
     "WHERE topic = ANY(%(topics)s) AND bucket >= {since} AND bucket < %(end)s"
 )
-_BEHIND: Final = "greatest(%(start)s, (SELECT at FROM telemetry_line WHERE level = '{level}'))"
+_SINCE_WATERMARK: Final = (
+    "greatest(%(start)s, (SELECT at FROM telemetry_watermark WHERE level = '{level}'))"
+)
 _MOST: Final = " LIMIT %(most)s"
 _SELECTS: Final = {level: _select(level) for level in LEVELS}
 _SHAPES: Final = Shapes()
@@ -340,7 +345,7 @@ class _Grid:
             groups[key] = _KINDS[self._question.metric.kind](self._points)
         return groups[key]
 
-    def lines(self, now: float) -> list[Line]:
+    def lines(self, now: float) -> list[ResultSeries]:
         question = self._question
         seconds = [
             max(1.0, min(self._step, now - self._start - point * self._step))
@@ -351,9 +356,9 @@ class _Grid:
             labels = dict(zip(question.by, key, strict=True))
             if question.over:
                 whole = self._over.get(tuple(labels[name] for name in self._over_by))
-                made.append(Line(labels, _ratios(sums, whole or _Counters(self._points))))
+                made.append(ResultSeries(labels, _ratios(sums, whole or _Counters(self._points))))
             else:
-                made.append(Line(labels, sums.values(question.fold, seconds)))
+                made.append(ResultSeries(labels, sums.values(question.fold, seconds)))
         return made
 
 

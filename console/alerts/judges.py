@@ -15,7 +15,7 @@ from typing import Final
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, Judge, LimitsOf, Tables, World, name_of
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
-from telemetry.queries import TOPIC, Line, Value
+from telemetry.queries import TOPIC, ResultSeries, Value
 
 Key = tuple[tuple[str, str], ...]
 Part = Callable[[Sequence[float]], float]  # of several values, one
@@ -110,7 +110,7 @@ def burning(recent: str, long: str, sentence: str) -> Judge:
 
 
 def _burnt(
-    line: Line, maps: Mapping[str, list[int]], values: Mapping[str, float], sentence: str
+    line: ResultSeries, maps: Mapping[str, list[int]], values: Mapping[str, float], sentence: str
 ) -> Finding:
     budget = 1 - values["objective_share"]
     rates = {
@@ -138,7 +138,7 @@ def _slow_share(counts: Sequence[int], seconds: float) -> float:
     return sum(counts[bisect_left(BOUNDS, seconds) + 1 :]) / total if total else 0.0
 
 
-def _last(line: Line | None, part: float) -> list[int]:
+def _last(line: ResultSeries | None, part: float) -> list[int]:
     """The heat map of the last part of a line's time."""
     maps = line.values[-max(1, round(len(line.values) * part)) :] if line else []
     known = [value for value in maps if isinstance(value, list)]
@@ -205,17 +205,17 @@ def last(values: Sequence[float]) -> float:
     return values[-1]
 
 
-def _key(line: Line) -> Key:
+def _key(line: ResultSeries) -> Key:
     return tuple(sorted(line.labels.items()))
 
 
-def _finding(line: Line, value: float, limit: float, sentence: str) -> Finding:
+def _finding(line: ResultSeries, value: float, limit: float, sentence: str) -> Finding:
     verdict = Verdict.BREACH if value > limit else Verdict.FINE
     return _told(line, verdict, value, limit, sentence)
 
 
 def _told(
-    line: Line,
+    line: ResultSeries,
     verdict: Verdict,
     value: float | None,
     limit: float,

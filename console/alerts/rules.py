@@ -14,11 +14,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from console.alerts.life import Patience, Verdict
-from telemetry.queries import TOPIC, Fold, Line, Question
+from telemetry.queries import TOPIC, Fold, Question, ResultSeries
 
 TICK_SECONDS: Final = 10
 Values = Mapping[str, float]  # of a rule's limits, by their names
-Tables = Mapping[str, list[Line]]  # of what was read, by the names of the readings
+Tables = Mapping[str, list[ResultSeries]]  # of what was read, by the names of the readings
 
 
 class Severity(StrEnum):

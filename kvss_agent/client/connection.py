@@ -130,7 +130,7 @@ class Credentials:
     certified: ssl.SSLContext | None = field(default=None, repr=False)  # for `tls:` addresses
 
 
-class Line:
+class AgentConnection:
     """One connection, its handshake done. Raises Lost for whatever ends it."""
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:

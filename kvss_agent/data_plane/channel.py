@@ -289,7 +289,7 @@ def receive_pieces(
         yield Piece(index, place[:count], filled is not None)
 
 
-class Waste:
+class DiscardBuffer:
     """A place for payloads that nobody wants: one for all, whose memory is taken as they come."""
 
     def __init__(self) -> None:

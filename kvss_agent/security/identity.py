@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 
 KEY_FILE: Final = "identity.key"
 PEM_BYTES_MAX: Final = 4096  # of a key or of a certificate request
@@ -129,7 +129,7 @@ def _load_or_make(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         made = ec.generate_private_key(ec.SECP256R1())
         pem = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        keep(path, pem, replace=False)
+        write_durably(path, pem, replace=False)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (TypeError, UnsupportedAlgorithm, ValueError) as error:

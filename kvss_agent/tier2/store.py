@@ -38,7 +38,7 @@ from kvss_agent.tier2.backend import (
     Progress,
     Removed,
     Seen,
-    silent,
+    ignore_progress,
 )
 from kvss_agent.tier2.column_file import CLEAR, PAGE, Form, plausible
 from kvss_agent.tier2.index import Caps, Index, Limits, Ticket
@@ -192,19 +192,19 @@ class Tier2:
 
     # Start and end
 
-    async def open(self, progress: Progress = silent) -> None:
+    async def open(self, progress: Progress = ignore_progress) -> None:
         """Learn what is there. Raises Failed if the backend cannot be used; may be tried again."""
         await self._run(self._writes, self._backend.open)
         await self.rebuild(progress)
 
-    async def rebuild(self, progress: Progress = silent) -> None:
+    async def rebuild(self, progress: Progress = ignore_progress) -> None:
         """Bring the index in line with the files, and then the files under the caps.
 
         At the start this is where the index comes from. Later it finds what other agents wrote and
         removed; spills and recalls go on meanwhile. Half-written files are removed. Raises Failed.
         """
         with self._measured("rebuild"):
-            await self._whole(self._rebuild(progress))
+            await self._uninterrupted(self._rebuild(progress))
 
     async def close(self) -> None:
         """Wait for what is under way, then let go of everything."""
@@ -227,7 +227,7 @@ class Tier2:
             there = {a for a in addresses if self._index.knows(a) and not self._is_closed(a)}
             unknown = [a for a in dict.fromkeys(addresses) if self._may_be_elsewhere(a)]
             if unknown:
-                there |= await self._whole(self._adopt(unknown))
+                there |= await self._uninterrupted(self._adopt(unknown))
             return [address in there for address in addresses]
 
     async def spill(
@@ -256,7 +256,7 @@ class Tier2:
             taken = items[: self._room_in_flight()]
             spills = [_Spill(*item, form) for item in taken]
             if spills:
-                await self._whole(self._spill(spills, work), len(spills))
+                await self._uninterrupted(self._spill(spills, work), len(spills))
             outcomes = [spill.outcome or Miss.LOST for spill in spills]
             outcomes += [Miss.REFUSED] * (len(items) - len(taken))
             self._counts.spills.update(outcomes)
@@ -289,7 +289,7 @@ class Tier2:
             recalls = [_Recall(*item, form) for item in taken]
             try:
                 if recalls:
-                    await self._whole(self._recall(recalls, work), len(recalls))
+                    await self._uninterrupted(self._recall(recalls, work), len(recalls))
             except asyncio.CancelledError:
                 for _, slot, sequence in items:
                     seal.clear(slot, sequence, scrub=False)
@@ -305,7 +305,7 @@ class Tier2:
     async def delete(self, addresses: Sequence[Address]) -> Removed:
         """Remove these columns, once nobody reads or writes them. Raises Failed: some may be left."""
         with self._measured("delete") as work:
-            removed = await self._whole(self._delete(list(dict.fromkeys(addresses))))
+            removed = await self._uninterrupted(self._delete(list(dict.fromkeys(addresses))))
             work.bytes += removed.bytes
             return removed
 
@@ -315,7 +315,7 @@ class Tier2:
         Raises Failed, and then there is no receipt: it has to be repeated.
         """
         with self._measured("purge") as work:
-            removed = await self._whole(self._purge(Scope(tag, namespace)))
+            removed = await self._uninterrupted(self._purge(Scope(tag, namespace)))
             work.bytes += removed.bytes
             return Receipt(removed.columns, removed.bytes, time.time())
 
@@ -325,7 +325,7 @@ class Tier2:
         """Other caps from now on. Returns when files have been evicted down to them; raises Failed."""
         self._index.set_caps(caps)
         with self._measured("set_caps"):
-            await self._whole(self._trim_all())
+            await self._uninterrupted(self._trim_all())
 
     async def sweep(self) -> int:
         """Remove what carries a tag that is nobody's; how many columns. Raises Failed."""
@@ -345,7 +345,7 @@ class Tier2:
             if not expired:
                 break
             with self._measured("expire", len(expired)):
-                await self._whole(self._remove_leaving(list(expired)))
+                await self._uninterrupted(self._remove_leaving(list(expired)))
             count += len(expired)
             self._counts.expired += len(expired)
             self._counts.overstay_max = max(self._counts.overstay_max, *expired.values())
@@ -374,7 +374,7 @@ class Tier2:
     async def check_integrity(self) -> Difference:
         """Hold the index against the files, while nothing is under way. Raises RuntimeError, Failed."""
         self._index.check_integrity()
-        files = {file.address: file.bytes for file in await self._files(silent)}
+        files = {file.address: file.bytes for file in await self._files(ignore_progress)}
         known = dict(self._index.sizes())
         return Difference(
             missing=tuple(known.keys() - files.keys()),
@@ -436,7 +436,7 @@ class Tier2:
                 else:
                     self._index.cancel(ticket)
             self._changed()
-        with self._told():
+        with self._faults_counted():
             if lacking:  # taken by somebody else: the next one shall find room
                 await self._evict(self._index.shed(lacking))
             if any(self._index.exceeds(spill.address.tag) for spill in spills):  # a cap was lowered
@@ -445,7 +445,7 @@ class Tier2:
     async def _write_files(self, spills: list[_Spill]) -> None:
         evicting = [spill for spill in spills if _ticket(spill).victims]
         if evicting:
-            await self._share_out(self._writes, self._make_room, [[spill] for spill in evicting])
+            await self._run_in_threads(self._writes, self._make_room, [[spill] for spill in evicting])
         for spill in spills:
             if spill.failed:
                 continue
@@ -455,7 +455,7 @@ class Tier2:
         self._changed()
         writing = [spill for spill in spills if not spill.failed and not spill.outcome]
         if writing:
-            await self._share_out(self._writes, self._store, self._runs(writing))
+            await self._run_in_threads(self._writes, self._store, self._runs(writing))
 
     def _make_room(self, run: Sequence[_Spill]) -> None:
         """In a thread: the files of its victims go."""
@@ -519,7 +519,7 @@ class Tier2:
     async def _read(self, recalls: list[_Recall], work: Work) -> None:
         """Read, seal, and let the index know what there was."""
         try:
-            await self._share_out(self._reads, self._load, self._runs(recalls))
+            await self._run_in_threads(self._reads, self._load, self._runs(recalls))
             for recall in recalls:
                 self._conclude(recall, work)
         finally:
@@ -528,11 +528,11 @@ class Tier2:
             self._changed()
         damaged = {recall.address for recall in recalls if recall.found in _DAMAGE}
         removing = [address for address in damaged if not self._index.is_busy(address)]
-        with self._told():
+        with self._faults_counted():
             if removing:
                 self._counts.damaged += len(removing)
                 await self._remove(removing)
-        with self._told():
+        with self._faults_counted():
             # A cap may have been lowered while these could not be evicted.
             if any(self._index.exceeds(recall.address.tag) for recall in recalls):
                 await self._trim()
@@ -551,7 +551,7 @@ class Tier2:
             _seal(recall.slot, found, Column(address.key, address.tag, recall.sequence))
             work.bytes += size
         elif found is Miss.ABSENT:
-            self._index.forget(address)
+            self._index.remove(address)
 
     def _load(self, run: Sequence[_Recall]) -> None:
         """In a thread: read the files into the slots and check them. A miss leaves no bytes there."""
@@ -598,9 +598,9 @@ class Tier2:
         return there
 
     async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | None]]:
-        return await asyncio.gather(*(self._looks_or_none(batch) for batch in batches))
+        return await asyncio.gather(*(self._look_or_none(batch) for batch in batches))
 
-    async def _looks_or_none(self, addresses: Sequence[Address]) -> list[Seen | None]:
+    async def _look_or_none(self, addresses: Sequence[Address]) -> list[Seen | None]:
         try:
             return await self._run(self._reads, self._look_at, addresses)
         except Failed as failed:
@@ -622,7 +622,7 @@ class Tier2:
                 damaged.append(file.address)
             elif not self._is_purging(file.address):
                 self._index.adopt(file.address, file.bytes, written=file.modified, beyond_caps=True)
-        await self._forget_missing(before, {file.address for file in found})
+        await self._remove_missing(before, {file.address for file in found})
         if damaged:
             self._counts.damaged += len(damaged)
             await self._delete(damaged)
@@ -636,14 +636,14 @@ class Tier2:
 
         return await self._run(self._writes, lambda: list(self._backend.files(report)))
 
-    async def _forget_missing(self, before: Sequence[Address], found: set[Address]) -> None:
+    async def _remove_missing(self, before: Sequence[Address], found: set[Address]) -> None:
         """Forget what was known before a listing, is not in it, and is indeed not there."""
         missing = [a for a in before if a not in found and self._index.knows(a)]
         for address, seen in zip(
             missing, await self._run(self._reads, self._look_at, missing), strict=True
         ):
             if seen is None and self._index.knows(address):
-                self._index.forget(address)
+                self._index.remove(address)
 
     # Removing
 
@@ -653,12 +653,12 @@ class Tier2:
 
     async def _remove(self, addresses: Sequence[Address]) -> Removed:
         """Remove files that nobody uses. What the index does not know, the backend may."""
-        sizes = {address: self._index.leave(address) for address in addresses}
+        sizes = {address: self._index.begin_removal(address) for address in addresses}
         unknown = [address for address, size in sizes.items() if not size] if self._shared else []
         try:
             found = await self._run(self._writes, self._look_at, unknown) if unknown else []
         except Failed:
-            self._stayed(addresses)
+            self._cancel_removal(addresses)
             raise
         await self._remove_leaving(addresses)
         gone = [size for size in sizes.values() if size] + [seen.bytes for seen in found if seen]
@@ -668,9 +668,9 @@ class Tier2:
         try:
             await self._run(self._writes, self._backend.delete, [one.name for one in addresses])
         except Failed:
-            self._stayed(addresses)
+            self._cancel_removal(addresses)
             raise
-        self._left(addresses)
+        self._finish_removal(addresses)
 
     async def _purge(self, scope: Scope) -> Removed:
         self._purging.append(scope)
@@ -678,13 +678,13 @@ class Tier2:
             await self._until(lambda: not self._index.any_busy(scope))
             known = list(self._index.idle(scope))
             for address in known:
-                self._index.leave(address)
+                self._index.begin_removal(address)
             try:
                 removed = await self._run(self._writes, self._backend.purge, scope)
             except Failed:
-                self._stayed(known)
+                self._cancel_removal(known)
                 raise
-            self._left(known)
+            self._finish_removal(known)
             return removed
         finally:
             self._purging.remove(scope)
@@ -706,19 +706,19 @@ class Tier2:
         try:
             await self._run(self._writes, self._backend.delete, [address.name for address in leaving])
         except Failed:
-            self._stayed([*leaving])
+            self._cancel_removal([*leaving])
             raise
         self._count_evicted(leaving)
-        self._left(leaving)
+        self._finish_removal(leaving)
 
-    def _left(self, addresses: Iterable[Address]) -> None:
+    def _finish_removal(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
-            self._index.left(address)
+            self._index.finish_removal(address)
         self._changed()
 
-    def _stayed(self, addresses: Sequence[Address]) -> None:
+    def _cancel_removal(self, addresses: Sequence[Address]) -> None:
         for address in reversed(addresses):
-            self._index.stayed(address)
+            self._index.cancel_removal(address)
         self._changed()
 
     # Counting
@@ -748,7 +748,7 @@ class Tier2:
         self._counts.evicted_bytes += sum(victims.values())
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _faults_counted(self) -> Iterator[None]:
         """Housekeeping that fails is told by its count; who caused it has an answer of its own."""
         try:
             yield
@@ -766,7 +766,7 @@ class Tier2:
         each = min(each, -(-len(items) // self._threads))
         return [items[start : start + each] for start in range(0, len(items), each)]
 
-    async def _share_out(
+    async def _run_in_threads(
         self,
         pool: ThreadPoolExecutor,
         call: Callable[[Sequence[_Item]], None],
@@ -796,7 +796,7 @@ class Tier2:
     def _room_in_flight(self) -> int:
         return max(0, IN_FLIGHT_MAX - self._in_flight)
 
-    async def _whole(self, work: Coroutine[object, object, _T], columns: int = 1) -> _T:
+    async def _uninterrupted(self, work: Coroutine[object, object, _T], columns: int = 1) -> _T:
         """Do this to its end, even if who waits for it is cancelled: a thread cannot be called back."""
         self._in_flight += columns
         task = asyncio.ensure_future(work)

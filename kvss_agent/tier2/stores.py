@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
@@ -352,7 +352,7 @@ class Stores:
 
     def _write_down(self, noted: Mapping[str, Tier2Settings]) -> None:
         if noted != self._remembered or not self._note.exists():
-            keep(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
+            write_durably(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
             self._remembered = dict(noted)
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.cache.prefix_map import Column, State, Tail
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
@@ -86,7 +86,7 @@ class LedgerNote(Struct, frozen=True):
 def write(path: Path, note: ShardNote | LedgerNote) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    keep(path, msgspec.msgpack.encode(note))
+    write_durably(path, msgspec.msgpack.encode(note))
 
 
 def take(path: Path, kind: type[T]) -> T | None:

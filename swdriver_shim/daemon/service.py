@@ -54,7 +54,7 @@ from swdriver_shim.daemon.shim import (
     VERBS_OF_ONE_ORG,
     VERBS_WAITING,
     Conflict,
-    NotDone,
+    NotConfirmedYet,
     Shim,
     owner_of,
 )
@@ -300,7 +300,7 @@ class Service:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "This driver has no identity to sign with.")
         try:
             statement = await _in(self._for_controller, self.shim.purge, question, self._identity.topic)
-        except NotDone as why:
+        except NotConfirmedYet as why:
             return as_json({"detail": str(why)}, 202)
         return as_json(sign(self._identity, statement))
 

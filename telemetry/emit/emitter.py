@@ -21,7 +21,7 @@ import redis
 
 from telemetry.cells import Cells
 from telemetry.credentials import user_of
-from telemetry.emit.deltas import Collect, Deltas, both
+from telemetry.emit.deltas import Collect, Deltas, combined
 from telemetry.emit.transfers import FIELD as SLOWEST
 from telemetry.emit.transfers import INTERVAL_SECONDS, TakeSlowest, encode
 from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
@@ -95,7 +95,7 @@ class Emitter:
         self.sequence = 0
         self.dropped = 0
         self._take_slowest = slowest
-        self._deltas = Deltas(both(collect, self._collect_own), limits) if collect else None
+        self._deltas = Deltas(combined(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
         self._told: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
         self._second = 0  # up to which has been told

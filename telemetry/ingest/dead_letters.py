@@ -75,7 +75,7 @@ class Letter(NamedTuple):
     raw: bytes
 
 
-class Aside:
+class DeadLetters:
     """What one batch, or one step, sets aside. Bounded, however much that is."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Aside:
         self.counts[cause, source[:_SOURCE_MAX].replace("\0", "")] += times
 
 
-def store(aside: Aside, now: float) -> None:
+def store(aside: DeadLetters, now: float) -> None:
     """Within a transaction. One at a time, so that the bounds hold."""
     at = datetime.fromtimestamp(now, UTC)
     with connection.cursor() as cursor:

@@ -24,7 +24,7 @@ from telemetry.ingest.dead_letters import Cause
 from telemetry.ingest.folder import Folder
 from telemetry.ingest.known_shapes import KnownShapes
 from telemetry.ingest.quotas import Quotas
-from telemetry.ingest.slowest import keep
+from telemetry.ingest.slowest import store_slowest
 from telemetry.ingest.sources import admitted
 from telemetry.ingest.streams import Entry, Streams
 from telemetry.metrics import Catalog, Sink
@@ -137,7 +137,7 @@ class Ingest:
                 rows = self._folder.fold([(record, shape) for record, shape in fresh if shape], now)
                 copy_in(FRESH, self._names.stored(rows, day_of(now)))
                 for record, _ in fresh:
-                    keep(record.name, slowest.get((record.source, record.sequence), ()))
+                    store_slowest(record.name, slowest.get((record.source, record.sequence), ()))
         except BaseException:
             self._names.clear()  # what this transaction added is not there
             raise

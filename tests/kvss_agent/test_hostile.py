@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import connection, handshake, server, wire
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.connection import TIERING_MAX, TierDone
+from kvss_agent.data_plane.connection import TIER_REQUESTS_MAX, TierDone
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.limits.admission import Places
 from kvss_agent.mover import PYTHON
@@ -130,11 +130,13 @@ def connected(plane: Plane) -> socket.socket:
     return sock
 
 
-def line(plane: Plane, role: Role, driver: str = DRIVER) -> Line:
-    return Line(Address(path=str(plane.unix)), "s", Credentials(driver, plane.secrets[driver]), role)
+def line(plane: Plane, role: Role, driver: str = DRIVER) -> AgentConnection:
+    return AgentConnection(
+        Address(path=str(plane.unix)), "s", Credentials(driver, plane.secrets[driver]), role
+    )
 
 
-def raw(line: Line) -> socket.socket:
+def raw(line: AgentConnection) -> socket.socket:
     """Beside the client library: to say what it would never say."""
     assert isinstance(line.channel.socket, socket.socket)
     return line.channel.socket
@@ -275,7 +277,7 @@ def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role
         counted_once(plane, lambda: talk(raw(attacker), mutated(said, mutations)))
         attacker.close()
 
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane), bounded_memory():
         attack()
 
@@ -551,7 +553,7 @@ def test_a_reader_that_stalls_takes_its_own_delete_of_the_same_slot_with_it(plan
         lazy.close()
 
 
-def delete_soon(plane: Plane, lazy: Line) -> None:
+def delete_soon(plane: Plane, lazy: AgentConnection) -> None:
     """As its connection's thread is sending, the delete comes on the way that pulls and others take."""
     hosted = plane.shards["s"]
     wait_until("it is being read", lambda: len(hosted.core.leases) > 0)
@@ -602,16 +604,16 @@ def test_an_agent_that_announces_more_than_a_slot_costs_its_own_connection(
 
 
 def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> None:
-    plane.plane.tiering = hanging = Tier(answers=False)
+    plane.plane.tier_requests = hanging = Tier(answers=False)
     with unharmed(plane):
         greedy = line(plane, Role.REFILL)
-        for number in range(TIERING_MAX + 3):
+        for number in range(TIER_REQUESTS_MAX + 3):
             greedy.send(exists(number))
-        refused = [greedy.receive_a(wire.Turned) for _ in range(3)]
-        assert [turned.request for turned in refused] == [TIERING_MAX + n for n in range(3)]
+        refused = [greedy.receive_a(wire.Rejected) for _ in range(3)]
+        assert [turned.request for turned in refused] == [TIER_REQUESTS_MAX + n for n in range(3)]
         hanging.go_on()
-        answers = [greedy.receive_a(wire.Tiered).request for _ in range(TIERING_MAX)]
-        assert answers == list(range(TIERING_MAX))
+        answers = [greedy.receive_a(wire.Tiered).request for _ in range(TIER_REQUESTS_MAX)]
+        assert answers == list(range(TIER_REQUESTS_MAX))
         greedy.send(exists(0))
         wait_until("it is asked", lambda: bool(hanging.held))
         hanging.go_on()
@@ -625,7 +627,7 @@ def exists(number: int) -> wire.Tier:
 
 def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OUTBOX_MAX", 50)
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane):
         lazy = line(plane, Role.REFILL)
         lazy.send(exists(0))
@@ -639,7 +641,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pyt
 
 
 def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plane: Plane) -> None:
-    plane.plane.tiering = hanging = Tier(answers=False)
+    plane.plane.tier_requests = hanging = Tier(answers=False)
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         recalled = tuple(wire.TierColumn(slot, b"k" * 16, TAG) for slot in range(8))
@@ -653,7 +655,7 @@ def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plan
 
 
 def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) -> None:
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         column_ = (wire.TierColumn(0, b"k" * 16, TAG),)
@@ -674,7 +676,7 @@ def test_requests_beyond_what_may_wait_are_refused(
         greedy = line(plane, Role.REFILL)
         for number in range(6):
             greedy.send(wire.Refill(number, 99, 10_000, (0,)))
-        answers = [greedy.receive_a(wire.Turned) for _ in range(2)]
+        answers = [greedy.receive_a(wire.Rejected) for _ in range(2)]
         assert [answer.reason for answer in answers] == [Miss.REFUSED, Miss.REFUSED]
         greedy.close()
 

@@ -203,7 +203,7 @@ def test_columns_go_to_tier_2_and_come_back_into_any_slot(
         assert isinstance(found, Header)
         assert into == payload
         assert shard.recall([Wanted(4, column("x", tag=b"o" * 16))]) == [Miss.ABSENT]
-        assert shard.forget([column("x")]) == [TierAnswer.DONE]
+        assert shard.tier_delete([column("x")]) == [TierAnswer.DONE]
         assert shard.exists([column("x")]) == [False]
         shard.spill([Wanted(5, column("x", recalled.number))])
     receipt = running.http.post("/v1/purge", json={"tag": TAG.hex()}).json()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.channel import Channel
@@ -190,7 +190,7 @@ def test_a_client_that_cannot_follow_its_line_is_lost_and_says_so(plane: Plane, 
         raise ZeroDivisionError(slots)
 
     with plane.client(kind) as shard:
-        shard.on_line = refuse
+        shard.on_slot_limit = refuse
         plane.shards["s"].resize(9)
         wait_until("it is lost", lambda: is_lost(shard))
         with pytest.raises(Lost, match="ZeroDivisionError"):
@@ -271,10 +271,10 @@ def test_who_does_not_know_the_secret_is_told_nothing_about_shards(plane: Plane)
     for credentials in (Credentials("nobody", SECRET), Credentials(DRIVER, SECRET + b"!")):
         for shard in ("s", "none"):
             with pytest.raises(Lost, match="secret") as caught:
-                Line(address, shard, credentials, Role.REFILL)
+                AgentConnection(address, shard, credentials, Role.REFILL)
             assert caught.value.cause is Cause.AUTHENTICATION
     with pytest.raises(Lost, match="there is no shard none here") as caught:
-        Line(address, "none", Credentials(DRIVER, SECRET), Role.REFILL)
+        AgentConnection(address, "none", Credentials(DRIVER, SECRET), Role.REFILL)
     assert caught.value.cause is Cause.ABSENT
 
 
@@ -295,7 +295,7 @@ def test_an_agent_that_does_not_know_the_secret_gets_no_bytes(tmp_path: Path, pl
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(Lost, match="does not know the secret"):
-            Line(Address(path=str(path)), "s", Credentials(DRIVER, SECRET), Role.EVICT)
+            AgentConnection(Address(path=str(path)), "s", Credentials(DRIVER, SECRET), Role.EVICT)
         thread.join()
 
 

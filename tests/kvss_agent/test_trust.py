@@ -245,7 +245,7 @@ def test_what_was_issued_is_kept_for_the_next_life(tmp_path: Path, root: Root) -
     again = Trust.load(ProcessIdentity.load(tmp_path / "ax-1", "node:ax-1"))
     assert again.digest == first.digest == root.fingerprint
     assert again.client_context()
-    kept = tmp_path / "ax-1" / trusts.KEPT_FILE
+    kept = tmp_path / "ax-1" / trusts.CERTIFICATE_FILE
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert (tmp_path / "ax-1" / trusts.AUTHORITIES_FILE).read_text() == root.certificate
     for torn in (b"", b"{}", b"nonsense", kept.read_bytes()[:-20], json.dumps({"certificate": "x"})):

@@ -89,7 +89,7 @@ class Simulation:
     def _check_caps(self) -> None:
         for agent in self.world.agents:
             held = sum(len(file.raw) for file in agent.disk.contents.values())
-            store = agent.tiering.store if agent.is_up else None
+            store = agent.tier_requests.store if agent.is_up else None
             if store and not store._index.any_exceeds():
                 assert held <= store._index.caps.total, "tier 2 has more than it may"
 

@@ -22,7 +22,7 @@ from kvss_agent.client import (
 )
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import PullResult
@@ -93,7 +93,7 @@ class Fleet:
 
     def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
         part = name.partition(" ")[0]
-        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
+        identity = ShardIdentity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
         arena = Arena.allocate(identity.slot_bytes, slots)
         wake = self.plane.plane.wake
         shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)

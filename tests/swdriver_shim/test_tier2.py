@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
@@ -39,12 +39,12 @@ def files(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def tiering(files: Path) -> Iterator[LoopTiering]:
+def tier_requests(files: Path) -> Iterator[TierRequests]:
     """A tier 2 on a loop of its own, as an agent has it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    made = LoopTiering(loop)
+    made = TierRequests(loop)
     store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
     asyncio.run_coroutine_threadsafe(store.open(), loop).result()
     made.store = store
@@ -61,7 +61,7 @@ def tiering(files: Path) -> Iterator[LoopTiering]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
-    with tiering(files) as tier, running(tmp_path, tiering=tier) as plane:
+    with tier_requests(files) as tier, running(tmp_path, tier_requests=tier) as plane:
         made = Fleet(plane)
         made.make(SLOTS)
         yield made

@@ -124,7 +124,7 @@ def test_sums_are_the_same_however_far_roll_ups_are_and_whatever_is_late(
     """Something happened, so much of it, and was rolled up until some moment before the next came in."""
     topic = f"org:{secrets.token_hex(8)}"
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE telemetry_line SET at = 0")
+        cursor.execute("UPDATE telemetry_watermark SET at = 0")
     expected = [0] * (7200 // step)
     for offset, count, until in amounts:
         put(topic, HOUR + offset // 10 * 10, {DRAM: count})

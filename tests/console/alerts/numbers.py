@@ -8,7 +8,7 @@ from typing import Any
 
 from console.alerts.life import Verdict
 from console.alerts.rules import Finding, LimitsOf, Rule, Scope, Severity, Tables, World
-from telemetry.queries import Line
+from telemetry.queries import ResultSeries
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -25,13 +25,13 @@ def world(seconds: float = 0, **heard: float) -> World:
     )
 
 
-def line(topic: str, *values: Any, **labels: str) -> Line:
-    return Line({"topic": topic, **labels}, list(values))
+def line(topic: str, *values: Any, **labels: str) -> ResultSeries:
+    return ResultSeries({"topic": topic, **labels}, list(values))
 
 
 def judged(
     rule: Rule,
-    tables: Mapping[str, list[Line]],
+    tables: Mapping[str, list[ResultSeries]],
     now: World | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> Any:

@@ -16,7 +16,7 @@ from kvss_agent.client import connection as client_connection
 from kvss_agent.data_plane import channel, connection, server
 from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.shard import hosted
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
@@ -125,7 +125,7 @@ class World:
         name = name_of(at)
         size = LAYOUT.groups[at[0]].slot_bytes[at[1]]
         readers = frozenset({DRIVER})
-        identity = Identity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
+        identity = ShardIdentity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
         return Spec(identity, self.chance.randint(5, 10), applied)
 
     def _shard(self, at: At) -> Shard:
