@@ -77,7 +77,7 @@ async def _serve(settings: Settings) -> int:
         notify("STOPPING=1")
         log.info("Draining, at most %g s", settings.drain_seconds)
         gone = await agent.stop(settings.drain_seconds)
-    log.info("Stopped; %s", "everybody had left" if gone else "some connections were closed")
+    log.info("Stopped; %s", "all connections had ended" if gone else "closed the remaining connections")
     return 0
 
 

@@ -106,7 +106,7 @@ class Agent:
             try:
                 self._take(documents.parse(raw))
             except Invalid as problem:
-                log.warning("The kept document is not valid, and is ignored: %s", problem)
+                log.warning("The stored desired document is invalid and is ignored: %s", problem)
         before = self.desired.tier2 if self.desired else None
         await asyncio.to_thread(self.stores.remember, [before] if before else [])
         self._changed.set()
@@ -154,10 +154,10 @@ class Agent:
             raise Conflict("The agent is draining.")
         if self.desired:
             if desired.generation < self.desired.generation:
-                raise Conflict(f"Generation {self.desired.generation} is here already.")
+                raise Conflict(f"Generation {self.desired.generation} is newer.")
             if desired.generation == self.desired.generation:
                 if desired != self.desired:
-                    raise Conflict(f"Generation {desired.generation} is here with other contents.")
+                    raise Conflict(f"Generation {desired.generation} exists with other contents.")
                 return desired
         await asyncio.to_thread(write_durably, self._document, msgspec.json.encode(desired))
         self._take(desired)
@@ -187,7 +187,7 @@ class Agent:
                 else:  # what an earlier life has left in tier 2 is looked after none the less
                     await self.stores.retire(())
             except Exception:
-                log.exception("The document cannot be followed; trying again soon")
+                log.exception("Cannot apply the desired document; retrying soon")
                 self._has_failed = True
             else:
                 self._has_failed = False
@@ -205,7 +205,7 @@ class Agent:
             spec = wanted.get(name)
             if spec is None or spec.identity() != shard.identity:
                 del self.shards[name]
-                await asyncio.to_thread(shard.end, Cause.GONE, "the shard was taken away")
+                await asyncio.to_thread(shard.end, Cause.GONE, "the shard was removed")
         for name in [name for name in self.progress if name not in wanted]:
             del self.progress[name]
             self.plane.latencies.pop(name, None)
@@ -292,7 +292,7 @@ class Agent:
             except Failed:
                 pass  # counted by the store; there is a next time
             except Exception:
-                log.exception("What is too old in tier 2 cannot be removed; trying again soon")
+                log.exception("Cannot remove expired columns from tier 2; retrying soon")
 
     def _tls_for_drivers(self) -> ssl.SSLContext | None:
         if self.settings.has_tls_of_console and self.trust:

@@ -220,7 +220,7 @@ class Control:
         if pull and allowed and (pull.shard, pull.driver) != (allowed.shard, allowed.driver):
             pull = None
         if pull is None:
-            raise Unknown("There is no such pull; the last few hundred are kept.")
+            raise Unknown("There is no such pull; only the last few hundred are listed.")
         return pull
 
 

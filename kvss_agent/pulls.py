@@ -103,7 +103,7 @@ class _Puller:
     def next(self) -> Mine:
         what = self._posted.get()
         if what is None:
-            raise self.closed or Breach(Cause.GONE, "the shard was taken away")
+            raise self.closed or Breach(Cause.GONE, "the shard was removed")
         return what
 
 
@@ -121,7 +121,7 @@ def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int
                 if puller.closed:
                     raise puller.closed
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
-                    raise Lost("the slots there are of another size")
+                    raise Lost("the slots of the other agent have another size")
                 for request, batch in enumerate(batches(slots), 1):
                     if puller.closed:
                         raise puller.closed
@@ -188,7 +188,7 @@ def _receive(
         pull.skipped[answer.reason] += len(slots)
         return
     if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
-        raise Lost(f"{line.address} sent {type(answer).__name__}, which may not come here")
+        raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
     waste = DiscardBuffer()
     places: list[memoryview] = []
     memories: list[tuple[memoryview, bytes, Header] | None] = []

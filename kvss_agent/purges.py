@@ -70,7 +70,7 @@ class Purges:
             task = purge.task
             await asyncio.wait([task], timeout=max(0.0, until - now()))
             if not task.done():
-                raise NotConfirmedYet("It is not done yet.")
+                raise NotConfirmedYet("The purge is still running.")
             if purge.task is task:
                 purge.task = None  # who asks later has it all looked at again
             if purge.problem:
@@ -94,7 +94,7 @@ class Purges:
         confirmed = [name for name, one in self._purges.items() if one.task is None]
         done = [name for name, one in self._purges.items() if one.task is not None and one.task.done()]
         if not confirmed and not done:
-            raise NotConfirmedYet(f"{OPERATIONS_MAX} purges are running. It waits for its turn.")
+            raise NotConfirmedYet(f"{OPERATIONS_MAX} purges are running already. Ask again later.")
         del self._purges[(confirmed or done)[0]]
 
     async def _run(self, purge: _Purge) -> None:
@@ -109,8 +109,8 @@ class Purges:
         except (Failed, NotOpen) as error:
             purge.problem = str(error)
         except Exception:
-            log.exception("A purge has failed; it is tried again when it is asked for")
-            purge.problem = "It has failed inside; its log tells more."
+            log.exception("A purge failed; it runs again with the next request")
+            purge.problem = "Internal error; see its log."
 
     def _covers_all(self, purge: _Purge) -> bool:
         """Raises NotOpen."""

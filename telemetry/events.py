@@ -55,7 +55,7 @@ def note_all(events: Sequence[NewEvent]) -> list[Event]:
         return []
     if not transaction.get_connection().in_atomic_block:
         kind = events[0].kind
-        raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
+        raise RuntimeError(f"{kind} must be noted in the transaction of its change")
     in_order_of_commits()
     now = timezone.now()
     made = [

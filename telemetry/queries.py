@@ -198,7 +198,7 @@ def _check(question: Question) -> None:
     if not question.start < question.end:
         raise Unanswerable("end", "The end has to come after the start.")
     if question.step is not None and (question.step < 10 or question.step % 10):
-        raise Unanswerable("step", "A step is 10, 20, 30 … seconds.")
+        raise Unanswerable("step", "The step has to be a multiple of 10 seconds.")
 
 
 def _resolution(question: Question, now: float) -> tuple[str, int]:
@@ -214,7 +214,7 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
         if question.start >= now - kept[level] * 86_400 or level == "1h":
             width = LEVELS[level]
             return level, math.ceil(step / width) * width
-    raise Unanswerable("start", "Nothing is kept for so long.")
+    raise Unanswerable("start", "Numbers this old are not stored any more.")
 
 
 # What is read
@@ -248,7 +248,7 @@ def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[_Row]:
         cursor.execute(_SELECTS[level], asked)
         rows = cursor.fetchall()
     if len(rows) > ROWS_MAX:
-        raise Unanswerable("step", "That is too much to add up. Ask for less time, or a longer step.")
+        raise Unanswerable("step", "Too many rows. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})
     for topic, number, bucket, encoded in rows:
         if shape := shapes.get(number):  # one that can't be read is left out

@@ -215,7 +215,7 @@ class AgentConnection:
         while isinstance(found := self.receive(deadline), wire.Goodbye):
             pass
         if not isinstance(found, kind):
-            raise Lost(f"{self.address} sent {type(found).__name__}, which may not come here")
+            raise Lost(f"{self.address} sent {type(found).__name__}, which is not allowed here")
         return found
 
     def receive_pieces(self, places: Sequence[memoryview]) -> Iterator[Piece]:

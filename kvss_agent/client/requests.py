@@ -159,7 +159,9 @@ class Requests:
         if isinstance(frame, wire.Goodbye):
             return
         if not isinstance(frame, Answer):
-            raise Lost(f"{self.connection.address} sent {type(frame).__name__}, which may not come here")
+            raise Lost(
+                f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here"
+            )
         pending = self._pending.get(frame.request)
         if pending is None:
             raise Lost(f"{self.connection.address} answered {frame.request}, which nobody asked")

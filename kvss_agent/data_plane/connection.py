@@ -174,7 +174,7 @@ class Connection:
                 self.plane.breaches[Cause.GONE] += 1
         except Exception:
             log.exception("A connection failed")
-            self._send_error(Breach(Cause.GONE, "the agent has failed; its log tells more"))
+            self._send_error(Breach(Cause.GONE, "internal error of the agent; see its log"))
         finally:
             self._outbox.put(None)
             self._channel.close()
@@ -209,7 +209,7 @@ class Connection:
         if not isinstance(channel, TlsChannel) or self._is_other_agent(channel, said):
             secret = self.plane.secrets.get(said.driver)
             if secret is None:
-                raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
+                raise Breach(Cause.AUTHENTICATION, "unknown driver or wrong secret")
         given = handshake.challenge(said, secret, version=version, features=self._features(said))
         self._send(given)
         proof = channels.receive(channel, self._reader, deadline=deadline)
@@ -217,7 +217,9 @@ class Connection:
             raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
         handshake.check(said, given, proof, secret)
         if not self.plane.prove(self, said.driver):
-            raise self._closing or Breach(Cause.LIMIT, "this driver has all of its connections")
+            raise self._closing or Breach(
+                Cause.LIMIT, "this driver has reached its limit of connections"
+            )
         self._reader = wire.FrameReader()
         channel.wait_at_most(math.inf)
         return self._enter(said, version)
@@ -228,14 +230,14 @@ class Connection:
         peer = peer_of_connection(channel.socket)
         if peer is None:  # not of a console's authority: a driver is known by its common name
             if said.driver not in common_names(channel.socket):
-                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+                raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")
             return False
         if peer.role is PeerRole.NODE and said.role is Role.REFILL:
             return True
         if peer.role is not PeerRole.DRIVER or peer.name != said.driver:
-            raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+            raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")
         if self.plane.keys.get(said.driver, peer.key) != peer.key:
-            raise Breach(Cause.AUTHENTICATION, "this driver has another key by now")
+            raise Breach(Cause.AUTHENTICATION, "the key of this driver has changed")
         return False
 
     def _enter(self, said: wire.Hello, version: int) -> HostedShard:
@@ -245,7 +247,7 @@ class Connection:
         identity = shard.identity
         may_read = said.driver in identity.readers and said.role is Role.REFILL
         if said.driver != identity.driver and not may_read:
-            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard so")
+            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard in this role")
         if said.role is Role.SHARED and not self._may_share:
             raise Breach(Cause.UNEXPECTED, "an arena is shared over a Unix socket only")
         self.driver, self._role, self._version = said.driver, said.role, version
@@ -284,7 +286,7 @@ class Connection:
             if self._closing:
                 raise self._closing
             if self._outbox.qsize() > OUTBOX_MAX:
-                raise Breach(Cause.LIMIT, "more is asked than answers are read")
+                raise Breach(Cause.LIMIT, "too many answers are waiting to be read")
             match self._role, frame:
                 case Role.EVICT, wire.Evict():
                     self._take(shard, frame)
@@ -297,7 +299,7 @@ class Connection:
                 case Role.SHARED, wire.Shrunk():
                     shard.shrunk(frame.slots)
                 case _:
-                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} may not come here")
+                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} is not allowed here")
 
     # Evicts
 
@@ -400,7 +402,7 @@ class Connection:
             return
         request = _apart(asked.request)
         if request in self._tier_requests:
-            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
+            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is running already")
         self._tier_requests[request] = asked
         if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
             self._start_tier_request(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
@@ -547,13 +549,15 @@ class Connection:
                 return
             except Exception:
                 log.exception("A connection failed")
-                self.close(Cause.GONE, "the agent has failed; its log tells more")
+                self.close(Cause.GONE, "internal error of the agent; see its log")
                 return
 
     def _send_error(self, breach: Breach) -> None:
         """Count why this connection ends, and say so if the peer still listens."""
         self.plane.breaches[breach.cause] += 1
-        log.info("Connection %d of %s ends: %s", self.number, self.driver or "nobody yet", breach)
+        log.info(
+            "Connection %d of %s ends: %s", self.number, self.driver or "an unauthenticated peer", breach
+        )
         if breach.cause is not Cause.STALLED:
             with contextlib.suppress(Breach, Closed):
                 self._send(wire.Error(breach.cause, str(breach)))

@@ -124,7 +124,7 @@ class DataPlane:
                 if self._stopping:
                     return
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log.warning("A connection has to wait: %s", error.strerror)
+                    log.warning("Cannot accept a connection yet: %s", error.strerror)
                     time.sleep(0.1)  # it stays in the backlog; others may end meanwhile
                 continue
             if cause := self._refuse_or_admit(sock, tls):
@@ -244,7 +244,7 @@ def remove_dead_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(f"{path} is there, and it is no socket")
+        raise FileExistsError(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))

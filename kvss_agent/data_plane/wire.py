@@ -455,7 +455,7 @@ class Error:
     def decode(cls, body: bytes) -> Error:
         cause, sentence = _read_texts(body, 2)
         if cause not in _CAUSES:
-            raise _malformed("a cause that does not exist")
+            raise _malformed("an unknown cause")
         return cls(Cause(cause), sentence)
 
 
@@ -534,7 +534,7 @@ def decode(kind: int, flags: int, count: int, number: int, body: bytes) -> Frame
             return Tiered.decode(body, number, count)
         case Kind.REJECTED:
             if count >= len(_MISSES):
-                raise _malformed("a reason that does not exist")
+                raise _malformed("an unknown reason")
             return Rejected(number, _MISSES[count])
         case Kind.RESIZED:
             return Resized(number, _read_longs(body, count))
@@ -639,7 +639,7 @@ def _read_answer(code: int) -> TierAnswer | Miss:
         return TierAnswer(code)
     if 0 <= code - TierAnswer.MISS < len(_MISSES):
         return _MISSES[code - TierAnswer.MISS]
-    raise _malformed("an answer that does not exist")
+    raise _malformed("an unknown answer")
 
 
 def _unpack(layout: struct.Struct, body: Bytes, *, exactly: bool = False) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ class BlockingExchange:
         Raises ValueError for an address that is none."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of an HTTP server")
+            raise ValueError(f"{url!r} is not an address of an HTTP server")
         self._host, self._prefix = parts.hostname, parts.path.rstrip("/")
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._trusted = (trusted or _system()) if parts.scheme == "https" else None
@@ -93,10 +93,12 @@ class BlockingExchange:
         except ssl.SSLError as error:  # that of a certificate is a ValueError, too
             raise unreached(error) from None
         except (http.client.InvalidURL, ValueError) as error:  # a header or a name that can't be sent
-            raise Unanswered(Fault.UNREACHED, f"It can't be asked: {error}.") from None
+            raise Unanswered(Fault.UNREACHED, f"Cannot reach it: {error}.") from None
         except http.client.HTTPException as error:
             why = str(error) or type(error).__name__
-            raise Unanswered(Fault.BROKEN, f"It broke off, or does not speak HTTP: {why}.") from None
+            raise Unanswered(
+                Fault.BROKEN, f"The connection broke, or it does not speak HTTP: {why}."
+            ) from None
         except OSError as error:
             raise unreached(error) from None
         else:

@@ -149,8 +149,8 @@ class Member:
                 # What fails in a heartbeat must not be the last one: nobody would notice its end.
                 [seconds] = await asyncio.gather(self.once(client), return_exceptions=True)
                 if isinstance(seconds, BaseException):
-                    log.error("A heartbeat has failed inside", exc_info=seconds)
-                    seconds = self._away("a heartbeat has failed inside; the log tells more")
+                    log.error("A heartbeat failed with an internal error", exc_info=seconds)
+                    seconds = self._away("a heartbeat failed with an internal error; see the log")
                 # Not all at the same moment, also after the console was away for all of them.
                 await asyncio.sleep(seconds * random.uniform(0.8, 1.0))  # noqa: S311
 
@@ -209,7 +209,7 @@ class Member:
             problem = str(error)
         if problem:
             self.status.calls["not certified"] += 1
-            log.warning("There is no new certificate: %s", problem)
+            log.warning("Certificate request failed: %s", problem)
             return False
         self.status.calls["certified"] += 1
         log.info("The console has issued a certificate")

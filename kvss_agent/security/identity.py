@@ -93,7 +93,7 @@ def requested_key(certificate_request: str) -> str:
         key = _p256(request.public_key())
         is_proven = request.is_signature_valid
     except (UnsupportedAlgorithm, ValueError) as error:
-        raise Unusable("This is no certificate request for an EC P-256 key, in PEM.") from error
+        raise Unusable("This is not a PEM certificate request for an EC P-256 key.") from error
     if not is_proven:
         raise Unusable("The certificate request is not signed with the key that it asks for.")
     return public_pem(key)
@@ -104,7 +104,7 @@ def fingerprint(public_key_pem: str) -> str:
     try:
         key = _p256(load_pem_public_key(public_key_pem.encode()))
     except (UnsupportedAlgorithm, ValueError) as error:
-        raise Unusable("This is no EC P-256 public key, in PEM.") from error
+        raise Unusable("This is not a PEM public key on EC P-256.") from error
     return key_fingerprint(key)
 
 

@@ -88,7 +88,7 @@ class Trust:
         except FileNotFoundError:
             pass
         except (Unusable, Malformed) as error:
-            log.warning("The stored certificate can't be used, and is asked for again: %s", error)
+            log.warning("The stored certificate is unusable; requesting another: %s", error)
         return cls(identity, StoredCertificates())
 
     @property

@@ -198,7 +198,7 @@ class Shard:
         """
         _check_batch(slots)
         if first > self.accepted + 1 or first < 1:
-            raise Breach(Cause.ORDER, f"evict {first} comes after {self.accepted}")
+            raise Breach(Cause.ORDER, f"evict {first} does not follow {self.accepted}")
         if len(self._runs) >= RUNS_MAX:
             raise Breach(Cause.LIMIT, f"more than {RUNS_MAX} runs of evicts at once")
         if self._runs and self._runs[0].owner != owner:

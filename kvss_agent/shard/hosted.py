@@ -372,7 +372,7 @@ class HostedShard:
 
     def _must_be_here(self) -> None:
         if self._gone:
-            raise Breach(Cause.GONE, "the shard was taken away")
+            raise Breach(Cause.GONE, "the shard was removed")
 
     def _look_at_count(self) -> None:
         """A driver that shares the arena counts by itself; see how far it is."""

@@ -348,7 +348,7 @@ class Stores:
         try:
             self._write_down(left)
         except OSError as error:  # it is looked into once more, by the next life
-            log.warning("That %s is empty can't be written down: %s", place, error)
+            log.warning("Cannot record that %s is empty: %s", place, error)
 
     def _write_down(self, noted: Mapping[str, Tier2Settings]) -> None:
         if noted != self._remembered or not self._note.exists():

@@ -25,7 +25,7 @@ READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
 GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
 CONSOLE = _counter(
     "swdriver_console_calls_total",
-    "Joining the console's fleet and heartbeats, by how they ended.",
+    "Calls to the console (joining, heartbeats), by result.",
     "what",
 )
 HTTP_CONNECTIONS = _gauge(

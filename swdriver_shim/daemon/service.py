@@ -464,7 +464,7 @@ class Service:
     def _org(self, request: Request) -> OrgSpec:
         org = self.shim.caller(bearer(request))
         if org is None:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
+            raise Refused(HTTPStatus.UNAUTHORIZED, "A bearer token is required.")
         return org
 
     @contextlib.asynccontextmanager
@@ -485,7 +485,9 @@ class Service:
         announced = announced_bytes(request)
         amount = most if announced is None else announced
         if amount > most:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes."
+            )
         async with contextlib.AsyncExitStack() as stack:
             with _refusing(self._too_much):
                 held = share.held_async(org.name, max(amount, BODY_BYTES_LEAST), seconds=TURN_SECONDS)

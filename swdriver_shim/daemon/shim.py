@@ -130,7 +130,7 @@ class Shim:
         except FileNotFoundError:
             return
         except Invalid as problem:
-            log.warning("The kept document is not valid, and is ignored: %s", problem)
+            log.warning("The stored desired document is invalid and is ignored: %s", problem)
             return
         with self._lock:
             self._follow(self._buried.left_out_of(told))
@@ -155,10 +155,10 @@ class Shim:
             told = self._buried.left_out_of(parsed)
             if self.desired:
                 if told.generation < self.desired.generation:
-                    raise Conflict(f"Generation {self.desired.generation} is here already.")
+                    raise Conflict(f"Generation {self.desired.generation} is newer.")
                 if told.generation == self.desired.generation:
                     if told != self.desired:
-                        raise Conflict(f"Generation {told.generation} is here with other contents.")
+                        raise Conflict(f"Generation {told.generation} exists with other contents.")
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("Another model or driver is another process: start one for it.")

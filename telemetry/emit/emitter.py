@@ -141,7 +141,9 @@ class Emitter:
                 if time.monotonic() >= self._retry_at or is_last:
                     self._send()
             except Exception:
-                log.exception("The numbers of this second could not be told; the next has them too")
+                log.exception(
+                    "Could not report the numbers of this second; the next report includes them"
+                )
             if is_last:
                 return
 
@@ -185,7 +187,7 @@ class Emitter:
                     self._backlog.popleft()
         except redis.RedisError as error:
             if not self._retry_at:
-                log.warning("Numbers wait for Redis: %s", error)
+                log.warning("Numbers are queued, waiting for Redis: %s", error)
             self._told.clear()  # it may come back empty
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False

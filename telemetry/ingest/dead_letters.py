@@ -119,7 +119,7 @@ def store(aside: DeadLetters, now: float) -> None:
     if aside.letters:
         _forget_the_oldest()
     told = [f"{cause.value} of {source}: {times}" for (cause, source), times in aside.counts.items()]
-    log.warning("Set aside: %s", "; ".join(told[:LOGGED_MAX]))
+    log.warning("Stored as dead letters: %s", "; ".join(told[:LOGGED_MAX]))
 
 
 def excerpt(raw: bytes) -> str:

@@ -34,12 +34,10 @@ from telemetry.store.storage import FRESH, Names, copy_in, day_of
 _REFUSALS: Final = (DataError, IntegrityError, OverflowError, ValueError)
 
 METRICS: Final = Catalog()
-RECORDS = METRICS.counter(
-    "telemetry_ingest_records_total", "Records read, by what became of them.", "outcome"
-)
+RECORDS = METRICS.counter("telemetry_ingest_records_total", "Records read, by outcome.", "outcome")
 DEAD = METRICS.counter(
     "telemetry_dead_letters_total",
-    "What could not be stored and was taken aside, by cause: records, rows, or series over a quota.",
+    "What could not be stored, by cause: records, rows, or series over a quota. See dead letters.",
     "cause",
 )
 LAG = METRICS.histogram(

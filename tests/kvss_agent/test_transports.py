@@ -258,11 +258,17 @@ def test_a_reader_may_read_and_nothing_else(plane: Plane) -> None:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
     with plane.client("unix", driver=READER, write=False) as reader:
         assert isinstance(reader.refill([Wanted(0, column("a", 1))], [place()])[0], Header)
-        with pytest.raises(Lost, match="Delete may not come here"):
+        with pytest.raises(Lost, match="Delete is not allowed here"):
             reader.delete([0])
-    with pytest.raises(Lost, match="may not use this shard so"), plane.client("unix", driver=READER):
+    with (
+        pytest.raises(Lost, match="may not use this shard in this role"),
+        plane.client("unix", driver=READER),
+    ):
         pass
-    with pytest.raises(Lost, match="may not use this shard so"), plane.client("shm", driver=READER):
+    with (
+        pytest.raises(Lost, match="may not use this shard in this role"),
+        plane.client("shm", driver=READER),
+    ):
         pass
 
 
@@ -411,7 +417,7 @@ def test_two_drivers_cannot_have_one_shard(plane: Plane) -> None:
 
 def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
     with plane.client("unix") as stream:
-        plane.shards["s"].end(Cause.GONE, "the shard was taken away")
+        plane.shards["s"].end(Cause.GONE, "the shard was removed")
         del plane.shards["s"]
         with pytest.raises(Lost, match="taken away") as caught:
             stream.refill([Wanted(0, column("a", 1))], [place()])
