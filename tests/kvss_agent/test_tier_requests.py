@@ -73,7 +73,7 @@ def opened(loop: asyncio.AbstractEventLoop, files: Slow) -> Iterator[Tier2]:
 
 
 @pytest.fixture
-def tiering(loop: asyncio.AbstractEventLoop, slow: Slow) -> Iterator[TierRequests]:
+def tier_requests(loop: asyncio.AbstractEventLoop, slow: Slow) -> Iterator[TierRequests]:
     made = TierRequests(loop)
     with opened(loop, slow) as made.store:
         yield made

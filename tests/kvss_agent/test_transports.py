@@ -311,7 +311,7 @@ def test_neighbouring_versions_speak_with_each_other(
     plane: Plane, kind: str, versions: tuple[int, int], spoken: int
 ) -> None:
     with plane.client(kind, versions=versions) as shard:
-        assert shard.requests.line.version == spoken  # type: ignore[attr-defined]
+        assert shard.requests.connection.version == spoken  # type: ignore[attr-defined]
         payload, into = kv(), place()
         number = shard.evict(0, column("a").key, TAG, 64, payload)
         shard.wait_applied(number)

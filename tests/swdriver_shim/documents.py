@@ -107,7 +107,7 @@ class Documents:
         enter(installed(self._turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(homes, "connect", self._nobody))
         enter(mock.patch.object(shims, "documents", SimpleNamespace(parse=self._parse)))
-        enter(mock.patch.object(shims, "keep", self._keep))
+        enter(mock.patch.object(shims, "write_durably", self._keep))
         self._shim = Shim("job", self._state)
         self._shim.start()
         return self

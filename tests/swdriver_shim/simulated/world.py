@@ -20,6 +20,7 @@ from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.parts import execution, statistics
 from swdriver_shim import deciding, driver
 from swdriver_shim.cache import spilling
 from swdriver_shim.data_plane import tier2
@@ -45,7 +46,8 @@ ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
     *(deciding, driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
-    *(channel, connection, hosted, pulls, server, stores),
+    *(channel, connection, hosted, pulls, server),
+    *(stores, execution, statistics),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
