@@ -64,7 +64,7 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(running: 
         return str(answer.json()["detail"])
 
     assert running.http.put("/v1/desired", json=document(5, spec())).status_code == 202
-    assert "Generation 5 is here already" in refused(document(4), 409)
+    assert "Generation 5 is newer" in refused(document(4), 409)
     assert "with other contents" in refused(document(5), 409)
     assert "unknown field `slotz`" in refused(document(6, spec(slotz=1)), 422)
     assert "multiple of 4096" in refused(document(6, spec() | {"slot_bytes": 5000}), 422)
@@ -393,7 +393,7 @@ def test_metrics_are_what_prometheus_reads(running: AgentProcess) -> None:
     [
         (["--tcp", "0.0.0.0:1"], {}, "--tcp needs --tls-certificate"),
         (["--memory", "lots"], {}, "--memory is 'lots': it should be 512MiB or 64GiB"),
-        ([], {"KVSS_AGENT_MEMROY": "1G"}, "KVSS_AGENT_MEMROY is no setting"),
+        ([], {"KVSS_AGENT_MEMROY": "1G"}, "KVSS_AGENT_MEMROY is not a setting"),
         (["--control", "here"], {"KVSS_AGENT_DRAIN_SECONDS": "-1"}, "--drain-seconds is '-1'"),
         (["--tls-certificate", "/etc/hostname"], {}, "belong together"),
     ],

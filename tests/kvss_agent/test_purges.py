@@ -149,14 +149,14 @@ def test_nothing_but_its_own_fresh_statement_is_a_confirmation(tmp_path: Path) -
             (answer, key, epoch, NAME, "on another purge"),
             (answer, key, more, NAME, "does not speak of all"),
             (msgspec.json.encode(forged), key, asked, NAME, "not signed with its key"),
-            (b'{"done": true}', key, asked, NAME, "is no confirmation"),
-            (b"<html>It works!</html>", key, asked, NAME, "is no confirmation"),
-            (b"[" * 100_000, key, asked, NAME, "is no confirmation"),
-            (b"", key, asked, NAME, "is no confirmation"),
+            (b'{"done": true}', key, asked, NAME, "is not a confirmation"),
+            (b"<html>It works!</html>", key, asked, NAME, "is not a confirmation"),
+            (b"[" * 100_000, key, asked, NAME, "is not a confirmation"),
+            (b"", key, asked, NAME, "is not a confirmation"),
         ):
             with pytest.raises(NotConfirmed, match=said):
                 opened(raw, public, about, name, AgentStatement)
-        with pytest.raises(NotConfirmed, match="is no confirmation"):
+        with pytest.raises(NotConfirmed, match="is not a confirmation"):
             opened(answer, key, asked, NAME, DriverStatement)
 
 
@@ -218,7 +218,7 @@ class Here:
 
     async def begin(self, asked: Question) -> None:
         """It takes longer than whoever asks will wait, and is done before they ask again."""
-        with pytest.raises(NotConfirmedYet, match="not done yet"):
+        with pytest.raises(NotConfirmedYet, match="still running"):
             await self.purges.confirm(msgspec.structs.replace(asked, seconds=0.0))
         name = f"purge {asked.operation}"
         await asyncio.wait([one for one in asyncio.all_tasks() if one.get_name() == name])

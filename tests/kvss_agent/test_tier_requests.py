@@ -183,7 +183,7 @@ def is_over(tier_requests: TierRequests) -> None:
 def test_a_purge_that_takes_long_goes_on_and_its_receipt_lacks_nothing(
     plane: Plane, tier_requests: TierRequests, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
     with plane.client() as client:
         keep(client, "a", "b")
         slow.go_on.clear()
@@ -228,7 +228,7 @@ def test_a_purge_that_fails_behind_everybody_s_back_is_repeated(
     def fail() -> None:
         raise Failed(Fault.IO_ERROR, "a bad sector")
 
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
     with plane.client() as client:
         keep(client, "a")
         slow.go_on.clear()
@@ -252,7 +252,7 @@ def test_another_store_has_a_purge_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
     first = tier_requests.store
     with plane.client() as client, opened(loop, Slow(tmp_path / "others")) as tier_requests.store:
         keep(client, "a")
@@ -262,7 +262,7 @@ def test_another_store_has_a_purge_of_its_own(
         assert client.purge(TAG) is None
         tier_requests.store = other
         assert client.exists([column("a")]) == [True]
-        monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 10)
+        monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 10)
         gone = client.purge(TAG)
         assert gone
         assert gone.files == 1
@@ -279,8 +279,8 @@ def test_another_store_has_a_purge_of_its_own(
 def test_purges_that_run_on_and_receipts_that_nobody_fetches_are_few(
     plane: Plane, tier_requests: TierRequests, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.02)
-    monkeypatch.setattr(tier_requests, "PURGES_MAX", 2)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGES_MAX", 2)
     with plane.client() as client:
         slow.go_on.clear()
         for number in range(4):

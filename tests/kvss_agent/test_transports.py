@@ -419,7 +419,7 @@ def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
     with plane.client("unix") as stream:
         plane.shards["s"].end(Cause.GONE, "the shard was removed")
         del plane.shards["s"]
-        with pytest.raises(Lost, match="taken away") as caught:
+        with pytest.raises(Lost, match="was removed") as caught:
             stream.refill([Wanted(0, column("a", 1))], [place()])
         assert caught.value.cause is Cause.GONE
         with pytest.raises(Lost):

@@ -265,8 +265,8 @@ def test_a_certificate_that_is_not_ours_changes_nothing(tmp_path: Path, root: Ro
         (issue(root, ours.identity, Role.NODE, "ax-2"), root.certificate, "not for node:ax-1"),
         (issue(root, ours.identity, Role.CONSOLE, "ax-1"), root.certificate, "not for node:ax-1"),
         (issue(foreign, ours.identity, Role.NODE, "ax-1"), root.certificate, "not issued"),
-        ("nonsense", root.certificate, "no certificate"),
-        (issue(root, ours.identity, Role.NODE, "ax-1"), "", "no bundle"),
+        ("nonsense", root.certificate, "not a PEM certificate"),
+        (issue(root, ours.identity, Role.NODE, "ax-1"), "", "not a PEM bundle"),
         (issue(root, ours.identity, Role.NODE, "ax-1"), root.certificate * 9, "1 to 8"),
     ):
         with pytest.raises(Unusable, match=said):
