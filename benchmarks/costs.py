@@ -230,7 +230,7 @@ class Asked:
 def driver() -> Iterator[Turn]:
     from benchmarks import driver as benchmark
     from swdriver_shim.adapters.wafer import wafer_layout
-    from swdriver_shim.replaying import fleet
+    from swdriver_shim.replay import fleet
 
     benchmark.MILLION, benchmark.PURGED = 150_000, 30_000  # so that a turn is short
     decided = Decided()

@@ -32,14 +32,14 @@ from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.deciding import CLEARS_AT_ONCE
+from swdriver_shim.decider.housekeeping import CLEARS_AT_ONCE
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_BYTES, COLUMN_TOKENS, Keys, Namespace, Prompt, encode
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replaying import fleet
-from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay
-from swdriver_shim.replaying.traces import Request, conversations
+from swdriver_shim.replay import fleet
+from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, run_housekeeping
+from swdriver_shim.replay.traces import Request, conversations
 
 MILLION, PURGED = 1_000_000, 100_000
 PROMPT_COLUMNS = 512  # 32k tokens
@@ -109,7 +109,7 @@ class Million:
     def __init__(self) -> None:
         self.now = 0.0
         self.ledger = Ledger(LAYOUT, "bench")
-        self.ledger.set_line(0, MILLION + 100 * PROMPT_COLUMNS)
+        self.ledger.set_slot_limit(0, MILLION + 100 * PROMPT_COLUMNS)
         self.ledger.set_policies({"globex": FOREVER}, 0)
         self.stores: list[float] = []  # seconds for each column
         before = psutil.Process().memory_info().rss
@@ -134,7 +134,7 @@ class Million:
         return match.tokens
 
     def columns(self, org: str) -> int:
-        return sum(1 for _ in self.ledger.stock.account(org).columns(0))
+        return sum(1 for _ in self.ledger.accounts[org].columns(0))
 
 
 def million_rows(effort: int) -> list[Row]:
@@ -189,7 +189,7 @@ class Ours(Matcher):
         """Nothing has to be started."""
 
     def fill(self, prompts: int, tokens: int) -> dict[str, str | None]:
-        self.ledger.set_line(0, (prompts + 1) * tokens // COLUMN_TOKENS)
+        self.ledger.set_slot_limit(0, (prompts + 1) * tokens // COLUMN_TOKENS)
         for number in range(prompts):
             whole = self.maker.prompt(prompt(number, tokens))
             self.ledger.finish_store(self.ledger.begin_store(whole, whole.tokens, 0), 0)
@@ -358,8 +358,8 @@ def pieces(big: Million) -> Iterator[Callable[[], None]]:
         more[0] = ledger.sweep(big.now) | ledger.reclaim()
 
     def empty() -> None:
-        clears = ledger.slots.take_clears(CLEARS_AT_ONCE)
-        ledger.slots.cleared(clears)
+        clears = ledger.take_clears(CLEARS_AT_ONCE)
+        ledger.finish_clears(clears, is_done=True)
         more[0] |= bool(clears)
 
     while more[0]:
@@ -385,11 +385,11 @@ def garbage_rows() -> list[Row]:
 def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
     wafer = Wafer(wafer_layout(1, 1024))
     ledger, clock = Ledger(wafer.layout), TraceClock()
-    ledger.set_line(0, slots)
+    ledger.set_slot_limit(0, slots)
 
     def before(request: Request) -> None:
         clock.pass_to(request.at_s)
-        keep_house(ledger, clock.now)
+        run_housekeeping(ledger, clock.now)
 
     totals = replay(requests, Emulator(LedgerCache(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
     rate = totals.requests / totals.seconds

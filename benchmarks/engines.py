@@ -30,7 +30,7 @@ from kvss_agent import native
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
-from swdriver_shim.replaying.fleet import Agent
+from swdriver_shim.replay.fleet import Agent
 
 LENGTHS: Final = {"1k": 1024, "4k": 4096, "8k": 8192}
 QUICK_LENGTHS: Final = ("1k", "4k")
@@ -230,7 +230,7 @@ def connector(name: str, extra: Mapping[str, Any], **more: Any) -> dict[str, Any
     }
 
 
-# Rounds
+# FairQueue
 
 
 def measure(side: Side, rounds: int) -> None:

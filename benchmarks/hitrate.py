@@ -26,10 +26,12 @@ from benchmarks import simulators
 from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
+SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not: no policy was tuned on it
+SYNTHETIC_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000}
 SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
 QUICK = ("1k", "10k", "10%")
 SIMPLE = ("lru", "lfu", "slru", "s3fifo", *simulators.PLAIN)
@@ -53,7 +55,7 @@ class Column:
     block: int
     bytes: int = 1
     uses: int = 0
-    holds: int = 0
+    ref_count: int = 0
     mark: object = None
 
 
@@ -81,15 +83,15 @@ class Store:
                 column.used_at = now
                 column.uses += 1
             tip = path[-1]
-            if not tip.holds:
+            if not tip.ref_count:
                 policy.leaf(tip)  # it has been read; what follows is stored later
-            tip.holds += 1  # a pin, which goes on to the child
+            tip.ref_count += 1  # a pin, which goes on to the child
         for depth in range(hits, len(request.blocks)):
             if len(present) >= self._size and not self._displace(now):
                 break
             block, tail = request.blocks[depth], depth >= request.whole_blocks
             column = Column(
-                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, holds=1
+                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, ref_count=1
             )
             policy.stored(column, now)
             tip = present[block] = column
@@ -117,8 +119,8 @@ class Store:
         return True
 
     def _release(self, column: Column) -> None:
-        column.holds -= 1
-        if not column.holds:
+        column.ref_count -= 1
+        if not column.ref_count:
             self.policy.leaf(column)
 
 
@@ -156,7 +158,7 @@ def replay(policy: AnyPolicy, size: int, requests: Sequence[Request], salt: int 
 
 
 def load(folder: Path, *, quick: bool) -> list[Trace]:
-    """Both traces. Raises FileNotFoundError with a sentence."""
+    """The traces in the folder. Raises FileNotFoundError with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"There are no traces in {folder}. Say where they are: --traces DIR or TRACES_DIR."
@@ -165,9 +167,12 @@ def load(folder: Path, *, quick: bool) -> list[Trace]:
     sessions = Trace("sessions", list(read(folder / "agent-sessions")), {})
     footprint = sessions.footprint
     sessions.sizes = {name: int(share * footprint) for name, share in SESSION_SHARES.items()}
-    for trace in (conversation, sessions):
+    traces = [conversation, sessions]
+    if (folder / SYNTHETIC).exists():
+        traces.append(Trace("synthetic", list(read(folder / SYNTHETIC)), SYNTHETIC_SIZES))
+    for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
-    return [conversation, sessions]
+    return traces
 
 
 def measure(trace: Trace, size: int) -> dict[str, float]:
@@ -283,9 +288,9 @@ def _prompt(number: int, length: int) -> list[Column]:
 def _store_all(policy: AnyPolicy, prompts: Sequence[Sequence[Column]]) -> None:
     for columns in prompts:
         for column in columns:
-            column.holds = 1
+            column.ref_count = 1
             policy.stored(column, column.stored_at)
-        columns[-1].holds = 0
+        columns[-1].ref_count = 0
         policy.leaf(columns[-1])
 
 
@@ -301,7 +306,7 @@ def _displace_all(policy: AnyPolicy) -> None:
         assert column is not None
         policy.removed(column)
         if column.parent is not None:
-            column.parent.holds -= 1
+            column.parent.ref_count -= 1
             policy.leaf(column.parent)
 
 
@@ -324,7 +329,7 @@ def options() -> argparse.Namespace:
         type=Path,
         metavar="DIR",
         default=TRACES,
-        help="the folder with conversation.jsonl and agent-sessions/",
+        help=f"the folder with conversation.jsonl, agent-sessions/ and, if wanted, {SYNTHETIC}",
     )
     parser.add_argument(
         "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"

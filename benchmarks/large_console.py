@@ -27,7 +27,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
@@ -224,14 +224,14 @@ def _sessions(orgs: list[Org], nodes: list[Node], boxes: list[Box], now: datetim
         JobBox(job=jobs[place // BOXES_OF_A_SESSION], session_box=one)
         for place, one in enumerate(granted)
     )
-    Shard.objects.bulk_create(
+    Stream.objects.bulk_create(
         _shard(jobs[place // BOXES_OF_A_SESSION], box, place, domain, nodes)
         for place, box in enumerate(boxes)
         for domain in range(len(WIO))
     )
 
 
-def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Shard:
+def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Stream:
     """On a node of the same stamp; one in fifty crosses the spine."""
     index = place % BOXES_OF_A_SESSION * len(WIO) + domain
     port = _leaf(place, domain)
@@ -239,7 +239,7 @@ def _shard(job: Job, box: Box, place: int, domain: int, nodes: list[Node]) -> Sh
     tier = Tier.SPINE if (place * len(WIO) + domain) % 50 == 0 else Tier.RAIL
     leaf = f"leaf-{port // LEAVES_OF_A_STAMP}-{port % LEAVES_OF_A_STAMP}"
     away = f"leaf-{(port // LEAVES_OF_A_STAMP + 1) % STAMPS}-0"
-    return Shard(
+    return Stream(
         job=job,
         group="full",
         index=index,

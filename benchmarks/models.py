@@ -26,8 +26,8 @@ from swdriver_shim.adapters.transformers import Prefilled, PrefixCache, model_sp
 from swdriver_shim.daemon.binary import run_heads
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.prefixes import Here
-from swdriver_shim.replaying import fleet
+from swdriver_shim.prefixes import LocalPrefixes
+from swdriver_shim.replay import fleet
 
 PROMPTS: Final = (1024, 4096)
 QUICK_PROMPTS: Final = (1024,)
@@ -64,7 +64,7 @@ def rows_of(name: str, model: Any, prompts: tuple[int, ...]) -> list[Row]:
     with fleet.started(shape, slots, 1) as agents:
         driver = Driver(shape, name, agents.shards())
         try:
-            cache = PrefixCache(model, Here(driver, Keys("bench", bytes(32), spec.namespace())))
+            cache = PrefixCache(model, LocalPrefixes(driver, Keys("bench", bytes(32), spec.namespace())))
             for length in prompts:
                 rows += prompt_rows(f"{name}.{length}", driver, cache, length)
         finally:

@@ -28,11 +28,11 @@ from scipy.sparse import csr_array
 
 from benchmarks.harness import Row, options, progress, show
 from benchmarks.sessions import session_rows
-from console.placement.bringing_back import bring_back
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
 from console.placement.loads import FILL, Cost
 from console.placement.plan import Plan
 from console.placement.planner import plan
+from console.placement.rails import restore_rails
 from console.placement.rules import Rules
 from console.placement.topology import Box, Domain, Fleet, Nic, Node, State, Tier
 
@@ -257,17 +257,17 @@ def perfectly_even(one: World) -> float:
     return found
 
 
-def bring_back_rows(one: World, times: int) -> list[Row]:
+def restore_rails_rows(one: World, times: int) -> list[Row]:
     """A twentieth of the nodes was cordoned when streams were placed, and is back."""
     away = tuple(
         replace(node, state=State.CORDONED if number % 20 == 0 else State.READY)
         for number, node in enumerate(one.fleet.nodes)
     )
     running = places_of(plan(replace(one.fleet, nodes=away), one.streams()))
-    found, seconds, more = timed(partial(bring_back, one.fleet, running), times)
+    found, seconds, more = timed(partial(restore_rails, one.fleet, running), times)
     more |= _not_on_rails(found.before)
     more |= {f"{name} then": value for name, value in _not_on_rails(found.after).items()}
-    return [Row("bring_back.4096", seconds, "s", more={**more, "moves": len(found.moves)})]
+    return [Row("restore_rails.4096", seconds, "s", more={**more, "moves": len(found.moves)})]
 
 
 def effective_rows() -> list[Row]:
@@ -302,7 +302,7 @@ def main() -> None:
     progress("one more session")
     rows += one_more_rows(worlds, times)
     progress("moves off the spine")
-    rows += bring_back_rows(worlds[".tight"], 3)
+    rows += restore_rails_rows(worlds[".tight"], 3)
     progress("distance to the optimum, by exact programs")
     rows += gap_rows(worlds, plans, stamps, seconds)
     rows += effective_rows()

@@ -30,15 +30,15 @@ from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Recorder, Sample
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replaying.replay import (
+from swdriver_shim.replay.emulator import (
     Orgs,
     TraceClock,
-    keep_house,
     output_tokens,
     prompt_tokens,
     replay,
+    run_housekeeping,
 )
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read
 
 BYTES_PER_TOKEN = 1024
 SLOTS = 4_000_000  # room for all
@@ -105,14 +105,14 @@ def cases(trace: str, orgs: int, *, quick: bool) -> Sequence[Case]:
 def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[Ledger, float]:
     """A driver that has served all of them, and what its clock says."""
     ledger, clock = Ledger(WAFER.layout), TraceClock()
-    ledger.set_line(0, case.slots if case else SLOTS)
+    ledger.set_slot_limit(0, case.slots if case else SLOTS)
     who = Orgs(orgs, 0, WAFER.namespace)
     policy = case.policy(orgs) if case else NOW
     ledger.set_policies({name: OrgPolicies(policy=policy) for name in who.names}, 0)
 
     def before(request: Request) -> None:
         clock.pass_to(request.at_s)
-        keep_house(ledger, clock.now)
+        run_housekeeping(ledger, clock.now)
 
     replay(requests, Emulator(LedgerCache(ledger, clock)), who, before)
     return ledger, clock.now
@@ -121,7 +121,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
 def hit_rates(requests: Sequence[Request], orgs: int, case: Case) -> dict[str, float]:
     """What each org really hits under that policy."""
     ledger, _ = served(requests, orgs, case)
-    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.stock.accounts.items()}
+    return {org: account.tally.hit_rate or 0.0 for org, account in ledger.accounts.items()}
 
 
 @dataclass
@@ -149,7 +149,7 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
         with ProcessPoolExecutor() as pool:  # gone before anything is timed
             replayed = list(pool.map(partial(hit_rates, requests, orgs), todo))
         ledger, now = served(requests, orgs, None)
-        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.stock.accounts}
+        raw = {org: msgspec.json.encode(ledger.reuse(org, now)) for org in ledger.accounts}
         del ledger
         edited = {org: Traffic.of(msgspec.json.decode(one, type=Sample)) for org, one in raw.items()}
         gc.collect()
@@ -210,7 +210,7 @@ def print_case(orgs: int, case: Case, told: dict[str, Told], seconds: float) -> 
 def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
     """What a second recorder takes that is told the same, beside the requests it is told of."""
     ledger, clock = Ledger(WAFER.layout), TraceClock()
-    ledger.set_line(0, SLOTS)
+    ledger.set_slot_limit(0, SLOTS)
     (keys,) = Orgs(1, 0, WAFER.namespace)._keys  # noqa: SLF001 - the one there is
     recorder, tally = Recorder(), Tally()
     hashing, deciding, sampling = list[float](), list[float](), list[float]()

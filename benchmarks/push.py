@@ -33,7 +33,7 @@ from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.replaying.fleet import Agent
+from swdriver_shim.replay.fleet import Agent
 
 DRIVERS: Final = 100
 ORGS: Final = 100

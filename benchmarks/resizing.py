@@ -60,8 +60,9 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
     from console.fleet.models import Node
     from console.orgs import services as orgs
     from console.policies import callers
-    from console.sessions import jobs, leaving, services, sizing
-    from console.sessions.models import Shard
+    from console.sessions import services
+    from console.sessions.changes import drains, jobs, sizes
+    from console.sessions.models import Stream
     from tests.console.sessions.loads import Load
     from tests.console.sessions.planes import plane, run
 
@@ -73,11 +74,11 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
         assert ended.state == "succeeded", ended.message
 
     def resize(boxes: int) -> None:
-        do(lambda: sizing.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes))
+        do(lambda: sizes.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes))
 
     directory.mkdir()
     with plane(directory, nodes=3, boxes=8) as fleet:
-        do(lambda: sizing.create(SYSTEM, sizing.new_session("chat", org, 2, bytes_per_token=512)))
+        do(lambda: sizes.create(SYSTEM, sizes.new_session("chat", org, 2, bytes_per_token=512)))
         driver = fleet.add_driver("job7")
         do(lambda: jobs.start_job(SYSTEM, services.for_change(SYSTEM, "chat"), "serve", driver))
         with Load(fleet.drivers["job7"], token) as load:
@@ -90,13 +91,13 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
                 resize(2)
             moved = next(name for name in ("ax2", "ax3") if fleet.slots(name))
             with story.stage(f"drain {moved}"):
-                do(lambda: leaving.drain(SYSTEM, moved))
-            dead = Shard.objects.values_list("node__name", flat=True)[0]
+                do(lambda: drains.drain(SYSTEM, moved))
+            dead = Stream.objects.values_list("node__name", flat=True)[0]
             with story.stage(f"kill -9 {dead}"):
                 fleet.agents[dead].kill()
                 Node.objects.filter(name=dead).update(state="lost", held_state="ready")
             with story.stage(f"drain {dead}, which is lost"):
-                do(lambda: leaving.drain(SYSTEM, dead))
+                do(lambda: drains.drain(SYSTEM, dead))
     (_, began, _), (_, _, ended), *_ = story.stages
     during = load.hit_rate(since=began, until=ended)
     assert before

@@ -120,8 +120,8 @@ def _fill() -> None:
     from console.fleet.services import topology
     from console.placement import grants
     from console.placement.planner import plan
-    from console.sessions.models import Job, JobBox, RuleSet, Session, SessionBox, Shard
-    from console.sessions.world import job_of, model_of
+    from console.sessions.models import Job, JobBox, RuleSet, Session, SessionBox, Stream
+    from console.sessions.plans.snapshot import job_of, model_of
     from tests.console.sessions.fleets import make_box, make_driver, make_node
 
     for number in range(NODES):
@@ -146,8 +146,8 @@ def _fill() -> None:
         wanted.append(grants.Session(session.name, (placed,), rules))
     found = plan(fleet, grants.streams(fleet, wanted))
     assert not found.unplaced
-    Shard.objects.bulk_create(
-        Shard(
+    Stream.objects.bulk_create(
+        Stream(
             job=jobs[one.stream.session][0],
             group="full",
             index=one.stream.domain,
@@ -169,7 +169,7 @@ def _forget() -> None:
     """What the resize needed is no part of the large fleet."""
     from console.fleet.models import Box, Driver, Leaf, Nic, Node, Port
     from console.operations.models import Operation
-    from console.sessions.models import JobBox, Session, SessionBox, Shard
+    from console.sessions.models import JobBox, Session, SessionBox, Stream
 
-    for model in (Shard, JobBox, SessionBox, Session, Operation, Driver, Nic, Node, Port, Box, Leaf):
+    for model in (Stream, JobBox, SessionBox, Session, Operation, Driver, Nic, Node, Port, Box, Leaf):
         model.objects.all().delete()

@@ -30,9 +30,9 @@ from swdriver_shim.adapters.lmcache_frames import SHAPE_BYTES
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys
-from swdriver_shim.objects import Here, object_model
+from swdriver_shim.objects import LocalObjects, object_model
 from swdriver_shim.policy import OrgPolicies, Policy
-from swdriver_shim.replaying import fleet
+from swdriver_shim.replay import fleet
 
 KIB: Final = (256, 1024, 4096, 16384)
 ROUND_BYTES: Final = 64 << 20
@@ -51,7 +51,7 @@ def serve(chunk_bytes: int) -> None:
         driver = Driver(layout, "bench", agents.shards())
         # What was got once is not wanted again here, which the usual policy would learn.
         driver.set_policies({"bench": OrgPolicies(policy=Policy(displacement="lru"))})
-        objects = Here(driver, Keys("bench", bytes(32), model.namespace()))
+        objects = LocalObjects(driver, Keys("bench", bytes(32), model.namespace()))
         listener = daemon.listen(("127.0.0.1", 0))
         front = LmcacheServer(listener, lambda: objects)
         print(json.dumps(listener.getsockname()[1]), flush=True)

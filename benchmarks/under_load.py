@@ -24,7 +24,7 @@ from swdriver_shim.cache.reasons import DRAM, TIER2
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, encode
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
-from swdriver_shim.replaying import fleet
+from swdriver_shim.replay import fleet
 
 ORG = "acme"
 CONVERSATION_COLUMNS = 8
@@ -178,7 +178,7 @@ class Heard(NamedTuple):
 def ask_all(driver: Driver, wafer: Wafer, numbers: Sequence[int], pause_seconds: float = 0.0) -> Heard:
     """About these conversations."""
     emulator, maker = Emulator(DriverCache(driver, wafer, wait_seconds=2.0)), keys(wafer)
-    tally = driver.ledger.stock.account(ORG).tally
+    tally = driver.ledger.accounts[ORG].tally
     heard = Heard(0, {DRAM: 0, TIER2: 0}, {DRAM: [], TIER2: []}, 0)
     for number in numbers:
         before = dict(tally.hits)
@@ -209,7 +209,7 @@ def tier2_rows(*, quick: bool) -> list[Row]:
         with driving(wafer, agents.shards(), Tiers.TIER2) as driver:
             ask_all(driver, wafer, everyone, pause_seconds)
             both = ask_all(driver, wafer, chosen, pause_seconds)
-            spilled = driver.ledger.spilling.spilled
+            spilled = driver.ledger.tier2.spilled
         shards = agents.shards()
         there = kept(wafer, shards, everyone)
         with driving(wafer, shards, Tiers.TIER2) as driver:

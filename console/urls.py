@@ -28,8 +28,7 @@ from console.policies import proof_views as proof
 from console.policies import views as policies
 from console.saved import views as saved
 from console.search import views as search
-from console.sessions import moving_views, removal_views, rules_views
-from console.sessions import views as sessions
+from console.sessions.pages import actions, driver_removal, rules, sessions
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -78,7 +77,7 @@ urlpatterns = [
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
-    path("fleet/drivers/<thing:name>/remove/", removal_views.remove, name="fleet-driver-remove"),
+    path("fleet/drivers/<thing:name>/remove/", driver_removal.remove, name="fleet-driver-remove"),
     path("fleet/join/", joining_views.join, name="fleet-join"),
     path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
     path("fleet/authority/", authority.show, name="fleet-authority"),
@@ -138,19 +137,19 @@ urlpatterns = [
     path("audit/export.csv", audit.export, name="audit-csv"),
     path("audit/<int:entry_id>/", audit.show_entry, name="audit-entry"),
     path("audit/<int:entry_id>/undo/", audit.undo, name="audit-undo"),
-    path("orgs/<slug:slug>/session-rules/", rules_views.org_rules, name="org-session-rules"),
-    path("session-rules/", rules_views.cluster_rules, name="session-rules"),
+    path("orgs/<slug:slug>/session-rules/", rules.org_rules, name="org-session-rules"),
+    path("session-rules/", rules.cluster_rules, name="session-rules"),
     path("sessions/", sessions.list_sessions, name="sessions"),
     path("new-session/", sessions.new_session, name="session-new"),
     path("sessions/<slug:name>/", sessions.show_session, name="session"),
     path("sessions/<slug:name>/resize/", sessions.resize_session, name="session-resize"),
     path("sessions/<slug:name>/delete/", sessions.delete_session, name="session-delete"),
-    path("sessions/<slug:name>/new-job/", moving_views.start_job, name="session-job-new"),
-    path("sessions/<slug:name>/jobs/<slug:job>/end/", moving_views.end_job, name="session-job-end"),
-    path("sessions/<slug:name>/move/", moving_views.move, name="session-move"),
-    path("sessions/<slug:name>/bring-back/", moving_views.bring_back, name="session-bring-back"),
-    path("fleet/nodes/<thing:name>/drain/", moving_views.drain, name="node-drain"),
-    path("fleet/nodes/<thing:name>/upgrade/", moving_views.upgrade, name="node-upgrade"),
+    path("sessions/<slug:name>/new-job/", actions.start_job, name="session-job-new"),
+    path("sessions/<slug:name>/jobs/<slug:job>/end/", actions.end_job, name="session-job-end"),
+    path("sessions/<slug:name>/move/", actions.move, name="session-move"),
+    path("sessions/<slug:name>/restore-rails/", actions.restore_rails, name="session-restore-rails"),
+    path("fleet/nodes/<thing:name>/drain/", actions.drain, name="node-drain"),
+    path("fleet/nodes/<thing:name>/upgrade/", actions.upgrade, name="node-upgrade"),
     path("operations/", operations.list_operations, name="operations"),
     path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),

@@ -28,8 +28,8 @@ from console.accounts.roles import Role
 from console.fleet.models import Driver
 from console.operations.machines import names_places
 from console.operations.models import Operation
-from console.placement import explain
-from console.sessions.models import Session, Shard
+from console.placement import sentences
+from console.sessions.models import Session, Stream
 
 ASKING: Final = "Drivers and agents are asked until all of them have confirmed."
 NOT_EVERYWHERE: Final = "Not all drivers and agents have confirmed. The platform's people see which."
@@ -85,7 +85,7 @@ class Sight:
     def nodes(self) -> frozenset[str]:
         """The nodes that streams of their sessions are on, or are on their way to."""
         theirs = Session.objects.filter(of_orgs(self._principal))
-        found = Shard.objects.filter(job__session__in=theirs)
+        found = Stream.objects.filter(job__session__in=theirs)
         now = found.values_list("node__name", flat=True)
         coming = found.filter(next_node__isnull=False).values_list("next_node__name", flat=True)
         return frozenset(filter(None, (*now, *coming)))
@@ -101,4 +101,4 @@ class Sight:
 
     def why(self, why: str) -> str:
         """Why a stream is not on a better path, without nodes that they don't know of."""
-        return why if self.sees_fleet else explain.unnamed(why)
+        return why if self.sees_fleet else sentences.unnamed(why)

@@ -22,9 +22,9 @@ from swdriver_shim.daemon import serve
 from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Tiers
-from swdriver_shim.replaying import fleet
-from swdriver_shim.replaying.replay import Orgs, TraceClock, keep_house, replay, report
-from swdriver_shim.replaying.traces import Malformed, Request, read
+from swdriver_shim.replay import fleet
+from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
+from swdriver_shim.replay.traces import Malformed, Request, read
 from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
@@ -167,7 +167,7 @@ def _replay(given: argparse.Namespace) -> None:
 
         ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
         totals = replay(requests, emulator, orgs, before, speed=given.speed)
-        tallies = {org: ledger.stock.account(org).tally for org in orgs.names}
+        tallies = {org: ledger.tally(org) for org in orgs.names}
     made = report(totals, tallies)
     _show(made)
     if given.json:
@@ -207,11 +207,11 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
 def _in_numbers(layout: Layout, slots: int) -> Serving:
     ledger, clock = Ledger(layout), TraceClock()
     for group in range(len(layout.groups)):
-        ledger.set_line(group, slots)
+        ledger.set_slot_limit(group, slots)
 
     def pass_time(request: Request) -> None:
         clock.pass_to(request.at_s)
-        keep_house(ledger, clock.now)
+        run_housekeeping(ledger, clock.now)
 
     return Emulator(LedgerCache(ledger, clock)), ledger, pass_time
 

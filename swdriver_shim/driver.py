@@ -1,4 +1,4 @@
-"""The whole driver in one process: the ledger, a `Shard` for each shard, and a thread that keeps house.
+"""The whole driver in one process: a decider, and a `Shard` for each shard, which moves the bytes.
 
     driver = Driver(layout, "llama", shards)
     prompt = Keys("acme", secret, namespace).prompt(tokens)
@@ -6,7 +6,7 @@
     prompt.extend(answer)
     driver.store(prompt, verified, read)
 
-An engine that moves bytes in other processes than it decides in has a `Decider`, see there.
+An engine that decides in one process and moves bytes in others has a `Decider`.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from typing import Final, Protocol
 
 from kvss_agent.client import Miss
 from kvss_agent.shard.core import BATCH_MAX
-from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Lookup
-from swdriver_shim.deciding import Asked, Decider, Notes, Permit, always, is_new
+from swdriver_shim.decider.decider import Decider, Load, Permit, Snapshots, always, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.object_store import ObjectStore
 from swdriver_shim.policy import AS_USUAL, Rules
 
 RETRIES: Final = 3  # of a load whose columns were refused
-WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
+WAIT_SECONDS_MAX: Final = 0.05  # between two checks of what was recalled
 
 
 class Part(Protocol):
-    """Memory for one column's part in one shard: to read from for a store, to write to for a load."""
+    """The engine's memory for a column's part in one shard: read by a store, written by a load."""
 
     def __call__(self, group: int, shard: int, depth: int, tokens: int) -> memoryview: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """So many tokens from the start are there, of those that were asked for. `coming`: so many more may
-    be there soon."""
+    """How many tokens from the start were refilled, of those asked for. `pending`: how many more may
+    follow soon."""
 
     tokens: int
     asked: int
-    coming: int = 0
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Loading(Loaded):
-    """And how to ask for more."""
+class ResumableLoad(Loaded):
+    """A load that `Driver.load_more` can continue."""
 
     match: Match = field(kw_only=True, repr=False)
-    seeking: Tier2Lookup | None = field(kw_only=True, repr=False)
+    lookup: Tier2Lookup | None = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """So many columns went out, with so many bytes; so many failed."""
+    """Columns that were evicted, their size, and columns that failed."""
 
     columns: int
     bytes: int
@@ -79,20 +79,20 @@ class Driver(Decider):
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        notes: Notes | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`shards` of each group, in the layout's order. `notes` as in `Decider`: the shards' are in the
-        same directory."""
+        """`shards` of each group, in the layout's order. `snapshots` as in `Decider`, with the
+        shards' in the same directory."""
         self._shards = shards
-        super().__init__(layout, model, shards, clock=clock, wall_clock=wall_clock, notes=notes)
+        super().__init__(layout, model, shards, clock=clock, wall_clock=wall_clock, snapshots=snapshots)
         self._objects: ObjectStore | None = None
         if layout.groups[0].alone:
             self._objects = ObjectStore(
                 self.ledger,
                 self._lock,
                 shards[0],
-                self._carrier,
-                self._on_each,
+                self._tier2,
+                self._shard_threads.each,
                 self.is_served,
                 clock=clock,
                 wake=self._wake.set,
@@ -100,7 +100,7 @@ class Driver(Decider):
 
     @property
     def objects(self) -> ObjectStore:
-        """The columns that stand alone. Raises ValueError if the layout is one of prefixes."""
+        """For columns that stand alone. Raises ValueError for a layout of prefixes."""
         if self._objects is None:
             raise ValueError(
                 "This driver keeps prefixes: for objects its layout has one group that is `alone`."
@@ -111,53 +111,55 @@ class Driver(Decider):
     def keeps_objects(self) -> bool:
         return self._objects is not None
 
-    def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
-        """Bring the longest prefix that is there to where `into` says. Beyond it memory may hold
-        anything.
+    def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> ResumableLoad:
+        """Refill the longest cached prefix to where `into` says. Memory behind it may have any content
+        then.
 
-        What tier 2 has of the rest is brought into memory meanwhile. This waits for it at most so long;
-        `load_more` asks again, while the engine computes.
+        The rest is recalled from tier 2 meanwhile. This waits at most so long; `load_more` continues
+        while the engine computes.
         """
         return self._load(self.begin_load(prompt), into, seconds)
 
-    def load_more(self, loaded: Loading, into: Part, *, seconds: float = 0.0) -> Loading:
-        """What has come since, and only that: `into` is asked for columns behind `loaded.tokens`."""
-        asked = self.again(Asked(loaded.match, loaded.seeking), loaded.tokens)
-        return self._load(asked, into, seconds)
+    def load_more(self, loaded: ResumableLoad, into: Part, *, seconds: float = 0.0) -> ResumableLoad:
+        """Refill what was recalled since: `into` is called for columns behind `loaded.tokens` only."""
+        load = self.rematch(Load(loaded.match, loaded.lookup), loaded.tokens)
+        return self._load(load, into, seconds)
 
-    def _load(self, asked: Asked, into: Part, seconds: float) -> Loading:
-        came: tuple[int, Reason] | None = None
+    def _load(self, load: Load, into: Part, seconds: float) -> ResumableLoad:
+        used: tuple[int, Reason] | None = None
         try:
             if seconds > 0:
-                asked = self._wait(asked, seconds)
+                load = self._wait(load, seconds)
             for _ in range(RETRIES):
-                self.leave_if_slower(asked.match)
+                self.skip_if_slower(load.match)
                 began = time.perf_counter()
-                refused = self._bring(asked.match, into)
+                refused = self._refill(load.match, into)
                 if not refused:
-                    self.note_refill(asked.match, time.perf_counter() - began)
+                    self.record_refill(load.match, time.perf_counter() - began)
                     break
                 why = self.refuse(refused)
-                asked = self.again(asked)
+                load = self.rematch(load)
             else:
-                came = 0, why
+                used = 0, why
         finally:
-            self.end_load(asked, came)
-        match = asked.match
-        there = max(match.tokens, match.had)
-        return Loading(there, match.asked, asked.coming, match=match, seeking=asked.seeking)
+            self.end_load(load, used)
+        match = load.match
+        there = max(match.tokens, match.refilled)
+        return ResumableLoad(there, match.asked, load.pending, match=match, lookup=load.lookup)
 
-    def _wait(self, asked: Asked, seconds: float) -> Asked:
-        """Until all that can come has, at most so long. What this gives takes the place of the other."""
+    def _wait(self, load: Load, seconds: float) -> Load:
+        """Wait until everything is recalled, at most so long. The result replaces the load."""
         until = time.monotonic() + seconds
-        if asked.seeking:
-            asked.seeking.done.wait(seconds)
-            asked = self.again(asked)
-        while asked.match.coming and (left := until - time.monotonic()) > 0:  # somebody else brings it
-            with self._carrier.arrived:
-                self._carrier.arrived.wait(min(left, WAIT_SECONDS_MAX))
-            asked = self.again(asked)
-        return asked
+        if load.lookup:
+            load.lookup.done.wait(seconds)
+            load = self.rematch(load)
+        while (
+            load.match.pending and (left := until - time.monotonic()) > 0
+        ):  # another request recalls it
+            with self._tier2.arrived:
+                self._tier2.arrived.wait(min(left, WAIT_SECONDS_MAX))
+            load = self.rematch(load)
+        return load
 
     def store(
         self,
@@ -168,11 +170,11 @@ class Driver(Decider):
         first: Sequence[int] = (),
         permit: Permit = always,
     ) -> Stored:
-        """Send out what is not stored yet of the first so many tokens, which are verified.
+        """Evict the columns of the first `verified` tokens that are not stored yet.
 
         `first`: the token from which on the engine has KV of each group, if not from the start, as where
-        a window has gone on. What is before it is not asked for. Without `permit`, or if the org has
-        another tag by now, nothing is stored, be it that this shows at the end only.
+        a window has moved on. Columns before it are not read. Without `permit`, or if the org has
+        another tag by now, nothing is stored, even if that shows at the end only.
         """
         begun = self.begin_store(prompt, verified, rules, first, permit)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
@@ -188,7 +190,7 @@ class Driver(Decider):
     def _send(self, prompt: Prompt, places: Sequence[Place], read: Part) -> dict[Column, Reason]:
         def send(group: int, index: int) -> bool:
             shard = self._shards[group][index]
-            mine = [place for place in places if place.column.home.group == group]
+            mine = [place for place in places if place.column.group == group]
             for at in range(0, len(mine), BATCH_MAX):
                 columns = [
                     EvictColumn(
@@ -204,20 +206,20 @@ class Driver(Decider):
                     return False
             return True
 
-        sent = self._on_each(send, {place.column.home.group for place in places})
+        sent = self._shard_threads.each(send, {place.column.group for place in places})
         lost = {group for (group, _), done in sent.items() if not done}
-        return {column: Reason.AGENT_LOST for column, _ in places if column.home.group in lost}
+        return {column: Reason.AGENT_LOST for column, _ in places if column.group in lost}
 
-    def _bring(self, match: Match, into: Part) -> dict[Column, Miss]:
-        """Columns that some shard does not have as they should be."""
-        if match.tokens <= match.had:
+    def _refill(self, match: Match, into: Part) -> dict[Column, Miss]:
+        """Refill the match. Returns the columns that a shard could not refill."""
+        if match.tokens <= match.refilled:
             return {}
         new = [
             [(column, slot) for column, slot in zip(hit, slots, strict=True) if is_new(column, match)]
             for hit, slots in zip(match.columns, match.slots, strict=True)
         ]
 
-        def bring(group: int, index: int) -> list[tuple[Column, Miss]]:
+        def refill(group: int, index: int) -> list[tuple[Column, Miss]]:
             shard, places = self._shards[group][index], new[group]
             refused: list[tuple[Column, Miss]] = []
             for at in range(0, len(places), BATCH_MAX):
@@ -239,5 +241,5 @@ class Driver(Decider):
             return refused
 
         groups = {group for group, columns in enumerate(new) if columns}
-        found = self._on_each(bring, groups)
+        found = self._shard_threads.each(refill, groups)
         return {column: miss for refused in found.values() for column, miss in refused}

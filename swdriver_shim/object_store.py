@@ -1,8 +1,8 @@
-"""Values that engines keep under keys of their own, at a driver: one column each, whatever their length.
+"""Values that engines store under keys of their own: one column each, whatever their length.
 
-All that holds for columns holds for them, since they are columns: expiry, quotas, tier 2, purges, seals.
-Many go under one lock and in batches to the agents. Where the group has several shards, a value fills
-their parts of the column one after the other.
+Expiry, quotas, tier 2, purges and seals are those of columns. Many values are handled under one lock and
+in batches. Where the group has several shards, a value fills their parts of the column one after the
+other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 from kvss_agent.client import Miss
 from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.object_ledger import Found, ObjectLedger
+from swdriver_shim.cache.object_ledger import Found
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
@@ -24,8 +24,8 @@ from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.policy import AS_USUAL, Rules
 
-WAIT_SECONDS_MAX: Final = 0.05  # between looks at what has come
-NOTHING: Final = 1  # tokens, by which a seal tells that the value has ended before this part
+WAIT_SECONDS_MAX: Final = 0.05  # between two checks of what was recalled
+NOTHING: Final = 1  # the tokens in the seal of a part behind the end of the value
 _NOTHING_BYTES: Final = memoryview(b"\0")  # no column is empty
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class TooLarge(ValueError):
 
 
 def check(values: Sequence[memoryview], value_bytes_max: int) -> None:
-    """Raises TooLarge, and ValueError for an empty value, which nobody could tell from none."""
+    """Raises TooLarge, and ValueError for an empty value, which could not be told from none."""
     sizes = [value.nbytes for value in values]
     if max(sizes, default=0) > value_bytes_max:
         raise TooLarge(
@@ -44,10 +44,10 @@ def check(values: Sequence[memoryview], value_bytes_max: int) -> None:
             f"have {-(-max(sizes) // COLUMN_TOKENS)} bytes per token or more."
         )
     if min(sizes, default=1) == 0:
-        raise ValueError("an empty value is not kept: nobody could tell it from none")
+        raise ValueError("an empty value can't be stored: it could not be told from none")
 
 
-class OnEach(Protocol):
+class EachShard(Protocol):
     def __call__(
         self, work: Callable[[int, int], T], groups: Iterable[int]
     ) -> dict[tuple[int, int], T]: ...
@@ -61,52 +61,52 @@ class ObjectStore:
         ledger: Ledger,
         lock: threading.Lock,
         shards: Sequence[Shard],
-        carrier: Tier2Transfers,
-        on_each: OnEach,
+        tier2: Tier2Transfers,
+        each_shard: EachShard,
         is_served: Callable[[Keys], bool],
         *,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """`lock` is the ledger's. `wake` is called when there is more to keep house of."""
+        """`lock` is the ledger's. `wake` is called when housekeeping has something to do."""
         self._ledger = ledger
-        self._objects = ObjectLedger(ledger)
+        self._objects = ledger.objects()
         self._lock = lock
         self._shards = shards
-        self._carrier = carrier
-        self._on_each = on_each
+        self._tier2 = tier2
+        self._each_shard = each_shard
         self._is_served = is_served
         self._clock = clock
         self._wake = wake
-        each = [size * COLUMN_TOKENS for size in ledger.stock.layout.groups[0].bytes_per_token]
+        each = [size * COLUMN_TOKENS for size in ledger.layout.groups[0].bytes_per_token]
         ends = list(accumulate(each))
         self._parts = [slice(end - size, end) for end, size in zip(ends, each, strict=True)]
         self.value_bytes_max = ends[-1]
         self.too_large = 0  # values that were refused
 
     def exists(self, asked: Named, seconds: float = 0.0) -> list[bool]:
-        """Which of them are in memory. What tier 2 has of the others is brought there meanwhile; this
-        waits for it at most so long."""
+        """Which values are in memory. Others are recalled from tier 2 meanwhile; this waits at most so
+        long."""
         with self._lock:
-            here = self._objects.here(asked, self._clock())
-        if self._bring_more(asked, here, seconds):
+            in_memory = self._objects.query(asked, self._clock())
+        if self._recall_more(asked, in_memory, seconds):
             with self._lock:
-                here = self._objects.here(asked, self._clock())
-        return here
+                in_memory = self._objects.query(asked, self._clock())
+        return in_memory
 
     def get(self, asked: Named, into: Sequence[memoryview], seconds: float = 0.0) -> list[int | None]:
-        """Bring them to the front of `into`: how many bytes each has, None for what is missed. Where it
-        is, memory may hold anything.
+        """Copy each value to the front of its buffer; returns its length, or None for a miss, whose
+        buffer may then have any content.
 
-        What tier 2 has of the others is brought into memory meanwhile; this waits at most so long.
+        Missing values are recalled from tier 2 meanwhile; this waits at most so long.
         """
         with self._lock:
             found = self._objects.find(asked, self._clock())
         refused: Mapping[int, Miss] = {}
         try:
-            if self._bring_more(asked, [place in found.columns for place in range(len(into))], seconds):
+            if self._recall_more(asked, [place in found.columns for place in range(len(into))], seconds):
                 with self._lock:
-                    self._objects.again(found, self._clock())
+                    self._objects.refresh(found, self._clock())
             lengths, refused = self._fetch(found, into)
         finally:
             with self._lock:
@@ -121,12 +121,13 @@ class ObjectStore:
         rules: Rules = AS_USUAL,
         permit: Callable[[], bool] = lambda: True,
     ) -> list[bool]:
-        """Keep these; which of them are kept now. What is there already stays as it is: a key stands for
-        one value. Without room for all, the first ones are kept, and the last ones go first. Without
-        `permit`, or if the org has another tag by now, none is kept, be it that this shows at the end.
+        """Store values; returns which of them are stored now. A value that exists already is not
+        replaced. Without room for all, the first ones are stored, and the last ones are displaced first.
+        Without `permit`, or if the org has another tag by now, none is stored, even if that shows at the
+        end only.
 
         Raises TooLarge for a value that does not fit a column, and ValueError for an empty one, before
-        anything is kept.
+        anything is stored.
         """
         try:
             check(values, self.value_bytes_max)
@@ -138,8 +139,8 @@ class ObjectStore:
             if not (self._is_served(asked.maker) and permit()):
                 return [False] * len(values)
             begun = self._ledger.begin_store(asked, asked.tokens, self._clock(), rules)
-            kept = self._objects.stored(asked)
-            begun.places.reverse()  # policies that go by order give the last ones up first
+            stored = self._objects.stored(asked)
+            begun.places.reverse()  # policies that go by order displace the last ones first
         failed = {column: Reason.AGENT_LOST for column, _ in begun.places}
         try:
             by_key = dict(zip(asked.keys, values, strict=True))
@@ -151,10 +152,10 @@ class ObjectStore:
                 if not permit():
                     failed = {column: Reason.PURGED for column, _ in begun.places}
                 self._ledger.finish_store(begun, self._clock(), failed)
-                if self._ledger.spilling.is_short_of_room:
+                if self._ledger.is_short_of_room:
                     self._wake()
         lost = {column.key for column in failed}
-        return [is_kept and key not in lost for key, is_kept in zip(asked.keys, kept, strict=True)]
+        return [is_stored and key not in lost for key, is_stored in zip(asked.keys, stored, strict=True)]
 
     def _send(self, tag: bytes, columns: Sequence[tuple[int, bytes, memoryview]]) -> bool:
         def send(_group: int, index: int) -> bool:
@@ -168,10 +169,10 @@ class ObjectStore:
                     return False
             return True
 
-        return not columns or all(self._on_each(send, [0]).values())
+        return not columns or all(self._each_shard(send, [0]).values())
 
     def _fetch(self, found: Found, into: Sequence[memoryview]) -> tuple[dict[int, int], dict[int, Miss]]:
-        """How many bytes of each have come, and which have not."""
+        """The lengths of the values that were refilled, and why the others were not."""
         places = list(found.columns)
 
         def fetch(_group: int, index: int) -> Iterator[int | Miss]:
@@ -193,7 +194,7 @@ class ObjectStore:
 
         lengths: dict[int, int] = {}
         refused: dict[int, Miss] = {}
-        parts = self._on_each(lambda group, index: list(fetch(group, index)), [0]) if places else {}
+        parts = self._each_shard(lambda group, index: list(fetch(group, index)), [0]) if places else {}
         for place, *answers in zip(places, *parts.values(), strict=True):
             misses = [answer for answer in answers if isinstance(answer, Miss)]
             if misses:
@@ -203,29 +204,29 @@ class ObjectStore:
         return lengths, refused
 
     def _refuse(self, found: Found, refused: Mapping[int, Miss]) -> None:
-        """Under the lock. As for prefixes: an agent that is lost may come back with everything."""
+        """The caller holds the lock. Values of a lost agent may be served again when it is back."""
         if Miss.LOST in refused.values():
-            self._ledger.stock.reachable = False
+            self._ledger.is_reachable = False
             self._wake()
             return
         for place, miss in refused.items():
-            self._ledger.restoring.refuse(found.columns[place], reason_of(miss))
+            self._ledger.refuse(found.columns[place], reason_of(miss))
 
-    def _bring_more(self, asked: Named, here: Sequence[bool], seconds: float) -> bool:
-        """Have tier 2 asked for what is not here, and wait for it at most so long; whether there may be
-        more now."""
-        missing = [key for key, is_here in zip(asked.keys, here, strict=True) if not is_here]
+    def _recall_more(self, asked: Named, in_memory: Sequence[bool], seconds: float) -> bool:
+        """Recall values that are not in memory, and wait for that at most so long. Whether there may be
+        more in memory now."""
+        missing = [key for key, is_there in zip(asked.keys, in_memory, strict=True) if not is_there]
         if not missing:
             return False
         rest = Named(asked.maker, missing)
-        seeking = self._carrier.seek(rest, 0)
+        lookup = self._tier2.seek(rest, 0)
         until = time.monotonic() + seconds
-        if seeking and seconds > 0:
-            seeking.done.wait(seconds)
-        while (left := until - time.monotonic()) > 0:  # somebody else is bringing it
+        if lookup and seconds > 0:
+            lookup.done.wait(seconds)
+        while (left := until - time.monotonic()) > 0:  # another request may have recalled it
             with self._lock:
-                if not self._objects.is_coming(rest):
+                if not self._objects.is_pending(rest):
                     break
-            with self._carrier.arrived:
-                self._carrier.arrived.wait(min(left, WAIT_SECONDS_MAX))
+            with self._tier2.arrived:
+                self._tier2.arrived.wait(min(left, WAIT_SECONDS_MAX))
         return seconds > 0

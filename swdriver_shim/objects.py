@@ -1,8 +1,8 @@
-"""What an engine that brings keys of its own asks of a driver, wherever the driver runs.
+"""The interface of a driver for engines with keys of their own.
 
-Such an engine has cut its KV into pieces itself, and calls each by a hash of the tokens up to it. `Here`
-is a driver in the engine's own process, `remote.RemoteObjects` a daemon. Nothing raises because an agent
-or a daemon is away: that is a miss.
+Such an engine has cut its KV into pieces, and names each by a hash of the tokens up to it.
+`LocalObjects` is a driver in the engine's own process, `remote.RemoteObjects` a daemon. An agent or a
+daemon that can't be reached is a miss, and raises nothing.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ class Objects(Protocol):
         """No value is larger."""
 
     def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
-        """Which of them a `get` would give. Waits for tier 2 to bring the others, at most so long."""
+        """Which values `get` would return. Waits at most so long for others to be recalled from tier
+        2."""
 
     def get(
         self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
     ) -> list[int | None]:
-        """Bring them to the front of `into`: how many bytes each has, None for what is missed. Waits for
-        tier 2 at most so long."""
+        """Copy each value to the front of its buffer; returns its length, or None for a miss. Waits at
+        most so long for values to be recalled from tier 2."""
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
     ) -> list[bool]:
-        """Keep these; which of them are kept now. In the order of a prompt: the last ones go first.
+        """Store values in the order of a prompt; returns which of them are stored now. The last ones are
+        displaced first.
 
-        What is there already stays as it is. Raises TooLarge, and ValueError for an empty value.
+        A value that exists already is not replaced. Raises TooLarge, and ValueError for an empty value.
         """
 
     def remove(self, keys: Sequence[bytes]) -> bool:
-        """They are not found from here on; whether nothing of them is left anywhere."""
+        """Delete values. Whether nothing of them is left anywhere."""
 
     def clear(self) -> bool:
-        """The same for all objects of this org in this namespace; in tier 2 for all of the org."""
+        """Delete all objects of this org in this namespace; in tier 2 all of the org. Whether nothing of
+        them is left anywhere."""
 
 
-class Here:
-    """The objects of whoever has these keys, at a driver in this process."""
+class LocalObjects:
+    """The objects of an org at a driver in this process."""
 
     def __init__(self, driver: Driver, keys: Keys) -> None:
         """Raises ValueError for a driver of prefixes."""
@@ -86,12 +89,12 @@ class Here:
 def object_model(
     name: str, value_bytes: int, *, revision: str = "", kv_dtype: str = "", layout: str = ""
 ) -> ModelSpec:
-    """What a driver has to know to keep values of up to so many bytes, on one shard."""
+    """The model of a driver for values of up to so many bytes, on one shard."""
     each = -(-value_bytes // COLUMN_TOKENS)
     groups = (GroupSpec(name=GROUP, bytes_per_token=(each,), alone=True),)
     return ModelSpec(name=name, revision=revision, kv_dtype=kv_dtype, layout=layout, groups=groups)
 
 
-def in_a_row(found: Sequence[object]) -> int:
-    """How many there are before the first that is missed."""
+def count_leading(found: Sequence[object]) -> int:
+    """How many are found before the first miss."""
     return sum(1 for _ in takewhile(bool, found))

@@ -1,6 +1,6 @@
-"""What an engine asks of a driver in the name of one org, wherever the driver runs.
+"""The interface of a driver for engines, for one org.
 
-`Here` is a driver in the engine's own process, `remote.Remote` a daemon.
+`LocalPrefixes` is a driver in the engine's own process, `remote.Remote` a daemon.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Prefixes(Protocol):
         """How many tokens a load would give."""
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
-        """As `Driver.load`: bring the longest prefix that is there to where `into` says, and wait for
-        tier 2 at most so long. `request`: what it is for, so that people can ask what became of it."""
+        """Refill the longest cached prefix to where `into` says, and wait for tier 2 at most so long;
+        see `Driver.load`. `request`: the name under which its outcome can be looked up."""
 
     def store(
         self,
@@ -39,14 +39,15 @@ class Prefixes(Protocol):
         first: Sequence[int] = (),
         request: str = "",
     ) -> Stored:
-        """As `Driver.store`: send out what is not stored yet of the first so many tokens."""
+        """Evict the columns of the first `verified` tokens that are not stored yet; see
+        `Driver.store`."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """As `Driver.computed`: so many tokens took the engine so long."""
+        """The engine took so long to compute so many tokens; see `Driver.computed`."""
 
 
-class Here:
-    """The prefixes of whoever has these keys, at a driver in this process."""
+class LocalPrefixes:
+    """The prefixes of an org at a driver in this process."""
 
     def __init__(self, driver: Driver, keys: Keys) -> None:
         self.layout = driver.layout

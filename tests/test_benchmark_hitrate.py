@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks import hitrate, simulators
 from swdriver_shim.cache.displacement import POLICIES
-from swdriver_shim.replaying.traces import Request
+from swdriver_shim.replay.traces import Request
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=60)
 

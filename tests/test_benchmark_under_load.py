@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.under_load import Answer, conversation, window_rows
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.replaying.fleet import Move
+from swdriver_shim.replay.fleet import Move
 
 
 def answer(due: float, ended: float, hit: int, seconds: float = 0.001) -> Answer:

@@ -46,7 +46,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="Evicts and refills of all sessions on those links get slower with it.",
         remedy="If it is no move, which ends by itself: make room on better nodes, and move the shards.",
         runbook="spine-share.md",
-        fixes=("bring-back",),
+        fixes=("restore-rails",),
         judge=judges.share(
             "spine",
             "all",
@@ -76,7 +76,7 @@ RULES: Final[tuple[Rule, ...]] = (
         means="In some ten seconds a link took nearly all that it can carry: whoever shares it waits.",
         remedy="See which session it is; slow down its moves, or bring its streams back on rails.",
         runbook="spine-burst.md",
-        fixes=("bring-back",),
+        fixes=("restore-rails",),
         judge=spine.bursts,
         readings={
             "crossing": Reading(

@@ -24,10 +24,10 @@ from console.placement.plan import Move as PlannedMove
 from console.placement.topology import State, Tier
 from console.policies import bulk
 from console.policies.services import in_force
-from console.sessions import leaving, moves
 from console.sessions import services as sessions
-from console.sessions.models import Session, Shard
-from console.sessions.world import key_of
+from console.sessions.changes import drains, moves
+from console.sessions.models import Session, Stream
+from console.sessions.plans.snapshot import key_of
 from console.visibility import Sight
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of, of_session
@@ -72,7 +72,7 @@ class Move:
             Call(
                 "POST",
                 f"/api/v1/sessions/{shard.job.session.name}/move",
-                {"shard": shard.name, "node": move.target},
+                {"stream": shard.name, "node": move.target},
                 OF_ANY_VERSION,
             ),
             _needs_on_call(principal, shard.job.session),
@@ -87,16 +87,16 @@ class Move:
         if move is None:
             raise Http404("No move helps any more.")
         node = Node.objects.get(name=move.target)
-        shard = sessions.get_shard(session, shard.name)
+        shard = sessions.get_stream(session, shard.name)
         return _followed(moves.move(principal, session, shard, node, reason=reason).pk)
 
     @staticmethod
-    def _move(shard: Shard) -> PlannedMove | None:
-        plan = moves.plan_back_on_rails(shard.job.session)
+    def _move(shard: Stream) -> PlannedMove | None:
+        plan = moves.plan_rails(shard.job.session)
         return next((one for one in plan.moves if one.stream.key == key_of(shard)), None)
 
 
-class BringBack:
+class RestoreRails:
     """Take all streams of a session off the spine: of that with the most bytes there, of several."""
 
     def find(self, principal: Principal, alert: Alert) -> Fix | None:
@@ -105,15 +105,15 @@ class BringBack:
             return None
         if running := running_on(of_session(session.name)):
             return _under_way(running)
-        plan = moves.plan_back_on_rails(session)
+        plan = moves.plan_rails(session)
         if not plan.moves:
             return Fix(f"No move takes a stream of {session.name} off the spine now.")
-        names = {key_of(shard): shard.name for shard in sessions.shards_of(session)}
+        names = {key_of(shard): shard.name for shard in sessions.streams_of(session)}
         count = len(plan.moves)
         return Fix(
             f"Bring {count} stream{'' if count == 1 else 's'} of {session.name} back on rails. "
             "Jobs go on.",
-            "bring-back",
+            "restore-rails",
             "Bring them back now",
             (
                 *(
@@ -122,7 +122,7 @@ class BringBack:
                 ),
                 Change("To copy, at most", "", size(plan.bytes)),
             ),
-            Call("POST", f"/api/v1/sessions/{session.name}/bring-back", {}, OF_ANY_VERSION),
+            Call("POST", f"/api/v1/sessions/{session.name}/restore-rails", {}, OF_ANY_VERSION),
             _needs_on_call(principal, session),
         )
 
@@ -131,7 +131,7 @@ class BringBack:
         if session is None:
             raise Http404("There is no such session any more.")
         session = sessions.for_change(principal, session.name, Role.ON_CALL)
-        return _followed(moves.bring_back(principal, session, reason=reason).pk)
+        return _followed(moves.restore_rails(principal, session, reason=reason).pk)
 
     @staticmethod
     def _session(principal: Principal, alert: Alert) -> Session | None:
@@ -186,7 +186,7 @@ class Drain:
         )
 
     def do(self, principal: Principal, alert: Alert, reason: str) -> str:
-        return _followed(leaving.drain(principal, alert.all_labels["node"], reason=reason).pk)
+        return _followed(drains.drain(principal, alert.all_labels["node"], reason=reason).pk)
 
 
 class RaiseQuota:
@@ -245,7 +245,7 @@ class RaiseQuota:
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
     "move": Move(),
-    "bring-back": BringBack(),
+    "restore-rails": RestoreRails(),
     "cordon": Cordon(),
     "drain": Drain(),
     "quota": RaiseQuota(),
@@ -268,13 +268,13 @@ def _visible_session(principal: Principal, name: str) -> Session | None:
         return None
 
 
-def _shard(principal: Principal, alert: Alert) -> Shard | None:
+def _shard(principal: Principal, alert: Alert) -> Stream | None:
     """The stream that it is about, of a session that they may see."""
     group, _, index = alert.labels.get("stream", "").rpartition(".")
     if not index.isdecimal():
         return None
     driver = alert.labels.get("driver")
-    its = Shard.objects.filter(job__driver__name=driver, group=group, index=int(index))
+    its = Stream.objects.filter(job__driver__name=driver, group=group, index=int(index))
     shard = its.select_related("job__session", "job__driver", "box", "node").first()
     return shard if shard and _visible_session(principal, shard.job.session.name) else None
 

@@ -30,7 +30,7 @@ from telemetry.topics import ALERTS, FLEET, of_org
 
 BEFORE: Final = timedelta(minutes=30)  # an alert begins, what has changed is shown
 RELATED_MAX: Final = 20
-WHY_NOT_BETTER: Final = "why_not_better"  # in evidence: as `placement.explain.why` says it
+WHY_NOT_BETTER: Final = "why_not_better"  # in evidence: as `placement.sentences.why` says it
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
 

@@ -29,7 +29,7 @@ from console.alerts.services import Filters
 from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
-from console.sessions.planning import CannotPlan
+from console.sessions.plans.proposals import CannotPlan
 
 PER_PAGE = 50
 SILENCES_SHOWN = 200

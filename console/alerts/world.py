@@ -17,9 +17,9 @@ from console.control.models import Kind, Target
 from console.control.services import in_the_open
 from console.fleet.models import Driver, Nic, Node, Removed, SpineLink
 from console.metrics.catalog import METRICS
-from console.placement import explain
+from console.placement import sentences
 from console.placement.topology import State, Tier
-from console.sessions.models import Job, Shard
+from console.sessions.models import Job, Stream
 from console.sessions.rules import in_force
 from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
@@ -69,7 +69,7 @@ def _joined() -> Iterator[tuple[str, datetime]]:
 
 def _crossings() -> tuple[Crossing, ...]:
     """The shards of sessions that are placed across the spine, with what their rules say of it."""
-    across = Shard.objects.filter(tier=Tier.SPINE.value)
+    across = Stream.objects.filter(tier=Tier.SPINE.value)
     related = ("job__session__org", "job__driver", "box", "node")
     found, worst = list[Crossing](), dict[int, Tier]()
     for shard in across.select_related(*related).order_by("pk")[:CROSSINGS_MAX]:
@@ -87,7 +87,7 @@ def _crossings() -> tuple[Crossing, ...]:
                 nic_leaf=shard.nic_leaf,
                 shard=shard.name,
                 allowed=worst[session.pk] >= Tier.SPINE,
-                why=explain.unnamed(shard.why),  # evidence is for all who see the alert
+                why=sentences.unnamed(shard.why),  # evidence is for all who see the alert
             )
         )
     return tuple(found)

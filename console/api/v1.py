@@ -51,12 +51,12 @@ from console.policies.proof_api import router as proof
 from console.policies.schedule_api import router as scheduled_policies
 from console.saved.api import router as saved
 from console.search.api import router as search
-from console.sessions.api import router as sessions
-from console.sessions.leaving_api import router as leaving
-from console.sessions.planning import CannotPlan
-from console.sessions.removal_api import router as removal
-from console.sessions.rules_api import router as session_rules
-from console.sessions.sizing import JobsRun
+from console.sessions.changes.sizes import JobsRun
+from console.sessions.plans.proposals import CannotPlan
+from console.sessions.rest.drains import router as leaving
+from console.sessions.rest.driver_removal import router as removal
+from console.sessions.rest.rules import router as session_rules
+from console.sessions.rest.sessions import router as sessions
 
 DESCRIPTION = """
 Everything the console does, for automation.

@@ -227,7 +227,7 @@ def apply(
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     wanted = description.parse(text)
-    services.hold()
+    services.lock_fleet()
     before = current()
     if seen is not None and seen != fingerprint(before):
         raise Moved
@@ -309,7 +309,7 @@ def _record(principal: Principal, found: Difference, reason: str, undoes: AuditE
 def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
-    services.hold()
+    services.lock_fleet()
     before, was, became = current(), _things(entry.before), _things(entry.after)
     if moved := [thing for thing in {**was, **became} if before.get(thing) != became.get(thing)]:
         raise CannotUndo(f"{' '.join(moved[0])} has changed since.")

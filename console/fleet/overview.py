@@ -111,7 +111,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
     stamps = {stamp.pk: StampView(stamp.name) for stamp in Stamp.objects.all()}
     for row in Leaf.objects.all():
         stamps[row.stamp_id].leaves.append(row.name)
-    taken, shards = running.paths(), running.shards_by_node()
+    taken, shards = running.paths(), running.streams_by_node()
     for link in SpineLink.objects.select_related("leaf"):
         leaf = link.leaf.name
         stamps[link.leaf.stamp_id].links.append(

@@ -17,7 +17,7 @@ from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
-from console.sessions.models import SessionBox, Shard
+from console.sessions.models import SessionBox, Stream
 from telemetry.topics import of_source
 
 SHOWN_MAX: Final = 100
@@ -25,17 +25,17 @@ TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPI
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """A shard on its path."""
+class StreamRow:
+    """A stream with the look and the name of its path."""
 
-    shard: Shard
+    stream: Stream
     look: str
     tier: str
 
 
 @dataclass(frozen=True, slots=True)
-class OnNode:
-    streams: list[Stream]
+class NodeActivity:
+    streams: list[StreamRow]
     left_out: int
     memory_bytes: int
     target: Target | None
@@ -43,8 +43,8 @@ class OnNode:
 
 
 @dataclass(frozen=True, slots=True)
-class OnBox:
-    streams: list[Stream]
+class BoxActivity:
+    streams: list[StreamRow]
     left_out: int
     held: SessionBox | None  # by a session, for its jobs
 
@@ -65,30 +65,30 @@ class Paths:
         return [(*TIERS[tier], counts[tier]) for tier in Tier if counts[tier]]
 
 
-def on_node(node: Node, topic: str) -> OnNode:
+def on_node(node: Node, topic: str) -> NodeActivity:
     """What is on a node, or comes there."""
-    found = Shard.objects.filter(Q(node=node) | Q(next_node=node))
+    found = Stream.objects.filter(Q(node=node) | Q(next_node=node))
     related = ("job__session", "job__driver", "box", "node", "next_node")
-    shards = list(found.select_related(*related).order_by("pk")[: SHOWN_MAX + 1])
+    streams = list(found.select_related(*related).order_by("pk")[: SHOWN_MAX + 1])
     used = found.filter(node=node).aggregate(bytes=Sum(F("slots") * F("slot_bytes")))
-    return OnNode(
-        streams=[Stream(shard, *TIERS[Tier(shard.tier)]) for shard in shards[:SHOWN_MAX]],
-        left_out=max(0, found.count() - SHOWN_MAX) if len(shards) > SHOWN_MAX else 0,
+    return NodeActivity(
+        streams=[StreamRow(stream, *TIERS[Tier(stream.tier)]) for stream in streams[:SHOWN_MAX]],
+        left_out=max(0, found.count() - SHOWN_MAX) if len(streams) > SHOWN_MAX else 0,
         memory_bytes=used["bytes"] or 0,
         target=target_of("node", node.name),
         operation=running_on(topic),
     )
 
 
-def on_box(box: Box) -> OnBox:
+def on_box(box: Box) -> BoxActivity:
     """What begins at a box, and whose it is."""
-    found = Shard.objects.filter(box=box)
+    found = Stream.objects.filter(box=box)
     related = ("job__session", "job__driver", "box", "node", "next_node")
-    shards = list(found.select_related(*related).order_by("domain", "pk")[: SHOWN_MAX + 1])
+    streams = list(found.select_related(*related).order_by("domain", "pk")[: SHOWN_MAX + 1])
     held = SessionBox.objects.filter(box=box).select_related("session")
-    return OnBox(
-        streams=[Stream(shard, *TIERS[Tier(shard.tier)]) for shard in shards[:SHOWN_MAX]],
-        left_out=max(0, found.count() - SHOWN_MAX) if len(shards) > SHOWN_MAX else 0,
+    return BoxActivity(
+        streams=[StreamRow(stream, *TIERS[Tier(stream.tier)]) for stream in streams[:SHOWN_MAX]],
+        left_out=max(0, found.count() - SHOWN_MAX) if len(streams) > SHOWN_MAX else 0,
         held=held.prefetch_related("jobs__job__driver").first(),
     )
 
@@ -113,7 +113,7 @@ def target_of(kind: str, name: str) -> Target | None:
 
 def paths() -> Paths:
     found = Paths()
-    counted = Shard.objects.values_list("tier", "port_leaf", "nic_leaf").annotate(count=Count("pk"))
+    counted = Stream.objects.values_list("tier", "port_leaf", "nic_leaf").annotate(count=Count("pk"))
     for number, port_leaf, nic_leaf, count in counted:
         tier = Tier(number)
         of_leaf = found.by_leaf.setdefault(port_leaf, {})
@@ -124,5 +124,5 @@ def paths() -> Paths:
     return found
 
 
-def shards_by_node() -> dict[str, int]:
-    return dict(Shard.objects.values_list("node__name").annotate(Count("pk")).order_by())
+def streams_by_node() -> dict[str, int]:
+    return dict(Stream.objects.values_list("node__name").annotate(Count("pk")).order_by())

@@ -70,7 +70,7 @@ def get(things: QuerySet[N], name: str) -> N:
     return found
 
 
-def hold() -> None:
+def lock_fleet() -> None:
     """Until the end of the transaction nobody else changes the fleet, or reserves boxes or memory of it.
 
     Take it before any row is locked: who has it waits for rows, so who has rows must not wait for it.
@@ -83,7 +83,7 @@ def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: R
     """One of them, locked while the fleet is held, for somebody who may change it."""
     principal.check_may_change()
     check_fleet(principal, at_least)
-    hold()
+    lock_fleet()
     return get(things.select_for_update(of=("self",)), name)
 
 

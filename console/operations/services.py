@@ -105,7 +105,7 @@ def waiting_for(topic: str) -> list[Operation]:
 def pause(running: Collection[UUID]) -> None:
     """Wait for the steps of these that are being done; until the end of the transaction no other begins.
 
-    Before `fleet.hold`: steps take that after their operation.
+    Before `fleet.lock_fleet`: steps take that after their operation.
     """
     list(Operation.objects.select_for_update().filter(pk__in=running).order_by("pk"))
 

@@ -34,7 +34,7 @@ from console.orgs.services import get_org, visible_orgs
 from console.overview import trends
 from console.placement.topology import State as NodeState
 from console.placement.topology import Tier
-from console.sessions.models import Session, Shard
+from console.sessions.models import Session, Stream
 from console.visibility import without_places
 from telemetry.figures import OF_DRIVERS, CurrentFigures, Figures, figures_now, figures_past
 from telemetry.models import Source
@@ -246,7 +246,7 @@ def _fleet(principal: Principal) -> Fleet:
 
 def _streams(sessions: QuerySet[Session]) -> list[tuple[str, str, int]]:
     """Streams by path, the best path first."""
-    counted = Shard.objects.filter(job__session__in=sessions).order_by("tier")
+    counted = Stream.objects.filter(job__session__in=sessions).order_by("tier")
     return [
         (*TIERS[Tier(tier)], count) for tier, count in counted.values_list("tier").annotate(Count("pk"))
     ]

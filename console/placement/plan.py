@@ -100,7 +100,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class BringBack:
+class RailsPlan:
     """Moves, in an order in which each has room at its time, and what they gain."""
 
     moves: Sequence[Move]

@@ -37,7 +37,7 @@ from console.policies import epochs
 from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.reach import own_drivers
 from console.policies.services import check_reason
-from console.sessions.documents import shards_of_driver, shards_of_node
+from console.sessions.desired import streams_of_driver, streams_of_node
 from console.visibility import sees_fleet
 from kvss_agent.http.exchange import Budget, Reply
 from kvss_agent.security.confirmations import (
@@ -166,7 +166,7 @@ def _drivers(operation: Operation) -> Outcome:
             one,
             of_source("driver", one.name),
             DriverStatement,
-            partial(_lacking_of_driver, shards_of_driver(one.name)),
+            partial(_lacking_of_driver, streams_of_driver(one.name)),
             "" if one.name in own else NOT_OWN,
         )
         for one in _of_model(joined, operation.plan["model"])
@@ -205,7 +205,7 @@ def _lacking_of_agent(node: Node, told: AgentStatement) -> str:
     places |= {place_of(said)} if said else set()
     if missing := sorted(places - {one.place for one in told.stores}):
         return f"It does not speak of the store {missing[0]}, which it should have."
-    shards = shards_of_node(node) - {one.shard for one in told.memory}
+    shards = streams_of_node(node) - {one.shard for one in told.memory}
     return f"It does not speak of shard {min(shards)}, which it should have." if shards else ""
 
 

@@ -8,6 +8,8 @@ class SessionsConfig(AppConfig):
     label = "cache_sessions"  # Django's own sessions, of browsers, have the plain one
 
     def ready(self) -> None:
-        from console.sessions import documents, leaving, machines, removal, services
+        from console.sessions import desired, services
+        from console.sessions.changes import drains, driver_removal
+        from console.sessions.steps import machines
 
-        _ = documents, leaving, machines, removal, services  # they register what they have
+        _ = desired, drains, machines, driver_removal, services  # they register what they have

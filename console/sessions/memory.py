@@ -22,7 +22,7 @@ DRIVERS_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OrgMemory:
     """By an org; without one, by all orgs that somebody may not know of."""
 
     org: Org | None
@@ -32,7 +32,7 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Memory:
     at: datetime  # when what is told last ends
-    by_org: tuple[Taken, ...]  # those with most first
+    by_org: tuple[OrgMemory, ...]  # those with most first
     is_whole: bool  # all drivers were asked
 
     @property
@@ -83,8 +83,8 @@ def _last(answer: Answer, line: ResultSeries) -> tuple[int, int]:
     return 0, 0
 
 
-def _by_org(taken: Counter[str], known: Iterable[Org]) -> Iterator[Taken]:
+def _by_org(taken: Counter[str], known: Iterable[Org]) -> Iterator[OrgMemory]:
     for org in sorted(known, key=lambda org: (-taken[org.slug], org.slug)):
-        yield Taken(org, taken.pop(org.slug))
+        yield OrgMemory(org, taken.pop(org.slug))
     if others := taken.total():
-        yield Taken(None, others)
+        yield OrgMemory(None, others)

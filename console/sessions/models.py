@@ -213,7 +213,7 @@ class JobBox(models.Model):
 
 
 class Phase(models.TextChoices):
-    """Of a shard on its way from what it is to what it is to be."""
+    """How far a stream is on its way to another node or size."""
 
     SETTLED = "", "settled"  # documents say what it is; `next` is only reserved
     MAKING = "making", "being made"  # its next node is told to have it; the driver uses the old one
@@ -222,22 +222,22 @@ class Phase(models.TextChoices):
     SIZING = "sizing", "changing its size"  # in place
 
 
-class Shard(models.Model):
-    """A stream: what a (job, group, box, domain) keeps on a node, and on which path.
+class Stream(models.Model):
+    """What a (job, group, box, domain) stores on a node, and over which path. Agents call it a shard.
 
     With `next_node` it is to become something else: another size in the same place, or another place.
     The memory of both is taken until that is done, and `operation` is who does it.
     """
 
-    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="streams")
     group = models.CharField(max_length=200)
     index = models.PositiveSmallIntegerField()
-    box = models.ForeignKey(Box, on_delete=models.PROTECT, related_name="shards")
+    box = models.ForeignKey(Box, on_delete=models.PROTECT, related_name="streams")
     domain = models.PositiveSmallIntegerField()
     wio = models.PositiveSmallIntegerField()
     slot_bytes = models.PositiveIntegerField()
 
-    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="shards")
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="streams")
     slots = models.BigIntegerField()
     count_from = models.BigIntegerField(default=0)  # where the node counts evicts from, if it makes it
     tier = models.PositiveSmallIntegerField(choices=TIERS)
@@ -246,7 +246,7 @@ class Shard(models.Model):
     why = models.CharField(max_length=500, blank=True)  # not on a better path
 
     next_node = models.ForeignKey(
-        Node, null=True, on_delete=models.PROTECT, related_name="coming_shards"
+        Node, null=True, on_delete=models.PROTECT, related_name="coming_streams"
     )
     next_slots = models.BigIntegerField(null=True)
     next_count_from = models.BigIntegerField(default=0)
@@ -255,14 +255,14 @@ class Shard(models.Model):
     next_nic_leaf = models.CharField(max_length=63, blank=True)
     next_why = models.CharField(max_length=500, blank=True)
     phase = models.CharField(max_length=8, choices=Phase, blank=True, default=Phase.SETTLED)
-    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, related_name="shards")
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, related_name="streams")
 
     class Meta:
         ordering = ("job", "group", "index")
         constraints = [
-            models.UniqueConstraint(name="shard_once", fields=["job", "group", "index"]),
+            models.UniqueConstraint(name="stream_once", fields=["job", "group", "index"]),
             models.CheckConstraint(
-                name="shard_next_is_whole",
+                name="stream_next_is_whole",
                 condition=Q(next_node=None, next_slots=None, next_tier=None, operation=None, phase="")
                 | Q(
                     next_node__isnull=False,
@@ -272,14 +272,14 @@ class Shard(models.Model):
                 ),
             ),
             models.CheckConstraint(
-                name="shard_sizing_is_in_place",
+                name="stream_sizing_is_in_place",
                 condition=~Q(phase=Phase.SIZING) | Q(next_node=F("node")),
             ),
             models.CheckConstraint(
-                name="shard_moving_is_elsewhere",
+                name="stream_moving_is_elsewhere",
                 condition=~Q(phase__in=[Phase.MAKING, Phase.MOVING]) | ~Q(next_node=F("node")),
             ),
-            models.CheckConstraint(name="shard_slots", condition=Q(slots__gte=0, slot_bytes__gt=0)),
+            models.CheckConstraint(name="stream_slots", condition=Q(slots__gte=0, slot_bytes__gt=0)),
         ]
 
     def __str__(self) -> str:
@@ -287,7 +287,7 @@ class Shard(models.Model):
 
     @property
     def name(self) -> str:
-        """What agents call it. A driver has one job, so this is one shard's only."""
+        """What agents call its shard. A driver has one job, so the name is unique."""
         return f"{self.job.driver.name}.{self.group}.{self.index}"
 
     @property

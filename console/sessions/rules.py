@@ -16,7 +16,7 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, record, undoable
-from console.fleet.services import hold
+from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
@@ -76,7 +76,7 @@ def for_change(principal: Principal, org: Org | None) -> RuleSet:
     if not may_change(principal, org):
         needed = Role.PLATFORM_ADMIN if org is None else Role.ORG_ADMIN
         raise Refused(f"Changing these rules needs the role {needed.label}.")
-    hold()
+    lock_fleet()
     return get_rules(principal, org)
 
 

@@ -26,15 +26,15 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Kind, tells_streams
-from console.fleet.services import hold
+from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Tier
 from console.search.services import Found, finder, nearest
-from console.sessions import planning
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
-from console.sessions.world import World
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from console.sessions.plans import proposals
+from console.sessions.plans.snapshot import Snapshot
 from console.visibility import Sight, of_orgs, sees_fleet
 from telemetry.topics import of_session
 
@@ -66,17 +66,17 @@ def visible_sessions(principal: Principal) -> QuerySet[Session]:
     running = Operation.objects.filter(target=topic, done=False).values("pk")
     found = found.annotate(
         job_count=Count("jobs"),
-        memory_bytes=_of_shards(Sum(F("slots") * F("slot_bytes"))),
-        spine_count=_of_shards(Count("pk", filter=Q(tier=Tier.SPINE))),
+        memory_bytes=_of_streams(Sum(F("slots") * F("slot_bytes"))),
+        spine_count=_of_streams(Count("pk", filter=Q(tier=Tier.SPINE))),
         operation_id=Subquery(running),
     )
     return found.filter(of_orgs(principal))
 
 
-def _of_shards(aggregate: Aggregate) -> Coalesce:
-    """Of all shards of each session; nothing is 0."""
-    shards = Shard.objects.filter(job__session=OuterRef("pk")).order_by().values("job__session")
-    found = shards.annotate(found=aggregate).values("found")
+def _of_streams(aggregate: Aggregate) -> Coalesce:
+    """Of all streams of each session; nothing is 0."""
+    streams = Stream.objects.filter(job__session=OuterRef("pk")).order_by().values("job__session")
+    found = streams.annotate(found=aggregate).values("found")
     return Coalesce(Subquery(found, output_field=BigIntegerField()), 0)
 
 
@@ -108,7 +108,7 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
     """The session, locked, while nobody else plans or reserves, for somebody who may change it."""
     principal.check_may_change()
     session = get_session(principal, name, at_least)
-    hold()
+    lock_fleet()
     locked = Session.objects.select_for_update(of=("self",)).select_related("org")
     found = locked.filter(pk=session.pk).first()
     if found is None:
@@ -152,7 +152,7 @@ def reachable_nodes(principal: Principal, session: Session) -> QuerySet[Node]:
     """
     if sees_fleet(principal):
         return Node.objects.all()
-    targets = {move.target for move in planning.back_on_rails(World.now(), session.name).moves}
+    targets = {move.target for move in proposals.plan_rails(Snapshot.now(), session.name).moves}
     return Node.objects.filter(Q(name__in=targets) | Q(name__in=Sight(principal).nodes))
 
 
@@ -176,16 +176,16 @@ def jobs_of(session: Session) -> QuerySet[Job]:
     return session.jobs.select_related("driver").prefetch_related(boxes).order_by("name")
 
 
-def get_shard(session: Session, name: str) -> Shard:
-    found = next((shard for shard in shards_of(session) if shard.name == name), None)
+def get_stream(session: Session, name: str) -> Stream:
+    found = next((stream for stream in streams_of(session) if stream.name == name), None)
     if found is None:
         raise Http404(f"{session.name} has no stream {name}.")
     return found
 
 
-def shards_of(session: Session) -> QuerySet[Shard]:
+def streams_of(session: Session) -> QuerySet[Stream]:
     related = ("job__driver", "job__session", "box", "node", "next_node", "operation")
-    found = Shard.objects.filter(job__session=session).select_related(*related)
+    found = Stream.objects.filter(job__session=session).select_related(*related)
     return found.order_by("job__name", "group", "index")
 
 
@@ -195,7 +195,7 @@ def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
     fields = ("box__name",) if kind == "box" else ("node__name", "next_node__name")
     found: Counter[str] = Counter()
     for field in fields:
-        found.update(Shard.objects.filter(**{f"{field}__in": names}).values_list(field, flat=True))
+        found.update(Stream.objects.filter(**{f"{field}__in": names}).values_list(field, flat=True))
     return dict(found)
 
 

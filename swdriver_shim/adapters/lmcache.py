@@ -28,7 +28,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
 from swdriver_shim.adapters.objects_config import open_objects
-from swdriver_shim.objects import in_a_row
+from swdriver_shim.objects import count_leading
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class KvssConnector(RemoteConnector):
         return True
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
-        return in_a_row(self._objects.exists(self._names(keys), self._wait_seconds))
+        return count_leading(self._objects.exists(self._names(keys), self._wait_seconds))
 
     async def batched_async_contains(
         self,
@@ -108,7 +108,7 @@ class KvssConnector(RemoteConnector):
         self, lookup_id: str, keys: list[CacheEngineKey]
     ) -> list[MemoryObj]:
         found = await self.batched_get(keys)
-        count = in_a_row([one is not None for one in found])
+        count = count_leading([one is not None for one in found])
         _let_go(found[count:])
         return [one for one in found[:count] if one is not None]
 
@@ -155,7 +155,7 @@ class KvssConnector(RemoteConnector):
             self._backend.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
             for _ in keys
         ]
-        room = in_a_row([chunk is not None for chunk in found])
+        room = count_leading([chunk is not None for chunk in found])
         _let_go(found[room:])
         found[room:] = []
         rooms = [_bytes(chunk) for chunk in found if chunk is not None]

@@ -35,7 +35,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.objects import in_a_row
+from swdriver_shim.objects import count_leading
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class KvssStorage(HiCacheStorage):
     # Pages in the host pool
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        return in_a_row(self._there(PoolName.KV, keys))
+        return count_leading(self._there(PoolName.KV, keys))
 
     def batch_get_v1(
         self,
@@ -191,7 +191,7 @@ class KvssStorage(HiCacheStorage):
     ) -> PoolTransferResult:
         """How many pages can be restored: those in a row that are there, as far as each other pool has
         what it needs for such a prefix."""
-        kv = in_a_row(self._there(PoolName.KV, keys))
+        kv = count_leading(self._there(PoolName.KV, keys))
         hits = {str(PoolName.KV): kv} if kv else {}
         restorable = set(range(1, kv + 1))
         for transfer in pool_transfers or []:

@@ -2,7 +2,7 @@
 
     spec = model_spec(model.config, model.dtype, "llama", revision="r1")
     driver = Driver(spec.shape(), spec.name, shards)
-    cache = PrefixCache(model, Here(driver, Keys("acme", org_secret, spec.namespace())))
+    cache = PrefixCache(model, LocalPrefixes(driver, Keys("acme", org_secret, spec.namespace())))
 
     done = cache.prefill(tokens)          # done.logits of the last token; done.refilled tokens
 

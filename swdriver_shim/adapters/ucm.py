@@ -23,7 +23,7 @@ import torch
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
-from swdriver_shim.objects import in_a_row
+from swdriver_shim.objects import count_leading
 
 FORMAT: Final = "ucm.1"  # of names, and of what is under them
 THREADS: Final = 4
@@ -64,7 +64,7 @@ class KvssStore(UcmKVStoreBaseV1):
         return self._objects.exists(_names(block_ids, repeat(0)), self._wait_seconds)
 
     def lookup_on_prefix(self, block_ids: list[bytes]) -> int:
-        return in_a_row(self.lookup(block_ids)) - 1
+        return count_leading(self.lookup(block_ids)) - 1
 
     def lookup_on_reverse(self, block_ids: list[bytes]) -> int:
         return max((place for place, found in enumerate(self.lookup(block_ids)) if found), default=-1)

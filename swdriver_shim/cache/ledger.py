@@ -1,93 +1,106 @@
-"""The deciding half of the driver: what is cached for whom, until when, what goes first, why it is
+"""The ledger: which columns are cached for whom and until when, which are displaced, why some are
 missed.
 
-No bytes, no clocks, no sockets, no threads. Whoever runs it passes the time in, moves bytes as it says,
-and tells it how that went:
+It is pure: no bytes, no clocks, no sockets, no threads. The caller passes the time in, moves the bytes,
+and reports how that went. This class is the whole interface; `tier2` is the part for tier 2.
 
-- `match` finds the longest prefix that can be refilled, and keeps its slots as they are until `release`.
-- `begin_store` gives the columns of a prompt slots to be evicted to; `finish_store` follows.
-- `sweep` and `reclaim` do in small pieces what would take long: expiry, lower quotas, and taking apart
-  what was purged.
-- `slots.take_clears` says which slots agents have to empty before they are used again.
+- `match` finds the longest prefix that can be refilled, and pins its slots until `release`.
+- `begin_store` gives slots to the columns of a prompt; `finish_store` follows.
+- `sweep` and `reclaim` do long work in small pieces: expiry, quotas, and removing what was purged.
+- `take_clears` gives the slots that agents have to empty before they are used again.
 
-All shards of a group keep a column under the same slot number, so a slot is a number here, no more.
-
-`stock` has what is held, and `slots` keep it safe while it is used. Beyond memory lies tier 2:
-`spilling` says what is copied there, `recalling` and `restoring` what comes back, `forgetting` what has
-to go.
+All shards of a group keep a column in the same slot, so a slot is a number here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
 
-from swdriver_shim.cache.matching import Look, Match, columns_of
-from swdriver_shim.cache.missing import tell
+from swdriver_shim.cache import misses, snapshot
+from swdriver_shim.cache.allocator import SlotAllocator
+from swdriver_shim.cache.lookup import Lookup, Match, columns_of
+from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.object_ledger import ObjectLedger
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason
-from swdriver_shim.cache.recalling import Recall, Recalling
+from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Tally
+from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.restoring import Restoring
+from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
 from swdriver_shim.cache.reuse.sample import Sample
-from swdriver_shim.cache.room import Room
-from swdriver_shim.cache.slots import Use
-from swdriver_shim.cache.spilling import Spill, Spilling
-from swdriver_shim.cache.stock import NAMESPACES_MAX, Stock
-from swdriver_shim.cache.storing import Store, Storing
+from swdriver_shim.cache.slots import Clear, Pool, Use
+from swdriver_shim.cache.snapshot import LedgerSnapshot
+from swdriver_shim.cache.spills import Spill, SpillPlanner
+from swdriver_shim.cache.stock import NAMESPACES_MAX, Listener, Overstay, Stock
+from swdriver_shim.cache.stores import Store, StorePlanner
+from swdriver_shim.cache.tier2 import Tier2
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
-SLICE: Final = 500  # columns that are looked at in one piece of long work: below a millisecond
+SLICE: Final = 500  # columns of long work in one piece: below a millisecond
 
 
 class Ledger:
     def __init__(self, layout: Layout, model: str = "", *, ghosts_max: int = GHOSTS_MAX) -> None:
-        self.stock = Stock(layout, model, ghosts_max)
-        self.slots = self.stock.slots
-        self.spilling = Spilling(self.stock)
-        self._room = Room(self.stock, self.spilling)
-        self._storing = Storing(self.stock, self._room, self.spilling)
-        self.recalling = Recalling(self.stock, self._room, self.spilling)
-        self.restoring = Restoring(self.stock)
-        self.forgetting = self.stock.forgetting
+        self.layout = layout
+        self._stock = Stock(layout, model, ghosts_max)
+        self._slots = self._stock.slots
+        self._spills = SpillPlanner(self._stock)
+        self._allocator = SlotAllocator(self._stock, self._spills)
+        self._stores = StorePlanner(self._stock, self._allocator, self._spills)
+        self._recalls = RecallPlanner(self._stock, self._allocator, self._spills)
+        self._restores = RestorePlanner(self._stock)
+        self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores)
+
+    def objects(self) -> ObjectLedger:
+        """For columns that stand alone. Raises ValueError for a layout of prefixes."""
+        return ObjectLedger(self._stock, self._spills)
 
     # Intent
 
     def set_policies(
         self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes] | None = None
     ) -> None:
-        """All orgs' policies, for what is stored already, too. Who is not in it has the usual one.
+        """Replace all orgs' policies, also for stored columns. Orgs without one get the default.
 
-        `tags`: the isolation tags of orgs, so that policies reach what lies in tier 2 of those that have
-        not been seen yet.
+        `tags`: the isolation tags of orgs, to purge tier 2 of orgs that have sent no request yet.
         """
-        self.stock.set_policies(policies, now, tags or {})
-        for account in self.stock.accounts.values():
-            self.spilling.grown(account)
+        self._stock.set_policies(policies, now, tags or {})
+        for account in self._stock.accounts.values():
+            self._spills.grown(account)
 
-    def set_line(self, group: int, slots: int) -> None:
-        """So many slots may be used. What lies above them is gone: agents have given the memory back."""
-        shrinks = slots < self.slots.pools[group].line
-        self.slots.pools[group].set_line(slots)
-        if shrinks:
-            for account in self.stock.accounts.values():
+    def set_displacement(self, org: str, name: DisplacementName, now: float) -> None:
+        """Use another displacement policy, also for stored columns, until policies are set again."""
+        account = self._stock.account(org)
+        account.set_policy(replace(account.policy, displacement=name), now)
+
+    def set_orgs_with_keys(self, orgs: Collection[str]) -> None:
+        """The orgs that have a data key, so that their columns can be encrypted in tier 2."""
+        self._stock.orgs_with_keys = frozenset(orgs)
+
+    def set_slot_limit(self, group: int, slots: int) -> None:
+        """Use so many slots of the group. Columns in higher slots are gone, with the agents' memory."""
+        pool = self.pools[group]
+        is_lower = slots < pool.limit
+        pool.set_limit(slots)
+        if is_lower:
+            for account in self.accounts.values():
                 for column in [one for one in account.columns(group) if one.slot >= slots]:
-                    self.stock.remove(column, Reason.DISPLACED)
+                    self._stock.remove(column, Reason.DISPLACED)
 
     # Match
 
     def match(self, prompt: Prompt, now: float) -> Match:
-        """The longest prefix of the prompt that every group can give back. `release` has to follow.
+        """The longest prefix of the prompt that every group can serve. `release` has to follow.
 
-        Its tokens are counted as asked for, and as hit or missed, each with its reason.
+        Its tokens are counted as asked for, and as hit or as missed with a reason.
         """
-        account = self.stock.account(prompt.org)
+        account = self._stock.account(prompt.org)
         match = self._find(account, prompt, 0, now)
         match.at_first = match.tokens
         account.tally.requests += 1
@@ -96,81 +109,87 @@ class Ledger:
         account.recorder.matched(match.keys, match.tokens, account.tally, now)
         for hit in match.columns:
             account.stamp(hit, now)
-            self.spilling.used(account, hit)
-        self.slots.begin(match, now)
+            self._spills.used(account, hit)
+        self._slots.begin(match, now)
         return match
 
-    def again(self, match: Match, now: float, had: int = 0) -> Match:
-        """What of the prompt can be refilled by now: some of it was refused, or tier 2 has brought more.
-        Takes the place of the first match, also where tokens are counted.
+    def rematch(self, match: Match, now: float, refilled: int = 0) -> Match:
+        """Match the prompt again, since columns were refused, or recalled from tier 2. The result
+        replaces the first match, also in what is counted.
 
-        `had`: so many tokens have been refilled, whatever has become of their columns since.
+        `refilled`: how many tokens have been refilled, even if their columns were removed since.
         """
         while match.replaced_by:
             match = match.replaced_by
         self.release(match)
-        account = self.stock.account(match.prompt.org)
+        account = self._stock.account(match.prompt.org)
         match.count(account.tally, -1)
-        found = match.replaced_by = self._find(account, match.prompt, had, now)
-        found.at_first = min(match.at_first, max(found.tokens, had))
+        found = match.replaced_by = self._find(account, match.prompt, refilled, now)
+        found.at_first = min(match.at_first, max(found.tokens, refilled))
         account.tally.requested += found.asked - match.asked
         found.count(account.tally)
         before = {id(column) for hit in match.columns for column in hit}
         for hit in found.columns:
             if more := [column for column in hit if id(column) not in before]:
                 account.stamp(more, now)
-        self.slots.begin(found, now)
+        self._slots.begin(found, now)
         return found
 
-    def _find(self, account: Account, prompt: Prompt, had: int, now: float) -> Match:
-        look = Look(self.stock, prompt, now)
-        columns, tokens = look.agree(prompt)
+    def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
+        lookup = Lookup(self._stock, prompt, now)
+        columns, tokens = lookup.agree(prompt)
         slots = tuple([column.slot for column in hit] for hit in columns)
-        match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, had)
-        if not max(tokens, had) and _is_elsewhere(account, prompt):
+        match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, refilled)
+        if not max(tokens, refilled) and _is_in_other_namespace(account, prompt):
             match.missed[Reason.OTHER_NAMESPACE] = prompt.tokens
-        elif max(tokens, had) < prompt.tokens:
-            tell(self.stock, match, look.paths, now)
-            match.coming = look.coming(tokens // COLUMN_TOKENS)
+        elif max(tokens, refilled) < prompt.tokens:
+            misses.set_missed(self._stock, match, lookup.paths, now)
+            match.pending = lookup.pending(tokens // COLUMN_TOKENS)
         return match
 
     def recount(self, match: Match, now: float) -> None:
-        """There is more to know about why its tokens were missed. The prompt may be gone on with: all
-        of it that is looked at is in the match."""
+        """Find the reasons of its misses again, since tier 2 has answered. The prompt may be longer by
+        now, and may be in use."""
         if match.is_counted and Reason.OTHER_NAMESPACE not in match.missed:
-            tally = self.stock.account(match.prompt.org).tally
+            tally = self._stock.account(match.prompt.org).tally
             match.count(tally, -1)
-            tell(self.stock, match, Look(self.stock, match.trail, now).paths, now)
+            paths = Lookup(self._stock, match.prompt_keys, now).paths
+            misses.set_missed(self._stock, match, paths, now)
             match.count(tally)
-            if match.noted:
-                known, match.noted = match.noted, match.remembered(match.noted.at)
-                self.stock.requests.renew(known, match.noted)
+            if match.record:
+                known, match.record = match.record, match.to_record(match.record.at)
+                self._stock.requests.replace(known, match.record)
 
     def release(self, match: Match) -> None:
-        """Nobody reads those slots any more."""
-        self.slots.end(match)
+        """The slots of the match are not read any more."""
+        self._slots.end(match)
 
-    def remember(self, match: Match, now: float) -> None:
-        """It is over, and people may ask what became of it. Without a name nobody could."""
+    def log_request(self, match: Match, now: float) -> None:
+        """The load has ended. Keep its outcome, if the request has a name."""
         if match.prompt.request:
-            match.noted = match.remembered(now)
-            self.stock.requests.note(match.noted)
+            match.record = match.to_record(now)
+            self._stock.requests.add(match.record)
 
     def shorten(self, match: Match, tokens: int, reason: Reason) -> None:
-        """Only so many tokens could be used after all: the others are missed, for this reason."""
-        tally, lost = self.stock.account(match.prompt.org).tally, match.tokens - tokens
+        """Only so many tokens of the match were used: the others are missed, for this reason."""
+        tally, lost = self._stock.account(match.prompt.org).tally, match.tokens - tokens
         if lost > 0:
             match.count(tally, -1)
-            left = max(match.tokens, match.had) - max(tokens, match.had)
+            unused = max(match.tokens, match.refilled) - max(tokens, match.refilled)
             match.tokens = tokens
-            match.settled[reason] += left
-            match.missed[reason] += left
-            match.at_first = min(match.at_first, max(tokens, match.had))
+            match.unused[reason] += unused
+            match.missed[reason] += unused
+            match.at_first = min(match.at_first, max(tokens, match.refilled))
             match.count(tally)
+
+    def refuse(self, column: Column, reason: Reason) -> None:
+        """The bytes in the column's slot are not the stored ones, or not available. It is not served
+        again, unless an agent has lost it and tier 2 restores it."""
+        self._restores.refuse(column, reason)
 
     def query(self, prompt: Prompt, now: float) -> int:
         """How many tokens `match` would give. Changes nothing, and counts nothing."""
-        return Look(self.stock, prompt, now).agree(prompt)[1]
+        return Lookup(self._stock, prompt, now).agree(prompt)[1]
 
     # Store
 
@@ -182,37 +201,43 @@ class Ledger:
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
     ) -> Store:
-        """Slots for what is not stored yet of the first so many tokens, those that are verified.
+        """Slots for the columns of the first `verified` tokens that are not stored yet; fewer if there
+        is no room. `finish_store` has to follow.
 
-        `first`: the token from which on there is KV of each group, if not from the start. Fewer if there
-        is no room for more. `finish_store` has to follow.
+        `first`: the token from which on the engine has KV of each group, if not from the start.
         """
-        return self._storing.begin(prompt, verified, now, rules, first)
+        return self._stores.begin(prompt, verified, now, rules, first)
 
     def finish_store(
         self, store: Store, now: float, failed: Mapping[Column, Reason] | None = None
     ) -> None:
-        """The columns are in their slots on every agent, but for those that failed."""
-        self._storing.finish(store, now, failed)
+        """The columns are in their slots on every agent, except for those that failed."""
+        self._stores.finish(store, now, failed)
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether `tier2.begin_spill` should be called now, so that the next stores find room."""
+        return self._spills.is_short_of_room
 
     # Verbs
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
-        """Remove a prompt's columns from its end on, up to the first that others go on from; with
+        """Delete a prompt's columns from its end on, up to the first that other prompts continue; with
         `shared` all of them."""
-        removal, pins = Removal(Reason.DELETED), Counter(self.slots.pins())
-        for home in self.stock.maps_of(prompt.maker):
-            for column in reversed(columns_of(home, prompt)):
-                if not shared and column.holds > pins[column]:
+        removal, pins = Removal(Reason.DELETED), Counter(self._slots.pins())
+        for prefix_map in self._stock.maps_of(prompt.maker):
+            for column in reversed(columns_of(prefix_map, prompt)):
+                if not shared and column.ref_count > pins[column]:
                     break
                 if column.state is not State.EMPTY:
-                    self.stock.remove(column, Reason.DELETED, removal)
-            self.forgetting.forget(home, _behind(home, prompt), removal)
+                    self._stock.remove(column, Reason.DELETED, removal)
+            keys = _keys_behind_stored(prefix_map, prompt)
+            self._stock.deletes.delete(prefix_map, keys, removal)
         return removal
 
     def set_priority(self, prompt: Prompt, priority: int, now: float) -> int:
-        """Of what is stored of this prompt; how many columns that is."""
-        account, columns = self.stock.account(prompt.org), self._stored(prompt)
+        """Set the priority of the prompt's stored columns; returns how many those are."""
+        account, columns = self._stock.account(prompt.org), self._stored(prompt)
         for column in columns:
             if column.state is State.READY:
                 account.queue(column).removed(column)
@@ -222,93 +247,164 @@ class Ledger:
         return len(columns)
 
     def set_ttl(self, prompt: Prompt, seconds: int) -> int:
-        """Give what is stored of this prompt a time to live of its own, which only shortens the
-        policy's; how many columns that is."""
+        """Give the prompt's stored columns a TTL of their own, which only shortens the policy's; returns
+        how many those are."""
         columns = self._stored(prompt)
         for column in columns:
             column.ttl = seconds
             if column.state is State.READY:
-                self.stock.agenda.schedule(column)
-        for home in self.stock.maps_of(prompt.maker):
-            self.forgetting.forget(home, prompt.keys)  # where nothing can be noted of it
+                self._stock.expiry.schedule(column)
+        for prefix_map in self._stock.maps_of(prompt.maker):
+            self._stock.deletes.delete(prefix_map, prompt.keys)  # files have the policy's TTL only
         return len(columns)
 
-    def set_displacement(self, org: str, name: DisplacementName, now: float) -> None:
-        """Use another displacement policy, also for stored columns, until policies are set again."""
-        account = self.stock.account(org)
-        account.set_policy(replace(account.policy, displacement=name), now)
-
     def purge(self, org: str, namespace: Namespace | None = None, tag: bytes | None = None) -> Removal:
-        """Nothing of this org, or of it in one namespace, is found from here on; `reclaim` does the
-        rest.
+        """Remove all columns of the org, or of one namespace; from tier 2 always all. They are not found
+        from here on; `reclaim` does the rest.
 
-        In tier 2 it is always all of the org that goes. `tag`: its isolation tag, if none of its prompts
-        may have been here yet.
+        `tag`: the org's isolation tag, needed if it may have sent no request yet.
         """
-        return self.stock.purge(self.stock.account(org), namespace, tag)
+        return self._stock.purge(self._stock.account(org), namespace, tag)
 
     def purge_tag(self, org: str, tag: bytes) -> Removal:
-        """As `purge`, of what carries this tag: the org has another one by now, or is gone."""
-        return self.stock.purge_tag(self.stock.account(org), tag)
+        """Remove all columns that carry this tag, of an org that has another one by now, or is deleted.
+        They are not found from here on; `reclaim` does the rest."""
+        return self._stock.purge_tag(self._stock.account(org), tag)
 
-    def is_current(self, maker: Keys) -> bool:
-        """Whether its org still has the secret that its keys were made with."""
-        account = self.stock.accounts.get(maker.org)
-        known = account.makers.get(maker.namespace) if account else None
-        return known is not None and known.tag == maker.tag
+    def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
+        """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
+        one that the caller knows."""
+        return self._stock.tags(org, tag)
 
     def _stored(self, prompt: Prompt) -> list[Column]:
-        there = [
-            column for home in self.stock.maps_of(prompt.maker) for column in columns_of(home, prompt)
-        ]
-        return [column for column in there if column.state is not State.EMPTY]
+        maps = self._stock.maps_of(prompt.maker)
+        found = [column for prefix_map in maps for column in columns_of(prefix_map, prompt)]
+        return [column for column in found if column.state is not State.EMPTY]
+
+    # Agents
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether all agents are reachable. If not, nothing is served and nothing is displaced."""
+        return self._stock.is_reachable
+
+    @is_reachable.setter
+    def is_reachable(self, value: bool) -> None:
+        self._stock.is_reachable = value
+
+    def lose(self, group: int, shards: frozenset[int]) -> None:
+        """These shards have lost all columns of a group. `reclaim` restores or removes the columns;
+        until then refills of them are refused."""
+        self._restores.lose(group, shards)
+
+    def take_clears(self, most: int) -> list[Clear]:
+        """Slots to empty, of one group and either all scrubbed or none, from each org in turn.
+        `finish_clears` has to follow."""
+        return self._slots.take_clears(most)
+
+    def finish_clears(self, clears: Sequence[Clear], *, is_done: bool) -> None:
+        """All agents have emptied these slots; or, if not `is_done`, they have to be tried again."""
+        (self._slots.cleared if is_done else self._slots.retry_clears)(clears)
 
     # Long work, in pieces
 
     def sweep(self, now: float, columns: int = SLICE) -> bool:
-        """Remove what has expired and end what is taken for dead, looking at about so many columns;
-        whether there is more to do."""
-        for use in self.slots.overdue(now):
-            self._give_up(use, now)
-        agenda = self.stock.agenda
-        columns -= agenda.catch_up(columns)
-        due = agenda.take(now, columns)
+        """Remove expired columns, enforce quotas, and abort uses that take too long, for about so many
+        columns. Whether there is more to do."""
+        for use in self._slots.overdue(now):
+            self._abort(use, now)
+        expiry = self._stock.expiry
+        columns -= expiry.catch_up(columns)
+        due = expiry.take(now, columns)
         for column in due:
-            self.stock.look_at(column, now)
+            self._stock.check_expiry(column, now)
         columns -= len(due)
-        columns -= self._room.enforce_quotas(columns, now)
-        return columns <= 0 or agenda.is_behind
+        columns -= self._allocator.enforce_quotas(columns, now)
+        return columns <= 0 or expiry.is_behind
 
     def reclaim(self, columns: int = SLICE) -> bool:
-        """Take apart what was purged or lost, about so many columns; whether there is more to do."""
-        columns -= self.stock.take_apart(columns)
-        is_restoring = self.restoring.go_on(columns)
-        return self.stock.is_taking_apart or is_restoring
+        """Remove about so many purged or lost columns. Whether there is more to do."""
+        columns -= self._stock.remove_purged(columns)
+        has_lost = self._restores.check_lost(columns)
+        return self._stock.has_purged or has_lost
 
-    def _give_up(self, use: Use, now: float) -> None:
+    def _abort(self, use: Use, now: float) -> None:
         match use:
             case Store():
                 self.finish_store(use, now, {column: Reason.AGENT_LOST for column, _ in use.places})
             case Recall():
-                self.recalling.finish(use, now, {})
+                self._recalls.finish(use, now, {})
             case Spill():
-                self.spilling.finish(use, [])
+                self._spills.finish(use, [])
             case _:
-                self.slots.end(use)
+                self._slots.end(use)
 
-    # For previews, and tests
+    # For people
+
+    def explain(self, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
+        """The state of each column of the prompt, by group, as far as memory is concerned."""
+        return misses.explain(self._stock, prompt, now)
+
+    def explain_keys(self, prompt: HasKeys, now: float) -> dict[str, list[ColumnState]]:
+        """The state of each whole column of a prompt whose tokens are not known, by group."""
+        return misses.explain_keys(self._stock, prompt, now)
+
+    def find_request(self, org: str, request: str) -> RequestRecord | None:
+        """The outcome of a request; None if it is too old, or its org has another secret since."""
+        found = self._stock.requests.find(org, request)
+        return found if found and self._is_current(found.maker) else None
+
+    def _is_current(self, maker: Keys) -> bool:
+        account = self.accounts.get(maker.org)
+        known = account.makers.get(maker.namespace) if account else None
+        return known is not None and known.tag == maker.tag
+
+    def orgs_of_request(self, request: str) -> list[str]:
+        """The orgs that have a request of this name."""
+        return self._stock.requests.orgs_of(request)
+
+    def newest_requests(self, org: str, most: int) -> list[RequestRecord]:
+        return self._stock.requests.newest(org, most)
+
+    def find_conversation(self, org: str, continue_id: str) -> PromptKeys | None:
+        """The last prompt that was stored with this `continue_id`."""
+        return self._stock.conversations.find(org, continue_id)
+
+    # Statistics
+
+    def tally(self, org: str) -> Tally:
+        """The requests of an org, which may have sent none yet."""
+        return self._stock.account(org).tally
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """What each org has stored, asked for and got. Read only."""
+        return self._stock.accounts
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The slots of each group. Read only."""
+        return self._slots.pools
+
+    @property
+    def overstay(self) -> Overstay:
+        return self._stock.overstay
+
+    def set_listener(self, listener: Listener) -> None:
+        """Have it told which columns can be served, as they arrive and are removed."""
+        self._stock.listener = listener
 
     def reuse(self, org: str, now: float) -> Sample | None:
-        """How this org's columns come back, as far as is known: what other policies are tried on. None
-        for one that has never been here. Any thread may ask."""
-        account = self.stock.accounts.get(org)
+        """A sample of the org's reuse of columns, to try other policies on. None for an unknown org. May
+        be called without the lock."""
+        account = self.accounts.get(org)
         if account is None:
             return None
         recorder = account.recorder
         log = recorder.log  # before its share, which may become smaller meanwhile
-        column_bytes = sum(group.column_bytes for group in self.stock.layout.groups)
-        coming = self.slots.coming_free
-        free = min(pool.free + coming[group] for group, pool in enumerate(self.slots.pools))
+        column_bytes = sum(group.column_bytes for group in self.layout.groups)
+        freeing = self._slots.freeing
+        free = min(pool.free + freeing[group] for group, pool in enumerate(self.pools))
         return Sample(
             org=org,
             now=now,
@@ -325,22 +421,43 @@ class Ledger:
             log=log,
         )
 
+    # Between two drivers, and for tests
+
+    def snapshot(self, now: float, wall: float) -> LedgerSnapshot:
+        """All columns that can be served. Nothing may be under way."""
+        return snapshot.take(self._stock, now, wall)
+
+    def restore(
+        self,
+        left: LedgerSnapshot,
+        keys: Callable[[str, Namespace], Keys | None],
+        now: float,
+        wall: float,
+    ) -> list[list[int]]:
+        """Restore the columns of an earlier ledger into this one, which has to be empty. Returns the
+        slots of each group that have to be emptied before anything is served.
+
+        `keys` of an org in a namespace; None for an org that is not served any more.
+        """
+        return snapshot.restore(self._stock, left, keys, now, wall)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
-        self.stock.check_integrity()
+        self._stock.check_integrity()
 
 
-def _is_elsewhere(account: Account, prompt: Prompt) -> bool:
-    """In one of its namespaces that are the newest: each costs a hash."""
-    here = prompt.maker.namespace
+def _is_in_other_namespace(account: Account, prompt: Prompt) -> bool:
+    """Whether the prompt is stored in another of the org's newest namespaces. Each costs a hash."""
+    own = prompt.maker.namespace
     return any(
         prompt.begins_as(account.makers[namespace]) in maps[0].columns
         for namespace, maps in islice(reversed(account.maps.items()), NAMESPACES_MAX)
-        if namespace != here
+        if namespace != own
     )
 
 
-def _behind(home: PrefixMap, prompt: Prompt) -> list[bytes]:
-    """The keys of the prompt's whole columns behind the last one that is still here."""
-    here = [column is not None and column.state is not State.EMPTY for column in home.find(prompt.keys)]
-    return prompt.keys[len(here) - here[::-1].index(True) if True in here else 0 :]
+def _keys_behind_stored(prefix_map: PrefixMap, prompt: Prompt) -> list[bytes]:
+    """The keys of the prompt's whole columns behind the last one that is stored."""
+    found = prefix_map.find(prompt.keys)
+    stored = [column is not None and column.state is not State.EMPTY for column in found]
+    return prompt.keys[len(stored) - stored[::-1].index(True) if True in stored else 0 :]

@@ -1,8 +1,7 @@
-"""What each org has: its columns, found by key, in a forest for each namespace and cache group.
+"""The columns of each org: found by key, in a forest for each namespace and cache group.
 
-A column is a node for as long as it has bytes somewhere or columns behind it. So one that expired in the
-middle of a conversation stays as an empty place until what is behind it has gone, too, and takes its
-bytes back in when they are computed anew.
+A column is a node while it has bytes or columns behind it. One that expired in the middle of a
+conversation stays as an empty node until the columns behind it are removed, and can be stored again.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ NO_SLOT: Final = -1
 
 
 class State(IntEnum):
-    EMPTY = 0  # no bytes
-    WRITING = 1  # they are on their way into the slot
+    EMPTY = 0  # without a slot
+    WRITING = 1  # its bytes are on their way from the engine
     READY = 2
-    COMING = 3  # on their way into the slot, from tier 2
+    RECALLING = 3  # its bytes are on their way from tier 2
 
 
 _EMPTY: Final = State.EMPTY
 
 
 class Column:
-    """One column. There may be a million: nothing is here that is not needed for each."""
+    """One column. There may be a million, so it has nothing that is not needed for each."""
 
     __slots__ = (
         "depth",
         "due",
-        "holds",
-        "home",
-        "kept_at",
         "key",
+        "map",
         "mark",
         "parent",
         "priority",
+        "ref_count",
         "slot",
         "state",
         "stored_at",
+        "tier2_used_at",
         "tokens",
         "ttl",
         "used_at",
@@ -57,9 +56,9 @@ class Column:
     )
 
     def __init__(
-        self, home: PrefixMap, key: bytes, parent: Column | None, depth: int, tokens: int
+        self, prefix_map: PrefixMap, key: bytes, parent: Column | None, depth: int, tokens: int
     ) -> None:
-        self.home = home
+        self.map = prefix_map
         self.key = key
         self.parent = parent
         self.depth = depth  # how many columns are before it
@@ -71,26 +70,37 @@ class Column:
         self.priority = 0
         self.ttl: int | None = None  # seconds, of its own
         self.due = 0  # the second in which the sweeper looks at it next
-        self.holds = 0  # columns behind it, and matches that end with it
-        self.kept_at: float | None = None  # tier 2 has it, and has noted this as its last use
+        self.ref_count = 0  # columns behind it, and uses that pin it
+        self.tier2_used_at: float | None = (
+            None  # in the dates of its copy in tier 2; None: no copy is known
+        )
         self.mark: Any = None  # the displacement policy's
 
     def __repr__(self) -> str:
-        return f"<column {self.depth} of {self.home.account.org}, {self.state.name}, slot {self.slot}>"
+        return f"<column {self.depth} of {self.map.account.org}, {self.state.name}, slot {self.slot}>"
+
+    @property
+    def group(self) -> int:
+        return self.map.group
+
+    @property
+    def org(self) -> str:
+        return self.map.account.org
 
     @property
     def bytes(self) -> int:
-        return self.home.column_bytes
+        return self.map.column_bytes
 
     @property
     def expires_at(self) -> float:
-        """By its org's policy, which may change; NEVER if it may stay."""
-        return self.home.account.policy.expires_at(self.stored_at, self.used_at, self.ttl)
+        """By its org's policy, which may change; NEVER for never."""
+        return self.map.account.policy.expires_at(self.stored_at, self.used_at, self.ttl)
 
     @property
     def needs(self) -> int:
-        """Columns before it that it is worth nothing without: all, or none in a group with a window."""
-        return self.depth if self.home.linked else 0
+        """How many columns before it have to be stored as well: all, or none in a group with a
+        window."""
+        return self.depth if self.map.linked else 0
 
     @property
     def tail(self) -> bool:
@@ -98,7 +108,8 @@ class Column:
 
 
 class Tail(Column):
-    """A column of fewer tokens than a whole one: only a prompt that begins with just these uses it."""
+    """A column of fewer tokens than a whole one. Only a prompt that begins with exactly these uses
+    it."""
 
     __slots__ = ("before",)
     before: bytes  # the key of the column before it; empty for none
@@ -113,16 +124,16 @@ class PrefixMap:
         column_bytes: int,
         linked: bool,  # noqa: FBT001
     ) -> None:
-        """`linked`: a column is worth nothing without the one before it, as in a full group."""
+        """`linked`: a column can't be used without the one before it, as in a full group."""
         self.account = account
         self.namespace = namespace
         self.group = group
         self.column_bytes = column_bytes
         self.linked = linked
-        self.purged_by: Removal | None = None  # then it is not found any more, and is taken apart
+        self.purged_by: Removal | None = None  # it is not found any more, and its columns are removed
         self.columns: dict[bytes, Column] = {}
-        # Of tails, by the key of the column before: how many of each length. There may be any number
-        # behind one column, and a prompt has one key for each length.
+        # The tails behind a column, by its key: how many of each length. A prompt has one key for each
+        # length, and there may be any number of tails.
         self._tails: dict[bytes, Counter[int]] = {}
 
     def __len__(self) -> int:
@@ -132,44 +143,44 @@ class PrefixMap:
         return list(map(self.columns.get, keys))
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
-        """A new, empty place for a whole column."""
+        """A new, empty, whole column."""
         parent = parent if self.linked else None
         column = self.columns[key] = Column(self, key, parent, depth, COLUMN_TOKENS)
         if parent:
-            parent.holds += 1
+            parent.ref_count += 1
         return column
 
     def add_tail(
         self, key: bytes, parent: Column | None, depth: int, tokens: int, before: bytes
     ) -> Tail:
-        """The same for a tail. `before` is the key of the column before it, empty for none."""
+        """A new, empty tail. `before` is the key of the column before it, empty for none."""
         parent = parent if self.linked else None
         tail = self.columns[key] = Tail(self, key, parent, depth, tokens)
         if parent:
-            parent.holds += 1
+            parent.ref_count += 1
         tail.before = before
         self._tails.setdefault(before, Counter())[tokens] += 1
         return tail
 
     def tail_lengths(self, before: bytes) -> list[int]:
-        """How many tokens the tails right behind the column of this key have, the longest first."""
+        """How many tokens the tails behind the column of this key have, the longest first."""
         return sorted(self._tails.get(before, ()), reverse=True)
 
     def prune(self, column: Column) -> Column | None:
-        """Take this column out if it is empty and holds nothing, and then those before it likewise.
+        """Remove the column if it is empty and unreferenced, and then those before it likewise.
 
-        The column that is held by nothing now and stays, if there is one: it is a leaf.
+        Returns the column that stays and is unreferenced, if there is one: a leaf.
         """
-        while column.state is State.EMPTY and not column.holds:
-            self._take_out(column)
+        while column.state is State.EMPTY and not column.ref_count:
+            self._drop(column)
             parent, column.parent = column.parent, None
             if parent is None:
                 return None
-            parent.holds -= 1
+            parent.ref_count -= 1
             column = parent
-        return None if column.holds else column
+        return None if column.ref_count else column
 
-    def _take_out(self, column: Column) -> None:
+    def _drop(self, column: Column) -> None:
         if self.columns.get(column.key) is not column:
             return
         del self.columns[column.key]
@@ -186,7 +197,7 @@ class PrefixMap:
         behind: Counter[Column] = Counter()
         tails: Counter[tuple[bytes, int]] = Counter()
         for key, column in self.columns.items():
-            _must(column.key == key and column.home is self, "columns are found by their keys")
+            _must(column.key == key and column.map is self, "columns are found by their keys")
             _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
             if column.parent:
                 behind[column.parent] += 1
@@ -196,16 +207,17 @@ class PrefixMap:
             if isinstance(column, Tail):
                 tails[column.before, column.tokens] += 1
         for column in self.columns.values():
-            _must(column.holds == behind[column] + pins[column], "holds are children and pins")
-            _must(column.holds > 0 or column.state is not State.EMPTY, "an empty place holds something")
+            _must(column.ref_count == behind[column] + pins[column], "references are children and pins")
+            _must(
+                column.ref_count > 0 or column.state is not State.EMPTY, "an empty column is referenced"
+            )
         noted = {(before, one): many for before, of in self._tails.items() for one, many in of.items()}
         _must(noted == tails, "tails are found by what is before them")
 
 
 @dataclass(slots=True)
-class Expired:
-    """What of an org was over, in columns by tier; and how long some lay in memory beyond that, never
-    served."""
+class ExpiredColumns:
+    """Expired columns of an org by tier, and the longest time that one stayed in memory past its TTL."""
 
     dram: int = 0
     tier2: int = 0
@@ -213,27 +225,27 @@ class Expired:
 
 
 class Account:
-    """One org: its policy, its columns, what they take, what it asked for and got."""
+    """An org: its policy, its columns and their size, its requests."""
 
     def __init__(self, org: str, groups: int) -> None:
         self.org = org
         self.policy = Policy()
-        self.held_since = 0.0  # to these TTLs: since they came into force, or the driver started
+        self.ttl_since = 0.0  # when these TTLs came into force, or the driver started
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
-        self.purged: list[PrefixMap] = []  # not found any more, and not yet taken apart
+        self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()
-        self.expired = Expired()
+        self.expired = ExpiredColumns()
         self.recorder = Recorder()
         self._queues: list[dict[int, DisplacementPolicy[Column]]] = [{} for _ in range(groups)]
 
     def set_policy(self, policy: Policy, now: float) -> None:
-        """From now on, for what is stored already, too."""
+        """It applies to stored columns as well."""
         before, self.policy = self.policy, policy
         if _ttls(policy) != _ttls(before):
-            self.held_since = now
+            self.ttl_since = now
         if self.policy.displacement == before.displacement:
             return
         for group, queues in enumerate(self._queues):
@@ -243,7 +255,7 @@ class Account:
 
     @property
     def encrypted_for(self) -> str:
-        """Whose data key its columns have in tier 2; empty for in the clear."""
+        """The org whose data key encrypts its columns in tier 2; empty for unencrypted."""
         return self.org if self.policy.encrypt_tier2 else ""
 
     def columns(self, group: int) -> Iterable[Column]:
@@ -251,7 +263,7 @@ class Account:
         maps += [one for one in self.purged if one.group == group]
         return chain.from_iterable(one.columns.values() for one in maps)
 
-    def forget_empty_maps(self) -> None:
+    def drop_empty_maps(self) -> None:
         for namespace in [one for one, maps in self.maps.items() if not any(map(len, maps))]:
             del self.maps[namespace], self.makers[namespace]
 
@@ -260,15 +272,15 @@ class Account:
         return [one for one in ready if one.priority == priority]
 
     def queue(self, column: Column) -> DisplacementPolicy[Column]:
-        """Where a column waits for its displacement."""
-        queues = self._queues[column.home.group]
+        """The displacement queue of the column."""
+        queues = self._queues[column.map.group]
         found = queues.get(column.priority)
         if found is None:
             found = queues[column.priority] = _displacement(self.policy)
         return found
 
     def stamp(self, hit: Sequence[Column], now: float) -> None:
-        """These were asked for. Displacement policies hear of it before it is noted."""
+        """These columns are used now. Displacement policies are told before the columns are stamped."""
         priorities = {column.priority for column in hit}
         for priority in priorities:
             path = hit
@@ -280,7 +292,7 @@ class Account:
             column.uses += 1
 
     def victim(self, group: int, now: float) -> Column | None:
-        """What this org would miss least: of the lowest priority, by its displacement policy."""
+        """The column to displace next: of the lowest priority, by the displacement policy."""
         queues = self._queues[group]
         for priority in sorted(queues):
             if found := queues[priority].victim(now):
@@ -288,7 +300,7 @@ class Account:
         return None
 
     def victim_of_any(self, now: float) -> Column | None:
-        """The same, of whichever group has one."""
+        """The column to displace next, of whichever group has one."""
         groups = range(len(self._queues))
         return next(filter(None, (self.victim(group, now) for group in groups)), None)
 
@@ -312,6 +324,6 @@ def _displacement(policy: Policy) -> DisplacementPolicy[Any]:
     return POLICIES[DEFAULT if policy.displacement == "default" else policy.displacement]()
 
 
-def _must(holds: bool, what: str) -> None:  # noqa: FBT001
-    if not holds:
+def _must(is_so: bool, what: str) -> None:  # noqa: FBT001
+    if not is_so:
         raise RuntimeError(f"the prefix map contradicts itself: {what}")

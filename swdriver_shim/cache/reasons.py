@@ -1,4 +1,4 @@
-"""Why tokens were missed. Every missed token has one of these, and nobody has to guess."""
+"""Why tokens were missed. Every missed token has exactly one of these reasons."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from itertools import repeat
 from typing import Final
 
 GHOSTS_MAX: Final = 1 << 17
-DRAM: Final = "dram"  # where hits come from: memory,
-TIER2: Final = "tier2"  # or what lies beyond
+DRAM: Final = "dram"  # the tiers that hits come from
+TIER2: Final = "tier2"
 
 
 class Reason(StrEnum):
-    NEVER_STORED = "never_stored"  # or so long ago that nobody remembers
-    WRITING = "writing"  # on its way out at this moment
+    NEVER_STORED = "never_stored"  # or so long ago that it is not known any more
+    WRITING = "writing"  # being evicted at that time
     EXPIRED = "expired"
-    DISPLACED = "displaced"  # room was needed
-    QUOTA = "quota"  # its org had as much as it may have
+    DISPLACED = "displaced"  # to make room
+    QUOTA = "quota"  # its org had reached its quota
     PURGED = "purged"
     DELETED = "deleted"
     OTHER_NAMESPACE = "other_namespace"  # stored, but of another model, revision, dtype, layout, adapter
-    NO_STORE = "no_store"  # a request or the policy did not want it stored
-    TIER2_LATE = "tier2_late"  # it was on disk, and not here in time
+    NO_STORE = "no_store"  # by a request or the policy
+    TIER2_LATE = "tier2_late"  # it was in tier 2, and was not recalled in time
     NOT_WORTH_IT = "not_worth_it"  # computing it anew is faster than fetching it
     AGENT_LOST = "agent_lost"
-    SEAL_REFUSED = "seal_refused"  # what lay there was not it, or not whole
+    SEAL_REFUSED = "seal_refused"  # its bytes were not the stored ones, or not complete
 
 
 class Ghosts:
-    """What is gone and why: the last so many columns, by key. Nothing else of them is kept."""
+    """The last removed columns, by key, with the reason."""
 
     def __init__(self, size: int = GHOSTS_MAX) -> None:
         self._size = size
@@ -46,19 +46,18 @@ class Ghosts:
             self._reasons.popitem(last=False)
 
     def forget(self, key: bytes) -> None:
-        """It is here again."""
+        """The column is stored again."""
         self._reasons.pop(key, None)
 
-    def why(self, key: bytes) -> Reason:
+    def reason_of(self, key: bytes) -> Reason:
         return self._reasons.get(key, Reason.NEVER_STORED)
 
     def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
-        """The same of each."""
         return list(map(self._reasons.get, keys, repeat(Reason.NEVER_STORED)))
 
 
 class Tally:
-    """What an org asked for and got, in tokens. Hits are counted by the tier that they came from."""
+    """The requests of an org, in tokens. Hits are counted by tier."""
 
     __slots__ = ("hits", "missed", "requested", "requests")
 
@@ -70,7 +69,7 @@ class Tally:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the tokens asked for; None if none were."""
+        """Hits of the tokens asked for; None without traffic."""
         return self.hits.total() / self.requested if self.requested else None
 
     def check_integrity(self) -> None:

@@ -1,27 +1,26 @@
-"""What keeps slots safe: none is given to somebody else while it is read, written or not yet emptied.
+"""Slots: which are free, which are in use, and what has to happen before one is used again.
 
-A column that is displaced is a leaf that nobody is using: its slot is free at once. One that goes
-for another reason may be in use. Its slot waits until every use that was under way has ended, and then,
-if nothing of it may stay, until all agents have emptied it.
+A displaced column is a leaf that nobody is using: its slot is free at once. The slot of a column that is
+removed for another reason may be in use. It waits until every use that was under way has ended, and then
+until all agents have emptied it, if none of its bytes may stay.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from swdriver_shim.cache.pool import Pool
+from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.rounds import Rounds
 
-USE_SECONDS_MAX: Final = 300.0  # who takes longer is taken for dead
+USE_SECONDS_MAX: Final = 300.0  # a use that takes longer is taken for dead
 
 
 class Place(NamedTuple):
-    """This column belongs into this slot."""
+    """A column and the slot that its bytes go to."""
 
     column: Column
     slot: int
@@ -29,20 +28,20 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Use:
-    """Something that reads or writes slots, from `begin` to `end`."""
+    """Something that reads or writes slots, from `Slots.begin` to `Slots.end`."""
 
     number: int = field(default=0, init=False)
 
     @property
-    def held(self) -> Sequence[Column]:
-        """Columns that stay as long as it is under way, and with them all before them."""
+    def pinned(self) -> Sequence[Column]:
+        """Columns that must not be displaced until the use ends. Those before them stay as well."""
         return ()
 
 
 class Freed(NamedTuple):
-    """A slot whose column has gone, and what has to happen to it."""
+    """A slot whose column was removed. `clear`: agents have to empty it."""
 
-    home: PrefixMap
+    map: PrefixMap
     slot: int
     removal: Removal | None
     clear: bool
@@ -57,161 +56,244 @@ class Clear(NamedTuple):
     removal: Removal | None
 
 
+class Pool:
+    """The slot numbers of a group. Those above the slot limit wait until it is raised again."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.used = 0
+        self.ever_used = 0  # no slot from here on was ever used
+        self._free: list[int] = []
+        self._above: list[int] = []
+        # Whose bytes may still be in a slot that is free, or in one that is about to be overwritten.
+        self._leftovers: dict[int, tuple[PrefixMap, ...]] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free) + max(0, self.limit - self.ever_used)
+
+    def take(self) -> int | None:
+        """A slot below the limit, or None if none is free."""
+        if self._free:
+            self.used += 1
+            return self._free.pop()
+        if self.ever_used < self.limit:
+            self.ever_used += 1
+            self.used += 1
+            return self.ever_used - 1
+        return None
+
+    def put_back(self, slot: int, leftover: PrefixMap | None = None) -> None:
+        """Nobody uses the slot any more. `leftover`: whose bytes are in it until it is overwritten."""
+        self.used -= 1
+        (self._free if slot < self.limit else self._above).append(slot)
+        if leftover is not None:
+            before = self._leftovers.get(slot, ())
+            self._leftovers[slot] = before if leftover in before else (*before, leftover)
+
+    @property
+    def has_leftovers(self) -> bool:
+        return bool(self._leftovers)
+
+    def overwritten(self, slot: int) -> None:
+        """No agent has bytes of earlier columns in the slot any more."""
+        self._leftovers.pop(slot, None)
+
+    def leftovers(self, belongs: Callable[[PrefixMap], bool]) -> dict[int, PrefixMap]:
+        """The slots, free or not, that may have bytes of columns of such a map."""
+        found = {slot: list(filter(belongs, maps)) for slot, maps in self._leftovers.items()}
+        return {slot: maps[0] for slot, maps in found.items() if maps}
+
+    def take_free(self, slots: Collection[int]) -> list[int]:
+        """Take those of these slots that are free."""
+        taken = [slot for slot in (*self._free, *self._above) if slot in slots]
+        self._free = [slot for slot in self._free if slot not in slots]
+        self._above = [slot for slot in self._above if slot not in slots]
+        self.used += len(taken)
+        return taken
+
+    def adopt(self, taken: Collection[int], ever_used: int) -> None:
+        """Take over the slots of an earlier driver: these are in use, of so many. Call it once,
+        first."""
+        self.limit = self.ever_used = ever_used
+        self.used = len(taken)
+        self._free = [slot for slot in range(ever_used) if slot not in taken]
+
+    def set_limit(self, slots: int) -> None:
+        self.limit = slots
+        unused = [*self._free, *self._above]
+        self._free = [slot for slot in unused if slot < slots]
+        self._above = [slot for slot in unused if slot >= slots]
+
+    def check_integrity(self, taken: Iterable[int]) -> None:
+        """Raise RuntimeError unless these are the slots in use."""
+        slots = [*taken, *self._free, *self._above]
+        if sorted(slots) != list(range(self.ever_used)):
+            raise RuntimeError("each slot is in use once, or free")
+        if len(slots) - len(self._free) - len(self._above) != self.used:
+            raise RuntimeError("the slots in use are counted")
+
+
 class Slots:
-    """The pools of all groups, who uses slots, and what has to happen before they are used again."""
+    """The pools of all groups, the uses under way, and the slots that agents have to empty."""
 
     def __init__(self, groups: int) -> None:
         self.pools = [Pool() for _ in range(groups)]
-        self._uses: dict[int, tuple[float, Use]] = {}  # what is under way, oldest first
-        self._numbers = 0
-        self._limbo: deque[tuple[int, Freed]] = deque()  # until this use has ended
-        self._clears: Rounds[Clear] = Rounds()
+        self.freeing = [0] * groups  # slots that become free without anything more to decide
+        self._uses: dict[int, tuple[float, Use]] = {}  # by number, the oldest first
+        self._last_number = 0
+        self._freed: deque[tuple[int, Freed]] = deque()  # each until the use of this number has ended
+        self._clears: FairQueue[Clear] = FairQueue()
         self._clearing: dict[tuple[int, int], PrefixMap] = {}
-        self._removals: list[Removal] = []  # those that wait for what others had removed before
-        self.coming_free = [0] * groups  # slots that will be, without anybody doing more about it
+        self._removals: list[Removal] = []  # that wait for slots freed before them
 
     # Uses
 
     def begin(self, use: Use, now: float) -> None:
-        """It is under way, and holds its columns."""
-        self._numbers += 1
-        use.number = self._numbers
+        """The use is under way, and pins its columns."""
+        self._last_number += 1
+        use.number = self._last_number
         self._uses[use.number] = (now, use)
-        for column in use.held:
-            column.holds += 1
+        for column in use.pinned:
+            column.ref_count += 1
 
     def end(self, use: Use) -> bool:
-        """Whether it was under way. Slots that waited for it, and for none before it, are free."""
+        """Unpin the columns and release the slots that waited for this use only. Whether it was under
+        way."""
         if self._uses.pop(use.number, None) is None:
             return False
-        oldest = next(iter(self._uses), self._numbers + 1)
-        while self._limbo and self._limbo[0][0] < oldest:
-            freed = self._limbo.popleft()[1]
-            self.coming_free[freed.home.group] -= 1
-            self._let_go(freed)
-        for column in use.held:
-            column.holds -= 1
+        oldest = next(iter(self._uses), self._last_number + 1)
+        while self._freed and self._freed[0][0] < oldest:
+            freed = self._freed.popleft()[1]
+            self.freeing[freed.map.group] -= 1
+            self._release(freed)
+        for column in use.pinned:
+            column.ref_count -= 1
             prune(column)
         return True
 
     def seconds_left(self, use: Use, now: float) -> float:
-        """Until it is given up; 0 if it is not under way any more."""
+        """Until the use is aborted; 0 if it is not under way any more."""
         began, _ = self._uses.get(use.number, (now - USE_SECONDS_MAX, use))
         return began + USE_SECONDS_MAX - now
 
     @property
-    def moment(self) -> int:
-        """What is under way now will have ended when `is_over` says so of this."""
-        return self._numbers
+    def last_use(self) -> int:
+        """The number of the last use, for `have_ended`."""
+        return self._last_number
 
-    def is_over(self, moment: int) -> bool:
-        return next(iter(self._uses), self._numbers + 1) > moment
+    def have_ended(self, number: int) -> bool:
+        """Whether all uses up to this number have ended."""
+        return next(iter(self._uses), self._last_number + 1) > number
 
     def overdue(self, now: float) -> Iterator[Use]:
-        """Those that have to be ended, since nobody else is going to."""
+        """Uses that have taken too long. The caller has to end each before it asks for the next."""
         while self._uses and (oldest := next(iter(self._uses.values())))[0] + USE_SECONDS_MAX <= now:
             yield oldest[1]
 
     def pins(self) -> Iterator[Column]:
-        """The columns that uses hold, each as often as it is held."""
+        """The pinned columns, each as often as it is pinned."""
         for _, use in self._uses.values():
-            yield from use.held
+            yield from use.pinned
 
     # Slots
 
     def free(self, freed: Freed, *, idle: bool = False) -> None:
-        """Its column has gone. `idle`: nobody is using the slot."""
+        """Free the slot of a removed column once no use is left. `idle`: nobody is using the slot."""
         if self._uses and not idle:
-            self._limbo.append((self._numbers, freed))
-            self.coming_free[freed.home.group] += 1
+            self._freed.append((self._last_number, freed))
+            self.freeing[freed.map.group] += 1
         else:
-            self._let_go(freed)
+            self._release(freed)
 
-    def _let_go(self, freed: Freed) -> None:
-        """Nobody uses this slot any more. It is free, or once it has been emptied."""
-        home, slot, removal, clear = freed
-        if clear or home.purged_by or home.account.policy.scrub or self._is_awaited(home.group, slot):
-            self._clear(home, slot, removal)
+    def _release(self, freed: Freed) -> None:
+        """No use is left: the slot is free, or has to be emptied first."""
+        owner, slot, removal, clear = freed
+        group = owner.group
+        if (
+            clear
+            or owner.purged_by
+            or owner.account.policy.scrub
+            or any((group, slot) in one.slots for one in self._removals)
+        ):
+            self._clear(owner, slot, removal)
         else:
-            self.pools[home.group].give_back(slot, home)
+            self.pools[group].put_back(slot, owner)
 
-    def _is_awaited(self, group: int, slot: int) -> bool:
-        return any((group, slot) in removal.earlier for removal in self._removals)
-
-    def _clear(self, home: PrefixMap, slot: int, removal: Removal | None) -> None:
-        group, account = home.group, home.account
-        self._clearing[group, slot] = home
-        self.coming_free[group] += 1
+    def _clear(self, owner: PrefixMap, slot: int, removal: Removal | None) -> None:
+        group, account = owner.group, owner.account
+        self._clearing[group, slot] = owner
+        self.freeing[group] += 1
         scrub = account.policy.scrub
         self._clears.put(account.org, Clear(group, slot, scrub, removal), (group, scrub))
 
-    def remove_rest(self, removal: Removal, is_meant: Callable[[PrefixMap], bool]) -> None:
-        """The removal is also of what lies in slots that were given up before."""
-        slots = [(freed.home, freed.slot) for _, freed in self._limbo]
-        slots += [(home, slot) for (_, slot), home in self._clearing.items()]
-        removal.earlier = {(home.group, slot) for home, slot in slots if is_meant(home)}
+    def clear_leftovers(self, removal: Removal, belongs: Callable[[PrefixMap], bool]) -> None:
+        """Have the removal include the bytes of such maps in slots that were freed before."""
+        slots = [(freed.map, freed.slot) for _, freed in self._freed]
+        slots += [(owner, slot) for (_, slot), owner in self._clearing.items()]
+        removal.slots = {(owner.group, slot) for owner, slot in slots if belongs(owner)}
         for group, pool in enumerate(self.pools):
-            left = pool.left_by(is_meant)
-            free = pool.take_these(left)
+            leftovers = pool.leftovers(belongs)
+            free = pool.take_free(leftovers)
             for slot in free:
-                removal.waiting += 1
-                self._clear(left[slot], slot, removal)
-            removal.earlier |= {(group, slot) for slot in left.keys() - free}  # until it is written to
-        if removal.earlier:
+                removal.pending += 1
+                self._clear(leftovers[slot], slot, removal)
+            removal.slots |= {(group, slot) for slot in leftovers.keys() - free}  # until overwritten
+        if removal.slots:
             self._removals.append(removal)
 
     def has_leftovers(self, group: int) -> bool:
-        """Whether it matters that slots are overwritten."""
+        """Whether `overwritten` has to be called for slots of this group."""
         return bool(self.pools[group].has_leftovers or self._removals)
 
     def overwritten(self, group: int, slot: int) -> None:
-        """All agents have something new there."""
+        """All agents have new bytes in the slot."""
         self.pools[group].overwritten(slot)
         if self._removals:
-            self._happened_to((group, slot))
+            self._note_empty((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
-        """Slots to be emptied, those of one group and kind together, of each org in turn. `cleared` has
-        to follow."""
+        """Slots to empty, of one group and either all scrubbed or none, from each org in turn. `cleared`
+        or `retry_clears` has to follow."""
         return self._clears.take(most)
 
     def cleared(self, clears: Iterable[Clear]) -> None:
-        """Nothing is left in these slots, on any agent."""
+        """All agents have emptied these slots."""
         for clear in clears:
             slot = (clear.group, clear.slot)
             del self._clearing[slot]
-            self.coming_free[clear.group] -= 1
+            self.freeing[clear.group] -= 1
             self.pools[clear.group].overwritten(clear.slot)
-            self.pools[clear.group].give_back(clear.slot)
+            self.pools[clear.group].put_back(clear.slot)
             if clear.removal:
-                clear.removal.waiting -= 1
-            self._happened_to(slot)
+                clear.removal.pending -= 1
+            self._note_empty(slot)
 
-    def _happened_to(self, slot: tuple[int, int]) -> None:
-        """Removals that waited for it do not any more."""
-        for removal in self._removals:
-            removal.earlier.discard(slot)
-        self._removals = [removal for removal in self._removals if removal.earlier]
-
-    def not_cleared(self, clears: Sequence[Clear]) -> None:
-        """They could not be emptied; they are to be tried again."""
+    def retry_clears(self, clears: Sequence[Clear]) -> None:
+        """These slots could not be emptied."""
         for clear in reversed(clears):
             org = self._clearing[clear.group, clear.slot].account.org
             self._clears.put_back(org, clear, (clear.group, clear.scrub))
 
+    def _note_empty(self, slot: tuple[int, int]) -> None:
+        for removal in self._removals:
+            removal.slots.discard(slot)
+        self._removals = [removal for removal in self._removals if removal.slots]
+
     def check_integrity(self, columns: Iterable[tuple[int, int]]) -> None:
         """Raise RuntimeError unless each slot is one of these columns', free, or waiting."""
         taken = [*columns, *self._clearing]
-        taken += [(freed.home.group, freed.slot) for _, freed in self._limbo]
+        taken += [(freed.map.group, freed.slot) for _, freed in self._freed]
         for group, pool in enumerate(self.pools):
             pool.check_integrity(slot for which, slot in taken if which == group)
-            waiting = [*self._clearing, *((freed.home.group, 0) for _, freed in self._limbo)]
-            if self.coming_free[group] != sum(which == group for which, _ in waiting):
-                raise RuntimeError("the slots that are coming free are counted")
+            waiting = [*self._clearing, *((freed.map.group, 0) for _, freed in self._freed)]
+            if self.freeing[group] != sum(which == group for which, _ in waiting):
+                raise RuntimeError("the slots that become free are counted")
 
 
 def prune(column: Column) -> None:
-    """Something that held it has gone: it may be a leaf now, or nothing at all."""
-    leaf = column.home.prune(column)
+    """Remove the column from its map if it is empty and unreferenced. Call it after `ref_count` has
+    fallen: a column that has become a leaf is a candidate for displacement from here on."""
+    leaf = column.map.prune(column)
     if leaf and leaf.state is State.READY:
-        leaf.home.account.queue(leaf).leaf(leaf)
+        leaf.map.account.queue(leaf).leaf(leaf)

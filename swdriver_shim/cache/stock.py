@@ -1,39 +1,38 @@
-"""What is held of whom: columns come into slots, and go; with them whatever is known of them.
+"""The columns that are stored: they take slots and give them up, and everything known of them follows.
 
-Everything else in `cache` decides what to hold. Here it is carried out, so that slots, queues, the
-sweeper's agenda, ghosts and tier 2 stay in step.
+The other modules of `cache` decide. This one carries out, so that slots, displacement queues, the expiry
+schedule, the reasons of misses and tier 2 stay in step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Protocol
 
-from swdriver_shim.cache.agenda import Agenda
 from swdriver_shim.cache.displacement import DisplacementPolicy
-from swdriver_shim.cache.forgetting import Forgetting
+from swdriver_shim.cache.expiry import ExpirySchedule
+from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, Reason
-from swdriver_shim.cache.remembered import Requests
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.rounds import Rounds
+from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
-from swdriver_shim.cache.trails import Trails
+from swdriver_shim.cache.tier2_deletes import Tier2Deletes
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 
-SWEPT_SECONDS: Final = 5.0  # after its time a column is gone, where the sweeper comes each second
-TAKEN_APART: Final = 256  # columns of one org in a row
-NAMESPACES_MAX: Final = 64  # of one org that are kept without columns, and looked into for a reason
+SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
+PURGED_AT_ONCE: Final = 256  # columns of one org
+NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
 
 
-class Watch(Protocol):
-    """Whoever wants to hear what can be served, as it comes and goes."""
+class Listener(Protocol):
+    """Follows which columns can be served."""
 
     def arrived(self, column: Column) -> None: ...
     def gone(self, column: Column) -> None: ...
@@ -41,9 +40,10 @@ class Watch(Protocol):
 
 @dataclass(slots=True)
 class Overstay:
-    """How long bytes lay here beyond their time, never served. Until agents were told to empty them."""
+    """How long columns stayed in memory past their TTL, never served, before agents were told to empty
+    their slots."""
 
-    columns: int = 0  # that the sweeper came late for
+    columns: int = 0  # that were removed too late
     seconds_max: float = 0.0
 
 
@@ -53,18 +53,18 @@ class Stock:
         self.model = model
         self.accounts: dict[str, Account] = {}
         self.slots = Slots(len(layout.groups))
-        self.agenda = Agenda()
-        self.forgetting = Forgetting(self.slots)
+        self.expiry = ExpirySchedule()
+        self.deletes = Tier2Deletes(self.slots)
         self.ghosts = Ghosts(ghosts_max)
-        self.trails = Trails()
-        self.requests = Requests()
+        self.conversations = Conversations()
+        self.requests = RequestLog()
         self.overstay = Overstay()
-        self.reachable = True  # while an agent is lost, nothing can be served, and nothing need go
-        self.watch: Watch | None = None
+        self.is_reachable = True  # while an agent is lost nothing is served, and nothing has to go
+        self.listener: Listener | None = None
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
-        self.slow_orgs: set[str] = set()  # whose slots are not free at once: they are copied or scrubbed
+        self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}
-        self._purged: Rounds[tuple[PrefixMap, Removal]] = Rounds()
+        self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
 
     # Orgs
 
@@ -79,9 +79,9 @@ class Stock:
     def set_policies(
         self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes]
     ) -> None:
-        before_that, self._policies = self._policies, policies
+        earlier, self._policies = self._policies, policies
         for org in tags.keys() - self.accounts.keys():
-            before = before_that.get(org, OrgPolicies()).of(self.model)
+            before = earlier.get(org, OrgPolicies()).of(self.model)
             if before.tiers is Tiers.TIER2:
                 self._policy_changed(self.account(org), before, tags[org])
         for account in self.accounts.values():
@@ -90,13 +90,13 @@ class Stock:
             self._policy_changed(account, before, tags.get(account.org))
             if account.policy != before:
                 for group in range(len(self.layout.groups)):
-                    self.agenda.schedule_anew(account.columns(group))
+                    self.expiry.reschedule(account.columns(group))
 
     def _policy(self, org: str) -> Policy:
         return self._policies.get(org, OrgPolicies()).of(self.model)
 
     def _policy_changed(self, account: Account, before: Policy, tag: bytes | None = None) -> None:
-        """What lies in tier 2 and may not any more has to go."""
+        """Purge tier 2 of the org if the new policy does not allow what is there."""
         now = account.policy
         was_there, is_there = before.tiers is Tiers.TIER2, now.tiers is Tiers.TIER2
         (self.slow_orgs.add if is_there or now.scrub else self.slow_orgs.discard)(account.org)
@@ -108,11 +108,11 @@ class Stock:
         account = self.account(maker.org)
         found = account.maps.get(maker.namespace)
         if found is not None and account.makers[maker.namespace].tag != maker.tag:
-            self.purge(account, maker.namespace)  # its secret is another one now
+            self.purge(account, maker.namespace)  # the org has another secret now
             found = None
         if found is None:
             if len(account.maps) >= NAMESPACES_MAX:
-                account.forget_empty_maps()
+                account.drop_empty_maps()
             found = account.maps[maker.namespace] = [
                 PrefixMap(account, maker.namespace, index, group.column_bytes, group.linked)
                 for index, group in enumerate(self.layout.groups)
@@ -121,68 +121,68 @@ class Stock:
         return found
 
     def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
-        """All that columns of this org carry or have carried since the start, as far as is known; one of
-        them may be known from elsewhere."""
+        """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
+        one that the caller knows."""
         account = self.accounts.get(org)
         if account is None:
             return {tag} if tag else set()
-        return _tags(account, tag) | self.forgetting.purged_tags(account)
+        return _tags(account, tag) | self.deletes.purged_tags(account)
 
     def may_use_tier2(self, account: Account) -> bool:
         policy = account.policy
         return (
             policy.tiers is Tiers.TIER2
             and (not policy.encrypt_tier2 or account.org in self.orgs_with_keys)
-            and not self.forgetting.is_closed(account)
-            and self.reachable
+            and not self.deletes.is_purging(account)
+            and self.is_reachable
         )
 
     # Columns
 
     def occupy(self, column: Column, slot: int, state: State) -> None:
-        """It has this slot from here on; its bytes are on their way there."""
-        home = column.home
+        """Give the column this slot. Its bytes are on their way there."""
+        owner = column.map
         column.state, column.slot, column.uses = state, slot, 0
-        account, size = home.account, home.column_bytes
+        account, size = owner.account, owner.column_bytes
         column.ttl, column.priority = None, account.policy.priority
         account.bytes += size
-        account.group_bytes[home.group] += size
+        account.group_bytes[owner.group] += size
 
     def arrived(self, columns: Iterable[Column], now: float) -> None:
-        """The bytes of these, which are one org's, are in their slots, on all agents."""
-        ready, forget, agenda = State.READY, self.ghosts.forget if self.ghosts else None, self.agenda
+        """The bytes of these columns of one org are in their slots, on all agents."""
+        ready, forget, expiry = State.READY, self.ghosts.forget if self.ghosts else None, self.expiry
         leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
         queues: dict[tuple[int, int], DisplacementPolicy[Column]] = {}
         seconds: dict[tuple[float, float, int | None], int] = {}  # of columns of one age
         for column in columns:
             column.state = ready
-            home = column.home
-            if leftovers[home.group]:  # others' may have lain there
-                self.slots.overwritten(home.group, column.slot)
+            owner = column.map
+            if leftovers[owner.group]:
+                self.slots.overwritten(owner.group, column.slot)
             if forget:
                 forget(column.key)
-            queue = queues.get((home.group, column.priority))
+            queue = queues.get((owner.group, column.priority))
             if queue is None:
-                queue = queues[home.group, column.priority] = home.account.queue(column)
+                queue = queues[owner.group, column.priority] = owner.account.queue(column)
             queue.stored(column, now)
             age = column.stored_at, column.used_at, column.ttl
             second = seconds.get(age)
             if second is None:
-                second = seconds[age] = agenda.second(column)
-            agenda.put(column, second)
-            if self.watch:
-                self.watch.arrived(column)
+                second = seconds[age] = expiry.second(column)
+            expiry.put(column, second)
+            if self.listener:
+                self.listener.arrived(column)
 
-    def look_at(self, column: Column, now: float) -> None:
-        """Its time has come: remove it if it has expired."""
+    def check_expiry(self, column: Column, now: float) -> None:
+        """Remove the column if it has expired; else schedule it again."""
         if column.state is not State.READY:
-            return  # it is coming back
-        expires_at, account = column.expires_at, column.home.account
+            return  # it is being restored
+        expires_at, account = column.expires_at, column.map.account
         if now < expires_at:
-            self.agenda.schedule(column)
+            self.expiry.schedule(column)
             return
-        # What ran out before anybody could know, in a pause or by a shorter TTL, was not left lying.
-        overstay, expired = now - max(expires_at, account.held_since), account.expired
+        # What expired before the driver could know, in a pause or by a shorter TTL, is no overstay.
+        overstay, expired = now - max(expires_at, account.ttl_since), account.expired
         self.overstay.columns += overstay > SWEPT_SECONDS
         self.overstay.seconds_max = max(self.overstay.seconds_max, overstay)
         expired.overstay_seconds_max = max(expired.overstay_seconds_max, overstay)
@@ -191,120 +191,124 @@ class Stock:
     def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
     ) -> None:
-        """Its bytes are given up. Columns behind it stay, and wait for it to come back.
+        """Take the column's slot. Columns behind it stay, and can be served once it is stored again.
 
-        `idle`: nobody is using its slot.
+        `idle`: nobody is using the slot.
         """
-        home = column.home
-        removal = removal or home.purged_by
+        owner = column.map
+        removal = removal or owner.purged_by
         self.ghosts.add(column.key, reason)
         if reason is Reason.EXPIRED:
-            home.account.expired.dram += 1
-            if column.kept_at is not None:
-                home.account.expired.tier2 += 1
-                self.forgetting.forget(home, [column.key], removal, has_expired=True)
-        freed = Freed(home, self.vacate(column), removal, reason in _CLEARED)
+            owner.account.expired.dram += 1
+            if column.tier2_used_at is not None:
+                owner.account.expired.tier2 += 1
+                self.deletes.delete(owner, [column.key], removal, has_expired=True)
+        freed = Freed(owner, self.vacate(column), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
-            removal.bytes += home.column_bytes
-            removal.waiting += 1
+            removal.bytes += owner.column_bytes
+            removal.pending += 1
         self.slots.free(freed, idle=idle)
-        if not home.purged_by:  # of which nothing stays
+        if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)
 
     def withdraw(self, column: Column) -> None:
-        """It could be served, and can't any more."""
-        column.home.account.queue(column).removed(column)
+        """The column can't be served any more."""
+        column.map.account.queue(column).removed(column)
         column.mark = None
-        if self.watch:
-            self.watch.gone(column)
+        if self.listener:
+            self.listener.gone(column)
 
     def vacate(self, column: Column) -> int:
-        """Take its slot out of a column."""
+        """Empty the column and return its slot, which the caller has to free or fill."""
         if column.state is State.READY:
             self.withdraw(column)
-        self.agenda.put(column, 0)
+        self.expiry.put(column, 0)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
-        home = column.home
-        home.account.bytes -= home.column_bytes
-        home.account.group_bytes[home.group] -= home.column_bytes
+        owner = column.map
+        owner.account.bytes -= owner.column_bytes
+        owner.account.group_bytes[owner.group] -= owner.column_bytes
         return slot
 
-    # All of an org
+    # All columns of an org
 
     def purge(
         self, account: Account, namespace: Namespace | None = None, tag: bytes | None = None
     ) -> Removal:
-        """None of its columns is found from here on; `take_apart` does the rest. `tag`: the org's."""
-        removal = Removal(Reason.PURGED)
+        """Hide all columns of the org, or of one namespace; `remove_purged` does the rest. `tag`: the
+        org's, where the caller knows it."""
 
-        def is_meant(home: PrefixMap) -> bool:
-            return home.account is account and namespace in (None, home.namespace)
+        def belongs(prefix_map: PrefixMap) -> bool:
+            return prefix_map.account is account and namespace in (None, prefix_map.namespace)
 
-        account.recorder.forget()
-        self.requests.forget(account.org)
-        removal.before = [before for home, before in self._purged if is_meant(home)]
-        for one in [namespace] if namespace else list(account.maps):
-            self._give_up(account, one, removal)
-        self.slots.remove_rest(removal, is_meant)
-        self._purge_tier2(account, _tags(account, tag), removal)
-        return removal
+        namespaces = [namespace] if namespace else list(account.maps)
+        return self._purge(account, namespaces, belongs, _tags(account, tag))
 
     def purge_tag(self, account: Account, tag: bytes) -> Removal:
-        """As `purge`, of what carries this tag only: its org may have another one by now."""
+        """Hide all columns of the org that carry this tag; `remove_purged` does the rest."""
+        namespaces = [one for one in account.maps if account.makers[one].tag == tag]
+        return self._purge(account, namespaces, lambda one: one.account is account, {tag})
+
+    def _purge(
+        self,
+        account: Account,
+        namespaces: Iterable[Namespace],
+        belongs: Callable[[PrefixMap], bool],
+        tags: Collection[bytes],
+    ) -> Removal:
         removal = Removal(Reason.PURGED)
-        removal.before = [before for home, before in self._purged if home.account is account]
+        removal.after = [earlier for prefix_map, earlier in self._purged if belongs(prefix_map)]
         account.recorder.forget()
         self.requests.forget(account.org)
-        for namespace in [one for one in account.maps if account.makers[one].tag == tag]:
-            self._give_up(account, namespace, removal)
-        self.slots.remove_rest(removal, lambda home: home.account is account)
-        self._purge_tier2(account, {tag}, removal)
+        for namespace in namespaces:
+            for purged in account.maps.pop(namespace, ()):
+                purged.purged_by = removal
+                account.purged.append(purged)
+                self._purged.put(account.org, (purged, removal))
+                removal.pending += 1
+        self.slots.clear_leftovers(removal, belongs)
+        self._purge_tier2(account, tags, removal)
         return removal
 
-    def _give_up(self, account: Account, namespace: Namespace, removal: Removal) -> None:
-        for purged in account.maps.pop(namespace, ()):
-            purged.purged_by = removal
-            account.purged.append(purged)
-            self._purged.put(account.org, (purged, removal))
-            removal.waiting += 1
-
-    def take_apart(self, most: int) -> int:
-        """What was purged; how many columns were looked at."""
+    def remove_purged(self, most: int) -> int:
+        """Remove about so many purged columns; returns how many."""
         left = most
         while left > 0 and (taken := self._purged.take(1)):
-            home, removal = taken[0]
-            for _ in range(min(left, TAKEN_APART, len(home.columns))):
+            prefix_map, removal = taken[0]
+            for _ in range(min(left, PURGED_AT_ONCE, len(prefix_map.columns))):
                 left -= 1
-                _, column = home.columns.popitem()
+                _, column = prefix_map.columns.popitem()
                 if column.state is not State.EMPTY:
                     self.remove(column, Reason.PURGED)
-            if home.columns:
-                self._purged.put_back(home.account.org, taken[0])
+            if prefix_map.columns:
+                self._purged.put_back(prefix_map.account.org, taken[0])
             else:
-                home.account.purged.remove(home)
-                removal.waiting -= 1
+                prefix_map.account.purged.remove(prefix_map)
+                removal.pending -= 1
         return most - left
 
     @property
-    def is_taking_apart(self) -> bool:
+    def has_purged(self) -> bool:
+        """Whether `remove_purged` has more to do."""
         return bool(self._purged)
 
-    def purge_again(self) -> None:
-        """A shard has another home, which may be one that it had before, with files of that time."""
-        for account, tags in self.forgetting.forget_again().items():
+    def repeat_tier2_deletes(self) -> None:
+        """Delete and purge again in tier 2 whatever was since the start: a shard's new home may have
+        files from an earlier stay."""
+        for account, tags in self.deletes.repeat().items():
             self._purge_tier2(account, tags, Removal(Reason.PURGED))
 
     def _purge_tier2(self, account: Account, tags: Collection[bytes], removal: Removal) -> None:
-        """Always all of the org: a purge of one namespace is one of all of them there."""
+        """Purge these tags, and assume that no column exists there: tier 2 does not tell namespaces
+        apart."""
         if not tags:
-            return  # it has never had anything
-        self.forgetting.purge(account, tags, removal)
-        self.trails.forget(account.org)
-        for home in chain.from_iterable(account.maps.values()):
-            for column in home.columns.values():
-                column.kept_at = None
+            return  # the org has never stored anything
+        self.deletes.purge(account, tags, removal)
+        self.conversations.forget(account.org)
+        for prefix_map in chain.from_iterable(account.maps.values()):
+            for column in prefix_map.columns.values():
+                column.tier2_used_at = None
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if anything here contradicts itself."""
@@ -329,5 +333,5 @@ class Stock:
 
 
 def _tags(account: Account, tag: bytes | None) -> set[bytes]:
-    """All that its columns may carry; one of them may be known from elsewhere."""
+    """The tags that columns of the org may carry now, and one that the caller knows."""
     return {maker.tag for maker in account.makers.values()} | ({tag} if tag else set())

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from kvss_agent.http.api import Invalid, Refused
-from swdriver_shim.cache.missing import ColumnState
-from swdriver_shim.cache.remembered import Remembered
-from swdriver_shim.cache.trails import Known
+from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.request_log import PromptKeys, RequestRecord
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.keys import KEY_BYTES, TOKEN_MAX
@@ -45,17 +44,17 @@ def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
     org = org_of(shim, body.org)
     result: dict[str, Any] | None = None
     if body.request:
-        found = shim.driver.remembered(org.name, body.request)
+        found = shim.driver.find_request(org.name, body.request)
         if found is None:
             sentence = (
                 f"This driver knows of no request {body.request}: it is too old, or went elsewhere."
             )
             raise Refused(HTTPStatus.NOT_FOUND, sentence)
         result = _result(*found)
-        groups = shim.driver.explain_keys(Known(found[0].maker, found[0].keys))
+        groups = shim.driver.explain_keys(PromptKeys(found[0].maker, found[0].keys))
     elif body.keys:
         keys = [bytes.fromhex(key) for key in body.keys]
-        groups = shim.driver.explain_keys(Known(shim.keys(org, body.adapter), keys))
+        groups = shim.driver.explain_keys(PromptKeys(shim.keys(org, body.adapter), keys))
     else:
         groups = shim.driver.explain(shim.keys(org, body.adapter).prompt(body.tokens))
     return {"result": result, "groups": _told(groups), "homes": shim.homes()}
@@ -75,7 +74,7 @@ def org_of(shim: Shim, name: str) -> OrgSpec:
     return org
 
 
-def _result(one: Remembered, age_seconds: float) -> dict[str, Any]:
+def _result(one: RequestRecord, age_seconds: float) -> dict[str, Any]:
     """What became of it when it was asked for."""
     return {
         "request": one.request,

@@ -15,7 +15,7 @@ from telemetry.metrics import Catalog, Sink
 
 if TYPE_CHECKING:
     from swdriver_shim.daemon.shim import Shim
-    from swdriver_shim.deciding import Decider
+    from swdriver_shim.decider.decider import Decider
 
 METRICS: Final = Catalog()
 _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
@@ -218,8 +218,8 @@ def _speed(stream: str, one: PathTraffic) -> tuple[dict[str, str], Histogram]:
 
 
 def _tiers(driver: Decider, into: Sink) -> None:
-    overstay = driver.ledger.stock.overstay
-    spilled, recalled = driver.ledger.spilling.spilled, driver.ledger.recalling.recalled
+    overstay = driver.ledger.overstay
+    spilled, recalled = driver.ledger.tier2.spilled, driver.ledger.tier2.recalled
     into.put(OVERSTAY_COLUMNS, [({}, overstay.columns)])
     into.put(OVERSTAY, [({}, overstay.seconds_max)])
     into.put(
@@ -241,7 +241,7 @@ def _tiers(driver: Decider, into: Sink) -> None:
 
 
 def _orgs(driver: Decider, into: Sink) -> None:
-    orgs = [({"org": org.org}, org) for org in driver.orgs()]
+    orgs = [({"org": org.org}, org) for org in driver.statistics.orgs()]
     into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
     into.put(
         EXPIRED,
@@ -274,11 +274,11 @@ def _orgs(driver: Decider, into: Sink) -> None:
         WORTH,
         [
             ({"org": org, "tier": tier}, math.inf if tokens is None else tokens)
-            for org, one in driver.worth().items()
+            for org, one in driver.statistics.break_even().items()
             for tier, tokens in (("dram", one.dram_tokens_min), ("tier2", one.tier2_tokens_min))
         ],
     )
-    moved = [({"org": org}, one) for org, one in driver.moved().items()]
+    moved = [({"org": org}, one) for org, one in driver.statistics.transfers().items()]
     into.put(EVICT, [(labels, one.evict) for labels, one in moved])
     into.put(REFILL, [(labels, one.refill) for labels, one in moved])
     into.put(

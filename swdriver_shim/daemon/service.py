@@ -58,7 +58,8 @@ from swdriver_shim.daemon.shim import (
     Shim,
     owner_of,
 )
-from swdriver_shim.deciding import Permit, Receipt
+from swdriver_shim.decider.decider import Permit
+from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.keys import Keys, Prompt, isolation_tag
 from swdriver_shim.layout import GROUPS_MAX
@@ -279,13 +280,13 @@ class Service:
         return as_json(await _in(self._for_controller, self.shim.observed))
 
     async def stats(self, _request: Request) -> Response:
-        return as_json([asdict(org) for org in self.shim.driver.orgs()])
+        return as_json([asdict(org) for org in self.shim.driver.statistics.orgs()])
 
     async def reuse(self, request: Request) -> Response:
         """How an org's columns come back; without one, of which orgs something is known."""
         ledger, org = self.shim.driver.ledger, request.query_params.get("org")
         if org is None:
-            accounts = list(ledger.stock.accounts.values())
+            accounts = list(ledger.accounts.values())
             return as_json([{"org": one.org, "requests": one.tally.requests} for one in accounts])
         sample = ledger.reuse(org, time.monotonic())  # the clock of a driver in a daemon
         if sample is None:
@@ -340,7 +341,7 @@ class Service:
 
     def computed(self, org: OrgSpec, body: ComputedBody) -> Response:
         self.shim.driver.computed(org.name, body.tokens, body.seconds)
-        return as_json(self.shim.driver.worth()[org.name])
+        return as_json(self.shim.driver.statistics.break_even()[org.name])
 
     def prefetch(self, org: OrgSpec, body: PrefetchBody) -> Response:
         return as_json({"begun": self.shim.driver.prefetch(org.name, body.continue_id)})

@@ -32,11 +32,11 @@ from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
 from swdriver_shim.data_plane.worker.client import RemoteShard
-from swdriver_shim.deciding import Decider, Notes
+from swdriver_shim.decider.decider import Decider, Snapshots
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
-from swdriver_shim.objects import Here, Objects
+from swdriver_shim.objects import LocalObjects, Objects
 from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
 
@@ -89,7 +89,7 @@ class Shim:
         transfer_bytes: int = TRANSFER_BYTES,
     ) -> None:
         """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
-        life leaves for the next (`resuming`). `trust` is what agents that are joined to a console see of
+        life leaves for the next (`snapshot`). `trust` is what agents that are joined to a console see of
         it. `far` makes what stands for a shard
         of a group where workers hold those; then what loads and stores columns is the engine, and nobody
         else."""
@@ -278,7 +278,7 @@ class Shim:
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
-        notes = Notes(self._notes, self._keys_of) if self._notes else None
+        snapshots = Snapshots(self._notes, self._keys_of) if self._notes else None
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
@@ -291,7 +291,7 @@ class Shim:
             for at, shard in far.items():
                 shard.earlier_homes = self._earlier_homes(at, homes[at])
             self._shards = {**far}
-            return Decider(shape, name, in_order(far), notes=notes)
+            return Decider(shape, name, in_order(far), snapshots=snapshots)
         here = {
             at: Shard(
                 f"{at[0]}.{at[1]}",
@@ -303,7 +303,7 @@ class Shim:
             for at, home in homes.items()
         }
         self._shards = {**here}
-        return Driver(shape, name, in_order(here), notes=notes)
+        return Driver(shape, name, in_order(here), snapshots=snapshots)
 
     def _earlier_homes(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
         """Where an earlier life may have left bytes of this shard."""
@@ -433,7 +433,7 @@ class Shim:
         """Raises Conflict if this driver keeps prefixes, or nothing yet."""
         if not self.mover.keeps_objects:
             raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
-        return Here(self.mover, self.keys(org))
+        return LocalObjects(self.mover, self.keys(org))
 
     def objects_of(self, name: str) -> Objects | None:
         """Of the org of this name; None if there is no such org, or nothing is kept for it."""
@@ -540,7 +540,9 @@ class Shim:
                 }
                 for (group, index), shard in sorted(self._shards.items())
             ],
-            "groups": [asdict(group) for group in self._driver.groups()] if self._driver else [],
+            "groups": [asdict(group) for group in self._driver.statistics.groups()]
+            if self._driver
+            else [],
         }
 
 

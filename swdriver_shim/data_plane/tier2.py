@@ -18,15 +18,15 @@ from typing import Final, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
 from kvss_agent.shard.core import BATCH_MAX
-from swdriver_shim.cache.forgetting import Forget, Purge
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.recalling import Answer, Question, Recall, Search
+from swdriver_shim.cache.recalls import Answer, Question, Recall, Search
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.spilling import Dates, Spill
-from swdriver_shim.cache.trails import Known, Trail
+from swdriver_shim.cache.request_log import HasKeys, PromptKeys
+from swdriver_shim.cache.spills import Dates, Spill
+from swdriver_shim.cache.tier2_deletes import TierDelete, TierPurge
 from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
@@ -39,7 +39,7 @@ SEARCHES_MAX: Final = 256  # with those that wait for their turn; more are not b
 SPILLS_AT_ONCE: Final = 2
 SPILL_COLUMNS: Final = 64  # at once
 RESTORE_COLUMNS: Final = 64
-FORGET_COLUMNS: Final = 256
+DELETE_COLUMNS: Final = 256
 THREADS_MAX: Final = 64
 RETRY_SECONDS: Final = 0.2
 AHEAD_SECONDS: Final = 5.0  # clocks of agents may be ahead by so much
@@ -101,8 +101,8 @@ class Tier2Transfers:
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
         self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
-        self._column_bytes = sum(group.column_bytes for group in ledger.stock.layout.groups)
-        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.stock.layout.groups)
+        self._column_bytes = sum(group.column_bytes for group in ledger.layout.groups)
+        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.layout.groups)
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
         self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
@@ -135,7 +135,7 @@ class Tier2Transfers:
 
     # Back
 
-    def seek(self, trail: Trail, start: int, match: Match | None = None) -> Tier2Lookup | None:
+    def seek(self, trail: HasKeys, start: int, match: Match | None = None) -> Tier2Lookup | None:
         """Bring what tier 2 has behind the first so many columns; None if it is not asked.
 
         The match, if there is one, hears why its tokens are missed.
@@ -143,23 +143,23 @@ class Tier2Transfers:
         with self._lock:
             if self._searching >= SEARCHES_MAX:
                 return None
-            search = self._ledger.recalling.search(trail, start, self._clock())
+            search = self._ledger.tier2.search(trail, start, self._clock())
             if search is None:
                 return None
-            trail = Known(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
+            trail = PromptKeys(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
             self._searching += 1
         seeking = Tier2Lookup()
         self._seekings.add(seeking)
         self._searches.submit(self._seek, trail, search, seeking, match)
         return seeking
 
-    def look(self, trail: Trail, start: int) -> list[set[int]]:
+    def look(self, trail: HasKeys, start: int) -> list[set[int]]:
         """By group, the columns behind the first so many that would be brought back from tier 2."""
         with self._lock:
-            search = self._ledger.recalling.search(trail, start, self._clock())
+            search = self._ledger.tier2.search(trail, start, self._clock())
         return self._answered(trail, search) if search else [set() for _ in self._shards]
 
-    def _seek(self, trail: Trail, search: Search, seeking: Tier2Lookup, match: Match | None) -> None:
+    def _seek(self, trail: HasKeys, search: Search, seeking: Tier2Lookup, match: Match | None) -> None:
         try:
             there = self._answered(trail, search)
             if any(there):
@@ -173,7 +173,7 @@ class Tier2Transfers:
             seeking.done.set()
             self._say_arrived()
 
-    def _answered(self, trail: Trail, search: Search) -> list[set[int]]:
+    def _answered(self, trail: HasKeys, search: Search) -> list[set[int]]:
         try:
             question = next(search)
             while True:
@@ -182,7 +182,7 @@ class Tier2Transfers:
             there: list[set[int]] = ended.value
             return there
 
-    def _ask(self, trail: Trail, question: Question) -> Answer:
+    def _ask(self, trail: HasKeys, question: Question) -> Answer:
         """A column is there if every shard has its part."""
         tag = trail.maker.tag
 
@@ -198,16 +198,16 @@ class Tier2Transfers:
             for group, parts in found.items()
         }  # fmt: skip
 
-    def _bring(self, trail: Trail, there: Sequence[set[int]], match: Match | None) -> None:
+    def _bring(self, trail: HasKeys, there: Sequence[set[int]], match: Match | None) -> None:
         columns = max(map(len, there))
         tokens, size = columns * COLUMN_TOKENS, columns * self._column_bytes
         with self._lock:
             now = self._clock()
             recalls: list[Recall] = []
             if self.pace(trail.maker.org).is_worth_it(tokens, size, now):
-                recalls = self._ledger.recalling.begin(trail, there, now)
+                recalls = self._ledger.tier2.begin_recalls(trail, there, now)
             else:
-                self._ledger.recalling.leave(trail, there)
+                self._ledger.tier2.skip_recalls(trail, there)
             if match:
                 self._ledger.recount(match, now)
         self._carry_back(recalls)
@@ -218,14 +218,14 @@ class Tier2Transfers:
             found: dict[Column, Dates | Reason] = {}
             try:
                 with self._lock:
-                    is_wanted = self._ledger.recalling.start(recall, self._clock())
+                    is_wanted = self._ledger.tier2.start_recall(recall, self._clock())
                 if is_wanted:
                     found = self._recalled(recall)
             finally:
                 has_failed = len(found) < len(recall.places)  # as a whole, and so do the rest
                 with self._lock:
                     for one in recalls[place:] if has_failed else [recall]:
-                        self._ledger.recalling.finish(one, self._clock(), found)
+                        self._ledger.tier2.finish_recall(one, self._clock(), found)
                 self._say_arrived()
             if has_failed:
                 return
@@ -239,7 +239,7 @@ class Tier2Transfers:
             groups: dict[int, list[tuple[Column, RecallColumn]]] = {}
             for column, slot in recall.places:
                 back = RecallColumn(slot, column.key, recall.tag)
-                groups.setdefault(column.home.group, []).append((column, back))
+                groups.setdefault(column.group, []).append((column, back))
 
         def bring(group: int, shard: ShardControl) -> list[int | Miss]:
             columns = [back for _, back in groups[group]]
@@ -277,11 +277,11 @@ class Tier2Transfers:
         """Begin what there is to do, as far as not enough is under way. Returns at once."""
         with self._lock:
             now = self._clock()
-            self._ledger.spilling.not_worth_it = [
+            recomputing = [
                 org for org, pace in self._paces.items() if pace.tokens_min(self._token_bytes) is None
             ]
             while self._spilling < SPILLS_AT_ONCE:
-                spill = self._ledger.spilling.begin(now, SPILL_COLUMNS)
+                spill = self._ledger.tier2.begin_spill(now, SPILL_COLUMNS, recomputing)
                 if spill is None:
                     break
                 self._spilling += 1
@@ -290,11 +290,11 @@ class Tier2Transfers:
                 return
             for _ in range(3):  # in turns: what fails must not keep the others from being done
                 self._turn = (self._turn + 1) % 3
-                if self._turn == 0 and (recall := self._ledger.restoring.begin(RESTORE_COLUMNS)):
+                if self._turn == 0 and (recall := self._ledger.tier2.begin_restore(RESTORE_COLUMNS)):
                     self._submit(self._carry_back, [recall])
-                elif self._turn == 1 and (forgets := self._ledger.forgetting.take(FORGET_COLUMNS)):
-                    self._submit(self._forget, forgets)
-                elif self._turn == 2 and (purge := self._ledger.forgetting.take_purge()):
+                elif self._turn == 1 and (deletes := self._ledger.tier2.take_deletes(DELETE_COLUMNS)):
+                    self._submit(self._delete, deletes)
+                elif self._turn == 2 and (purge := self._ledger.tier2.take_purge()):
                     self._submit(self._purge, purge)
                 else:
                     continue
@@ -323,24 +323,24 @@ class Tier2Transfers:
         finally:
             with self._lock:
                 self._spilling -= 1
-                self._ledger.spilling.finish(spill, kept)
+                self._ledger.tier2.finish_spill(spill, kept)
         self._on_change()
 
     def _spilled(self, spill: Spill) -> list[bool]:
         """For each whether all shards have copied their part."""
         offset, _ = self._offset()
         places: dict[int, list[int]] = {}
-        for place, one in enumerate(spill.leaving):
+        for place, one in enumerate(spill.copies):
             places.setdefault(one.group, []).append(place)
-        kept = [False] * len(spill.leaving)
+        kept = [False] * len(spill.copies)
 
         def copy(group: int, shard: ShardControl) -> list[bool]:
-            mine = [spill.leaving[place] for place in places[group]]
+            mine = [spill.copies[place] for place in places[group]]
             if again := [(one.key, one.tag) for one in mine if one.again]:
                 shard.delete(again)
             copied = [False] * len(mine)
             for org in {one.encrypted_for for one in mine}:
-                if self._ledger.slots.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
+                if self._ledger.tier2.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
                     break  # it would be given up while it is copied
                 data_key = self._data_key(org)
                 its = [place for place, one in enumerate(mine) if one.encrypted_for == org]
@@ -363,19 +363,18 @@ class Tier2Transfers:
         """Of an org; none is needed in the clear. None if it was taken away."""
         return self.data_keys.get(encrypted_for) if encrypted_for else b""
 
-    def _forget(self, forgets: Sequence[Forget]) -> None:
-        keys = [(one.key, one.tag) for one in forgets]
+    def _delete(self, deletes: Sequence[TierDelete]) -> None:
+        keys = [(one.key, one.tag) for one in deletes]
         is_done = False
         try:
-            gone = self._on_each(lambda _, shard: shard.delete(keys), [forgets[0].group])
-            is_done = all(gone[forgets[0].group])
+            gone = self._on_each(lambda _, shard: shard.delete(keys), [deletes[0].group])
+            is_done = all(gone[deletes[0].group])
         finally:
             with self._lock:
-                forgetting = self._ledger.forgetting
-                (forgetting.forgotten if is_done else forgetting.not_forgotten)(forgets)
+                self._ledger.tier2.finish_deletes(deletes, is_done=is_done)
         self._pause(is_done)
 
-    def _purge(self, purge: Purge) -> None:
+    def _purge(self, purge: TierPurge) -> None:
         gone: list[Purged | None] = []
         is_done = False
         try:
@@ -386,8 +385,7 @@ class Tier2Transfers:
             with self._lock:
                 purge.removal.files += sum(one.files for one in gone if one)
                 purge.removal.file_bytes += sum(one.bytes for one in gone if one)
-                forgetting = self._ledger.forgetting
-                (forgetting.purged if is_done else forgetting.not_purged)(purge)
+                self._ledger.tier2.finish_purge(purge, is_done=is_done)
         self._pause(is_done)
 
     def _purged(self, tag: bytes, removal: Removal) -> list[Purged | None]:

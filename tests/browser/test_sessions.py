@@ -108,7 +108,7 @@ def test_its_pages_are_accessible_and_work_without_scripts(
     context.add_cookies(cookies)  # type: ignore[arg-type]
     page = context.new_page()
     paths = ["/sessions/", f"/sessions/{name}/", f"/sessions/{name}/resize/", "/new-session/"]
-    paths += [f"/sessions/{name}/new-job/", f"/sessions/{name}/bring-back/", "/session-rules/"]
+    paths += [f"/sessions/{name}/new-job/", f"/sessions/{name}/restore-rails/", "/session-rules/"]
     found = {}
     for path in [*paths, "/operations/", operation]:
         page.goto(path)

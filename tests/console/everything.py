@@ -33,8 +33,8 @@ from console.policies import callers, schedule
 from console.policies import services as policies
 from console.policies.models import PurgeReceipt
 from console.saved import services as saved
-from console.sessions import moving
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.sessions.models import Job, Session, SessionBox, Stream
+from console.sessions.steps import relocation
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.events import note
 from telemetry.models import SlowTransfer
@@ -169,7 +169,7 @@ def _session(org: Org, mark: str) -> Session:
     job = Job.objects.create(session=session, name=f"{mark}-job", driver=driver, running=True)
     is_own = mark == OWN
     for index in range(4):
-        Shard.objects.create(
+        Stream.objects.create(
             job=job,
             group="full",
             index=index,
@@ -252,8 +252,8 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
             org_id=org.pk,
         )
         note("session.resize", [f"session:{session.name}", topic], f"{mark} grows", {"session": mark})
-        for shard in Shard.objects.filter(job__session=session):
-            moving.warn_of_spine(shard)
+        for shard in Stream.objects.filter(job__session=session):
+            relocation.warn_of_spine(shard)
         control.changed([("driver", f"{mark}-driver")], f"{mark} change", topic=topic)
     waits = f"{HIDDEN}-node2, {HIDDEN}-driver: http://10.9.8.7:1/{HIDDEN} does not answer"
     purge = Operation.objects.create(
@@ -363,7 +363,7 @@ def _transfers(org: Org, mark: str) -> None:
 def drain_that_moves_ours() -> Operation:
     """A drain of a node that is not ours to know of has taken one of our streams into its hands."""
     drain = start(SYSTEM, "tests.waits", f"node:{HIDDEN}-node0", f"Drain {HIDDEN}-node0", plan={})
-    shard = Shard.objects.filter(job__name=f"{OWN}-job").order_by("pk")[0]
-    place = moving.place_of(shard)
-    moving.send_to(shard, place, drain)
+    shard = Stream.objects.filter(job__name=f"{OWN}-job").order_by("pk")[0]
+    place = relocation.place_of(shard)
+    relocation.send_to(shard, place, drain)
     return drain

@@ -26,8 +26,8 @@ from console.operations.services import start
 from console.orgs.services import for_change
 from console.policies import callers
 from console.policies import services as policies
+from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job, Session
-from console.sessions.sizing import new_session
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel, make_silence
@@ -125,7 +125,9 @@ PAGES = {
     "session-job-new": Case("GET", "/sessions/chat/new-job/", (LOGIN, 404, 403, 403, 200, 200)),
     "session-job-end": Case("POST", "/sessions/chat/jobs/serve/end/", (LOGIN, 404, 403, 403, 404, 404)),
     "session-move": Case("POST", "/sessions/chat/move/", (LOGIN, 404, 403, 302, 302, 302)),
-    "session-bring-back": Case("GET", "/sessions/chat/bring-back/", (LOGIN, 404, 403, 200, 200, 200)),
+    "session-restore-rails": Case(
+        "GET", "/sessions/chat/restore-rails/", (LOGIN, 404, 403, 200, 200, 200)
+    ),
     "session-rules": Case("GET", "/session-rules/", FLEET),
     "org-session-rules": Case("GET", "/orgs/acme/session-rules/", SESSION),
     "node-drain": Case("POST", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
@@ -393,12 +395,12 @@ API = {
         "POST",
         "/api/v1/sessions/chat/move",
         (401, 404, 403, 404, 404, 404),
-        {"shard": "job7.full.0", "node": "ax-1"},
+        {"stream": "job7.full.0", "node": "ax-1"},
         {**ANY, **IDEMPOTENT},
     ),
-    ("POST", "sessions/<name>/bring-back"): Case(
+    ("POST", "sessions/<name>/restore-rails"): Case(
         "POST",
-        "/api/v1/sessions/chat/bring-back",
+        "/api/v1/sessions/chat/restore-rails",
         (401, 404, 403, 409, 409, 409),
         {},
         {**ANY, **IDEMPOTENT},

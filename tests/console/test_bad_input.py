@@ -51,7 +51,7 @@ PATHS = [
     "/sessions/?page={}",
     "/sessions/{}/",
     "/sessions/{}/resize/",
-    "/sessions/{}/bring-back/",
+    "/sessions/{}/restore-rails/",
     "/orgs/{}/session-rules/",
     "/operations/{}/",
     "/api/v1/operations?target={0}&kind={0}&done={0}&cursor={0}",

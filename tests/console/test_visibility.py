@@ -117,8 +117,8 @@ def bodies(scene: Scene) -> dict[str, dict[str, Any]]:
         "/sessions": {"name": "new", "org": scene.own.org, **plan},
         "/resize": plan,
         "/jobs": {"name": "new", "driver": f"{OWN}-driver"},
-        "/move": {"shard": f"{OWN}-driver.full.0", "node": own["nodes"]},
-        "/bring-back": {},
+        "/move": {"stream": f"{OWN}-driver.full.0", "node": own["nodes"]},
+        "/restore-rails": {},
         "/members/" + str(own["members"]): {"role": "viewer"},
         "/session-rules": {"path": "prefer_rail", "boxes_quota": None},
     }
@@ -278,7 +278,7 @@ def test_a_question_that_names_what_is_hidden_is_answered_as_if_it_named_nothing
     for path, body in (
         (f"/api/v1/sessions/{session}/jobs", {"name": "new", "driver": "{drivers}"}),
         (f"/api/v1/sessions/{session}/jobs?validate_only=true", {"name": "new", "driver": "{drivers}"}),
-        (f"/api/v1/sessions/{session}/move", {"shard": f"{OWN}-driver.full.0", "node": "{nodes}"}),
+        (f"/api/v1/sessions/{session}/move", {"stream": f"{OWN}-driver.full.0", "node": "{nodes}"}),
         (f"/api/v1/orgs/{scene.own.org}/explain", {"request": "r", "session": "{sessions}"}),
         (f"/api/v1/orgs/{scene.own.org}/purge", {"model": f"{HIDDEN}-model", "reason": "r"}),
         ("/api/v1/policies/bulk", {"orgs": ["{orgs}"], "changes": {}, "reason": "r"}),

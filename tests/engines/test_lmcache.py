@@ -193,9 +193,9 @@ def test_the_connector_finds_what_it_has_put(
     assert found[2] is None
     for got, seed in zip((found[0], found[1], found[3]), (0, 3, 4), strict=True):
         engine.check(got, seed)
-    in_a_row = engine.run(connector.batched_get_non_blocking("id", keys))
-    assert len(in_a_row) == 2
-    for got, seed in zip(in_a_row, (0, 3), strict=True):
+    count_leading = engine.run(connector.batched_get_non_blocking("id", keys))
+    assert len(count_leading) == 2
+    for got, seed in zip(count_leading, (0, 3), strict=True):
         engine.check(got, seed)
     assert connector.remove_sync(key(3))
     assert not connector.exists_sync(key(3))

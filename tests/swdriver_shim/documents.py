@@ -26,12 +26,13 @@ from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
 from kvss_agent.http.api import Invalid, decode
 from kvss_agent.process.durable_file import write_durably
-from swdriver_shim import deciding, desired, driver
+from swdriver_shim import desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.shim import Conflict, Shim
 from swdriver_shim.data_plane import homes, tier2
 from swdriver_shim.data_plane.shard import connections, former_homes, moves, reads, slots
 from swdriver_shim.data_plane.shard import shard as shards
+from swdriver_shim.decider import decider, housekeeping, removals, shard_threads, statistics
 from swdriver_shim.desired import (
     ControlSpec,
     Desired,
@@ -45,7 +46,10 @@ from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 
-MODULES: Final = (deciding, driver, shims, tier2, connections, former_homes, moves, reads, shards, slots)
+MODULES: Final = (
+    *(decider, housekeeping, removals, shard_threads, statistics),
+    *(driver, shims, tier2, connections, former_homes, moves, reads, shards, slots),
+)
 ORGS: Final = ("acme", "globex", "initech")
 UNDER_WAY_MAX: Final = 6
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of our own in it
@@ -319,7 +323,7 @@ class Documents:
         assert shim.desired == told
         assert shim.observed_generation == self._accepted
         assert dict(shim._callers) == told.callers(), "somebody's token holds that is not in it"
-        stock = shim.driver.ledger.stock
+        stock = shim.driver.ledger._stock
         assert dict(stock._policies) == {org.name: org.policies for org in told.orgs}
         assert {(home.group, home.index): home for home in told.homes} == shim._homes
         left_out = desired.parse(self._written[self._accepted - 1]).orgs != told.orgs

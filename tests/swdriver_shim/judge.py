@@ -14,17 +14,16 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvss_agent.shard import seal
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.matching import Match
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.storing import Store
-from swdriver_shim.deciding import Receipt
-from swdriver_shim.driver import Driver
+from swdriver_shim.cache.stores import Store
+from swdriver_shim.decider.removals import Receipt, Removals
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, NEVER, OrgPolicies, Policy, Rules, Tiers
@@ -146,7 +145,7 @@ class Judge:
         lost = set(failed)
         for column, _ in store.places:
             if column not in lost:
-                name = column.home.group, column.key
+                name = column.group, column.key
                 self._used[name] = max(now, self._used.get(name, 0))
 
     def looked(self, match: Match, now: float, before: Match | None = None) -> None:
@@ -172,7 +171,7 @@ class Judge:
     def ttl_set(self, columns: Iterable[Column], seconds: int) -> None:
         self.moment += 1
         for column in columns:
-            self._own.setdefault((column.home.group, column.key), []).append((self.moment, seconds))
+            self._own.setdefault((column.group, column.key), []).append((self.moment, seconds))
 
     def purged(self, org: str, namespace: Namespace | None, removal: Removal) -> None:
         self.moment += 1
@@ -278,12 +277,14 @@ def _tail_of(asked: Prompt, tokens: int) -> list[bytes]:
     return [asked.tail(whole, rest)] if rest else []
 
 
-class WatchedDriver(Driver):
-    """A driver whose receipts are noted."""
+class WatchedRemovals(Removals):
+    """Removals whose receipts are recorded."""
 
-    judge: Judge
+    def __init__(self, judge: Judge, *more: Any) -> None:
+        super().__init__(*more)
+        self._judge = judge
 
-    def _removed(
+    def _finish(
         self, begin: Callable[[], Removal], seconds: float, org: str, tag: bytes | None
     ) -> Receipt:
         begun: list[Removal] = []
@@ -292,9 +293,9 @@ class WatchedDriver(Driver):
             begun.append(begin())
             return begun[0]
 
-        receipt = super()._removed(begin_it, seconds, org, tag)
+        receipt = super()._finish(begin_it, seconds, org, tag)
         if receipt.done:
-            self.judge.confirmed(begun[0])
+            self._judge.confirmed(begun[0])
         return receipt
 
 
@@ -310,7 +311,7 @@ class Watched(Ledger):
         self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes] | None = None
     ) -> None:
         super().set_policies(policies, now, tags)
-        self._judge.policies_set(policies, self.stock.model)
+        self._judge.policies_set(policies, self._stock.model)
 
     def match(self, prompt: Prompt, now: float) -> Match:
         expected = self.query(prompt, now)
@@ -319,8 +320,8 @@ class Watched(Ledger):
         self._judge.looked(found, now)
         return found
 
-    def again(self, match: Match, now: float, had: int = 0) -> Match:
-        found = super().again(match, now, had)
+    def rematch(self, match: Match, now: float, refilled: int = 0) -> Match:
+        found = super().rematch(match, now, refilled)
         self._judge.looked(found, now, match)
         return found
 
@@ -333,7 +334,7 @@ class Watched(Ledger):
         first: Sequence[int] = (),
     ) -> Store:
         store = super().begin_store(prompt, verified, now, rules, first)
-        account = self.stock.account(prompt.org)
+        account = self._stock.account(prompt.org)
         limit = account.policy.dram_bytes_max
         assert not store.places or limit is None or account.bytes <= limit, "more than its quota"
         self._judge.store_begun(prompt, verified, rules, store)
@@ -353,7 +354,7 @@ class Watched(Ledger):
         return super().set_ttl(prompt, seconds)
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
-        slots = {(one.home.group, one.slot): one.key for one in self._stored(prompt)}
+        slots = {(one.group, one.slot): one.key for one in self._stored(prompt)}
         removal = super().delete(prompt, shared=shared)
         if shared:
             self._judge.deleted(prompt, slots, removal)

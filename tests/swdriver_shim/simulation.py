@@ -80,7 +80,7 @@ class Simulation:
                 ledger.check_integrity()
                 self.world.inspect()
             else:
-                for account in ledger.stock.accounts.values():
+                for account in ledger.accounts.values():
                     account.tally.check_integrity()
             self._engine.check()
             if not self.world.is_shared:
@@ -129,7 +129,7 @@ class Simulation:
         self._until(lambda: not engine.asking, "all shards are there again")
         self._until(lambda: self._is_quiet(driver), "housekeeping comes to its end")
         driver.ledger.check_integrity()
-        for account in driver.ledger.stock.accounts.values():
+        for account in driver.ledger.accounts.values():
             for group in range(len(LAYOUT.groups)):
                 states = {column.state for column in account.columns(group)}
                 assert states <= {State.READY, State.EMPTY}, "a column is on its way for ever"
@@ -141,13 +141,13 @@ class Simulation:
         self._until(lambda: not engine.asking, "it goes on as before")
         engine.start(driver.close, "close")
         self._until(lambda: not engine.asking, "it can be closed")
-        for account in driver.ledger.stock.accounts.values():
+        for account in driver.ledger.accounts.values():
             for tier, tokens in account.tally.hits.items():
                 world.seen[f"tokens from {tier}"] += tokens
             for reason, tokens in account.tally.missed.items():
                 world.seen[f"missed: {reason}"] += tokens
-        recalled = driver.ledger.recalling.recalled
-        world.seen["spilled"] += driver.ledger.spilling.spilled.columns
+        recalled = driver.ledger.tier2.recalled
+        world.seen["spilled"] += driver.ledger.tier2.spilled.columns
         world.seen["recalled"] += recalled.columns
         world.seen["restored"] += recalled.restored
         world.seen["late"] += recalled.late
@@ -157,22 +157,22 @@ class Simulation:
 
     @staticmethod
     def _is_quiet(driver: Driver) -> bool:
-        ledger, stock = driver.ledger, driver.ledger.stock
-        slots, forgetting, restoring = ledger.slots, ledger.forgetting, ledger.restoring
+        ledger, stock = driver.ledger, driver.ledger._stock
+        slots, deletes, restores = ledger._slots, ledger._stock.deletes, ledger._restores
         busy = (
-            slots._uses, slots._limbo, slots._clears, slots._clearing, stock._purged, restoring._lost,
-            stock.agenda.is_behind, forgetting._forgets, forgetting._purges, restoring._restores,
-            forgetting._closed,
+            slots._uses, slots._freed, slots._clears, slots._clearing, stock._purged, restores._lost,
+            stock.expiry.is_behind, deletes._deletes, deletes._purges, restores._restores,
+            deletes._purging,
         )  # fmt: skip
-        carrier = driver._carrier
+        carrier = driver._tier2
         is_left = any(shard.has_former_homes for of in driver._shards for shard in of)
         is_carrying = carrier._is_busy or carrier._spilling or carrier._searching
         return (
-            stock.reachable
+            stock.is_reachable
             and not any(busy)
             and not is_carrying
             and not is_left
-            and all(pool.line >= 12 for pool in slots.pools)
+            and all(pool.limit >= 12 for pool in slots.pools)
         )
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:

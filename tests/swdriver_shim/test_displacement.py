@@ -31,7 +31,7 @@ class Column:
     needs: int = 0
     bytes: int = 4096
     tail: bool = False
-    holds: int = 0
+    ref_count: int = 0
     mark: Any = None
 
 
@@ -49,7 +49,7 @@ class Driver:
         column = Column(key(name), parent, now, now, needs=needs, tail=tail)
         self.columns[column.key] = column
         if parent:
-            parent.holds += 1
+            parent.ref_count += 1
         self.policy.stored(column, now)
         return column
 
@@ -64,7 +64,7 @@ class Driver:
         for column in path:
             column.used_at = now
             column.uses += 1
-        if not path[-1].holds:
+        if not path[-1].ref_count:
             self.policy.leaf(path[-1])
 
     def remove(self, column: Column) -> None:
@@ -74,8 +74,8 @@ class Driver:
             self.release(column.parent)
 
     def release(self, column: Column) -> None:
-        column.holds -= 1
-        if not column.holds and self.has(column):
+        column.ref_count -= 1
+        if not column.ref_count and self.has(column):
             self.policy.leaf(column)
 
     def has(self, column: Column) -> bool:
@@ -89,7 +89,7 @@ class Driver:
         return column
 
     def leaves(self) -> set[Column]:
-        return {column for column in self.columns.values() if not column.holds}
+        return {column for column in self.columns.values() if not column.ref_count}
 
 
 def key(name: str) -> bytes:
@@ -132,7 +132,7 @@ class Forest(RuleBasedStateMachine):
         again = Column(column.key, parent, self.now, self.now, needs=column.needs, tail=column.tail)
         self.driver.columns[again.key] = again
         if parent:
-            parent.holds += 1
+            parent.ref_count += 1
         self.driver.policy.stored(again, self.now)
         return again
 
@@ -145,7 +145,7 @@ class Forest(RuleBasedStateMachine):
     @rule(column=columns)
     def pin(self, column: Column) -> None:
         if self.driver.has(column):
-            column.holds += 1
+            column.ref_count += 1
             self.pinned.append(column)
 
     @precondition(lambda self: self.pinned)
@@ -446,7 +446,7 @@ def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> No
     """By reading prompts are pinned, all of them at once; nobody may go, and no entry may stay."""
     driver = Driver(Cost())
     for number in range(200):
-        driver.store(f"prompt {number}", 0.0).holds += 1
+        driver.store(f"prompt {number}", 0.0).ref_count += 1
     assert driver.displace(1.0) is None
     driver.policy.check_integrity(driver.columns.values())
 

@@ -2,155 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 from kvss_agent.client import (
-    Credentials,
     Lost,
     Miss,
-    ShardClient,
     StreamClient,
-    Transport,
-    connect,
 )
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
-from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RecallColumn, RefillColumn
-from swdriver_shim.data_plane.shard.moves import Pull
-from swdriver_shim.driver import Driver, Loading, Part
-from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import OrgPolicies, Policy, Rules
-from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from swdriver_shim.driver import Driver
+from swdriver_shim.policy import Policy
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import LAYOUT, PULLED, C, Engine, Fleet, driving, pull_with, tokens
 from tests.swdriver_shim.prompts import prompt
-
-C = COLUMN_TOKENS
-PULLED = PullResult(done=True, bytes=0)
-LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
-
-
-def kv(asked: Prompt, group: int, shard: int, depth: int, tokens: int) -> bytes:
-    """What a model would compute: it depends on the org's tokens so far, the group and the shard."""
-    size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
-    prefix = bytes(asked._raw[: 4 * (depth * C + tokens)])
-    return hashlib.shake_128(prefix + bytes([group, shard])).digest(size)
-
-
-class Engine:
-    """What stores what it computes, and checks every byte that comes back."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def store(self, asked: Prompt, rules: Rules | None = None) -> int:
-        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            return memoryview(kv(asked, group, shard, depth, tokens))
-
-        return self.driver.store(asked, asked.tokens, read, rules or Rules()).columns
-
-    def load(self, asked: Prompt, seconds: float = 0.0) -> int:
-        return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
-
-    def loaded(self, asked: Prompt, ask: Callable[[Part], Loading]) -> Loading:
-        """What a load gave, every byte of it checked."""
-        got: dict[tuple[int, int, int, int], bytearray] = {}
-
-        def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
-            place = got[group, shard, depth, tokens] = bytearray(size)
-            return memoryview(place)
-
-        loaded = ask(into)
-        for (group, shard, depth, tokens), place in got.items():
-            if depth * C + tokens <= loaded.tokens:
-                assert place == kv(asked, group, shard, depth, tokens), "wrong bytes"
-        return loaded
-
-
-class Fleet:
-    """One agent in this process, with the shards of the layout."""
-
-    def __init__(self, plane: Plane, layout: Layout = LAYOUT) -> None:
-        self.plane = plane
-        self.layout = layout
-
-    def make(self, slots: int = 20, applied: int = 0, suffix: str = "") -> None:
-        for name, size in self.names():
-            self.make_one(name + suffix, size, slots, applied)
-
-    def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
-        part = name.partition(" ")[0]
-        identity = ShardIdentity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
-        arena = Arena.allocate(identity.slot_bytes, slots)
-        wake = self.plane.plane.wake
-        shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)
-        return shard
-
-    def names(self) -> Iterator[tuple[str, int]]:
-        for index, group in enumerate(self.layout.groups):
-            for shard, size in enumerate(group.bytes_per_token):
-                yield f"{index}.{shard}", size * C
-
-    def shards(self, kind: str) -> Sequence[Sequence[Shard]]:
-        return [
-            [self.shard(f"{index}.{shard}", kind) for shard in range(len(group.bytes_per_token))]
-            for index, group in enumerate(self.layout.groups)
-        ]
-
-    def shard(self, name: str, kind: str) -> Shard:
-        return Shard(name, self.connect(name, kind))
-
-    def connect(self, name: str, kind: str) -> Callable[[], ShardClient]:
-        address = f"tcp:127.0.0.1:{self.plane.tcp}" if kind == "tcp" else f"unix:{self.plane.unix}"
-        transport: Transport = "shm" if kind == "shm" else "stream"
-        credentials = Credentials(DRIVER, SECRET)
-        return lambda: connect(address, name, credentials, transport=transport)
-
-    def end_one(self, name: str) -> None:
-        self.plane.shards.pop(name).end(Cause.GONE, "killed")
-
-    def kill(self) -> None:
-        for shard in self.plane.shards.values():
-            shard.end(Cause.GONE, "killed")
-        self.plane.shards.clear()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with running(tmp_path) as plane:
-        made = Fleet(plane)
-        made.make()
-        yield made
-
-
-@contextlib.contextmanager
-def driving(
-    fleet: Fleet, kind: str = "shm", clock: Callable[[], float] = time.monotonic, **policies: Policy
-) -> Iterator[Engine]:
-    driver = Driver(LAYOUT, "llama", fleet.shards(kind), clock=clock)
-    driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
-    try:
-        yield Engine(driver)
-        driver.ledger.check_integrity()
-    finally:
-        driver.close()
-
-
-def tokens(*kinds: int, rest: int = 0) -> list[int]:
-    return [kind for kind in kinds for _ in range(C)] + [99] * rest
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix", "tcp"])
@@ -188,7 +59,7 @@ def test_many_requests_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None
         for thread in threads:
             thread.join()
         assert wrong == []
-        tally = engine.driver.ledger.stock.account("org1").tally
+        tally = engine.driver.ledger.tally("org1")
         assert tally.hits["dram"] > 0
 
 
@@ -199,7 +70,7 @@ def test_an_agent_that_is_gone_costs_misses_and_comes_back_empty(fleet: Fleet) -
         fleet.kill()
         assert engine.load(asked) == 0
         assert engine.store(prompt(tokens(7))) == 0
-        assert engine.driver.ledger.stock.account("acme").tally.missed[Reason.AGENT_LOST] > 0
+        assert engine.driver.ledger.tally("acme").missed[Reason.AGENT_LOST] > 0
         fleet.make()
 
         def works() -> bool:
@@ -213,7 +84,7 @@ def test_a_connection_that_breaks_loses_nothing_that_the_agent_still_has(fleet: 
     with driving(fleet, "unix") as engine:
         asked = prompt(tokens(1, 2))
         engine.store(asked)
-        assert all(shard.wait_applied(5) for shard in engine.driver._all)
+        assert all(shard.wait_applied(5) for shard in engine.driver._shard_threads.all)
         for hosted in fleet.plane.shards.values():
             for member in list(hosted._members.values()):
                 member.close(Cause.SUPERSEDED, "a cable was pulled")
@@ -225,7 +96,7 @@ def test_bytes_that_were_damaged_are_a_miss_and_never_served(fleet: Fleet) -> No
     with driving(fleet) as engine:
         asked = prompt(tokens(1, 2, 3))
         engine.store(asked)
-        slot = explain(engine.driver.ledger.stock, asked, 0)["full"][1].slot
+        slot = engine.driver.ledger.explain(asked, 0)["full"][1].slot
         assert slot is not None
         fleet.plane.shards["0.1"].arena.slot(slot)[100] ^= 1
         assert engine.load(asked) == C, "what comes before the damage"
@@ -263,25 +134,12 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
         engine.store(asked)
         fleet.plane.shards["0.1"].resize(4)
         ledger = engine.driver.ledger
-        wait_until("the driver follows", lambda: ledger.slots.pools[0].line == 4)
+        wait_until("the driver follows", lambda: ledger.pools[0].limit == 4)
         assert engine.load(asked) == 4 * C, "what lay below the line"
         engine.store(prompt(tokens(*range(4))))
         assert engine.load(prompt(tokens(*range(4)))) == 4 * C
         fleet.plane.shards["0.1"].resize(30)
-        wait_until("the driver follows", lambda: ledger.slots.pools[0].line == 20)
-
-
-def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
-    """What the new agent's control does, slot by slot."""
-
-    def pull(slots: Sequence[int], _after: int) -> PullResult:
-        old, target = fleet.plane.shards[name], fleet.plane.shards[new]
-        for slot in slots:
-            if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
-                target.arena.slot(slot)[:] = old.arena.slot(slot)
-        return PULLED
-
-    return pull
+        wait_until("the driver follows", lambda: ledger.pools[0].limit == 20)
 
 
 def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
@@ -337,6 +195,7 @@ def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) ->
         assert shard.count_from() >= before
 
 
+@pytest.mark.slow
 def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_again(
     fleet: Fleet,
 ) -> None:
@@ -405,9 +264,9 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
                 wait_until(
                     "it is noticed", lambda: engine.load(prompts[5]) == 0 and not shard._homes.old
                 )
-                wait_until("all goes on", lambda: engine.driver.ledger.stock.reachable)
+                wait_until("all goes on", lambda: engine.driver.ledger.is_reachable)
                 assert engine.load(prompts[4]) == 0
-                assert engine.driver.ledger.stock.reachable, "one home is gone, nobody waits"
+                assert engine.driver.ledger.is_reachable, "one home is gone, nobody waits"
             return PullResult(done=False, bytes=0)
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from())
@@ -520,10 +379,10 @@ def test_a_store_that_fails_ends_when_nobody_is_at_its_slots_any_more(fleet: Fle
         thread = threading.Thread(target=store)
         thread.start()
         assert failing.wait(10)
-        assert engine.driver.ledger.slots.pools[0].used == 1
+        assert engine.driver.ledger.pools[0].used == 1
         go_on.set()
         thread.join()
-        assert engine.driver.ledger.slots.pools[0].used == 0
+        assert engine.driver.ledger.pools[0].used == 0
 
 
 def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet) -> None:

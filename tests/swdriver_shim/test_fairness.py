@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvss_agent.client import Credentials, connect
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.rounds import Rounds
 from swdriver_shim.cache.slots import Clear
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver
@@ -34,7 +34,7 @@ KEPT = Policy(tiers=Tiers.TIER2)
 
 def ledger(policy: Policy | None = None) -> Ledger:
     made = Ledger(FULL, "llama")
-    made.set_line(0, MANY + 100)
+    made.set_slot_limit(0, MANY + 100)
     if policy:
         made.set_policies(dict.fromkeys(("greedy", "modest"), OrgPolicies(policy=policy)), 0)
     return made
@@ -64,10 +64,10 @@ def turns(removal: Removal, turn: Callable[[], object]) -> int:
 
 def clear_some(made: Ledger) -> None:
     """As housekeeping does in one turn."""
-    made.slots.cleared(made.slots.take_clears(64))
-    made.forgetting.forgotten(made.forgetting.take(64))
-    if purge := made.forgetting.take_purge():
-        made.forgetting.purged(purge)
+    made.finish_clears(made.take_clears(64), is_done=True)
+    made.tier2.finish_deletes(made.tier2.take_deletes(64), is_done=True)
+    if purge := made.tier2.take_purge():
+        made.tier2.finish_purge(purge, is_done=True)
 
 
 def test_a_purge_waits_for_few_of_anothers_deletes() -> None:
@@ -103,7 +103,7 @@ def test_a_purge_is_taken_apart_in_turns_with_anothers() -> None:
     purged = made.purge("modest")
 
     def turn() -> None:
-        made.stock.take_apart(300)
+        made._stock.remove_purged(300)
         clear_some(made)
 
     assert turns(purged, turn) <= 4
@@ -124,9 +124,9 @@ def test_in_tier_2_a_purge_waits_for_one_of_anothers() -> None:
     purged = made.purge("modest", tag=b"m" * 16)
 
     def turn() -> None:
-        purge = made.forgetting.take_purge()
+        purge = made.tier2.take_purge()
         assert purge
-        made.forgetting.purged(purge)
+        made.tier2.finish_purge(purge, is_done=True)
 
     assert turns(purged, turn) <= 2
 
@@ -138,7 +138,7 @@ def test_in_tier_2_a_purge_waits_for_one_of_anothers() -> None:
 def test_rounds_lose_nothing_and_keep_the_order_of_each(
     items: list[tuple[str, str]], mosts: list[int]
 ) -> None:
-    rounds: Rounds[tuple[str, str, int]] = Rounds()
+    rounds: FairQueue[tuple[str, str, int]] = FairQueue()
     put = [(org, kind, number) for number, (org, kind) in enumerate(items)]
     for item in put:
         rounds.put(item[0], item, item[1])
@@ -174,17 +174,17 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
         shard = Shard("s", lambda: connect(f"unix:{plane.unix}", "s", credentials))
         driver = Driver(layout, "llama", [[shard]])
         try:
-            wait_until("it has its slots", lambda: driver.groups()[0].slots == SLOTS)
+            wait_until("it has its slots", lambda: driver.statistics.groups()[0].slots == SLOTS)
             greedy = prompt([number % 251 for number in range(C * (SLOTS - 100))], "greedy")
             modest = prompt([7] * C, "modest")
             for asked in (greedy, modest):
                 assert not driver.store(asked, asked.tokens, lambda *_: memoryview(bytes(C))).failed
-            slots = driver.ledger.slots
+            slots = driver.ledger._slots
             really_cleared = slots.cleared
 
             def cleared(clears: Sequence[Clear]) -> None:
                 greedys = [clear for clear in clears if clear.removal is deleted]
-                slots.not_cleared(greedys)
+                slots.retry_clears(greedys)
                 really_cleared(clear for clear in clears if clear not in greedys)
 
             with monkeypatch.context() as patch:

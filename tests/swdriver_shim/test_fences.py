@@ -4,10 +4,10 @@ copies that are under way. Each fence by itself; `test_ledger_any_order` tries t
 from __future__ import annotations
 
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.spilling import Dates
+from swdriver_shim.cache.spills import Dates
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys, prompt
-from tests.swdriver_shim.test_ledger import C, conversation, finish, is_done, ledger, missed, store
 
 KEPT = Policy(tiers=Tiers.TIER2)
 
@@ -17,11 +17,11 @@ def test_a_slot_waits_for_all_that_was_under_way_though_what_began_later_ends_be
     asked = prompt(conversation(1))
     store(made, asked)
     reading = made.match(asked, 1)
-    made.restoring.refuse(reading.columns[0][0], Reason.SEAL_REFUSED)
+    made.refuse(reading.columns[0][0], Reason.SEAL_REFUSED)
     made.release(made.match(prompt(conversation(9)), 1))
-    assert made.slots.pools[0].free == 3
+    assert made._slots.pools[0].free == 3
     made.release(reading)
-    assert made.slots.pools[0].free == 4
+    assert made._slots.pools[0].free == 4
 
 
 def test_a_policy_that_keeps_nothing_holds_for_what_is_stored_already() -> None:
@@ -38,16 +38,16 @@ def test_a_purge_waits_for_bytes_that_lie_in_slots_that_are_free() -> None:
     store(made, prompt(conversation(1, 2)))
     made.set_policies({"acme": OrgPolicies(policy=Policy(dram_bytes_max=0))}, 1)
     made.sweep(1)
-    assert made.slots.pools[0].free == 4
+    assert made._slots.pools[0].free == 4
     purged = made.purge("acme")
     while made.reclaim():
         pass
-    while purge := made.forgetting.take_purge():
-        made.forgetting.purged(purge)
+    while purge := made.tier2.take_purge():
+        made.tier2.finish_purge(purge, is_done=True)
     assert not is_done(purged)
-    clears = made.slots.take_clears(64)
+    clears = made.take_clears(64)
     assert sorted(clear.slot for clear in clears) == [0, 1]
-    made.slots.cleared(clears)
+    made.finish_clears(clears, is_done=True)
     assert is_done(purged)
 
 
@@ -57,9 +57,9 @@ def test_a_purge_waits_until_others_have_written_over_what_it_is_of() -> None:
     writing = made.begin_store(prompt(conversation(1), "globex"), C, 1)
     assert [place.slot for place in writing.places] == [0]
     purged = made.purge("acme")
-    assert purged.earlier == {(0, 0)}
+    assert purged.slots == {(0, 0)}
     made.finish_store(writing, 2)
-    assert not purged.earlier
+    assert not purged.slots
     finish(made)
     assert is_done(purged)
 
@@ -69,8 +69,8 @@ def test_who_purges_again_waits_for_the_purge_before() -> None:
     store(made, prompt(conversation(1)))
     made.purge("acme")
     again = made.purge("acme")
-    while purge := made.forgetting.take_purge():
-        made.forgetting.purged(purge)
+    while purge := made.tier2.take_purge():
+        made.tier2.finish_purge(purge, is_done=True)
     assert not is_done(again)
     finish(made)
     assert is_done(again)
@@ -81,52 +81,52 @@ def test_nothing_goes_from_tier_2_while_it_may_be_being_copied_there() -> None:
     asked = prompt(conversation(1))
     store(made, asked)
     made.release(made.match(asked, 1))
-    copying = made.spilling.begin(1, 10)
+    copying = made.tier2.begin_spill(1, 10)
     assert copying
     made.delete(asked)
     made.purge("acme")
-    assert made.forgetting.take(64) == []
-    assert made.forgetting.take_purge() is None
-    made.spilling.finish(copying, [True])
-    assert [one.key for one in made.forgetting.take(64)] == asked.keys
-    assert made.forgetting.take_purge() is not None
+    assert made.tier2.take_deletes(64) == []
+    assert made.tier2.take_purge() is None
+    made.tier2.finish_spill(copying, [True])
+    assert [one.key for one in made.tier2.take_deletes(64)] == asked.keys
+    assert made.tier2.take_purge() is not None
 
 
 def test_nothing_comes_back_of_what_is_being_removed() -> None:
     made = ledger(acme=KEPT)
     asked = prompt(conversation(1, 2))
     made.delete(asked)
-    assert made.recalling.begin(asked, [{0, 1}], 1) == []
-    made.forgetting.forgotten(made.forgetting.take(64))
-    assert len(made.recalling.begin(asked, [{0, 1}], 1)) == 1
+    assert made.tier2.begin_recalls(asked, [{0, 1}], 1) == []
+    made.tier2.finish_deletes(made.tier2.take_deletes(64), is_done=True)
+    assert len(made.tier2.begin_recalls(asked, [{0, 1}], 1)) == 1
     purged = made.purge("acme", tag=keys().tag)
-    assert made.recalling.search(asked, 0, 1) is None
+    assert made.tier2.search(asked, 0, 1) is None
     finish(made)
     assert is_done(purged)
-    assert made.recalling.search(asked, 0, 1) is not None
+    assert made.tier2.search(asked, 0, 1) is not None
 
 
 def test_a_purge_of_one_namespace_is_one_of_all_in_tier_2_and_of_what_was_to_go_on() -> None:
     made = ledger(acme=KEPT)
     store(made, prompt(conversation(1)), rules=Rules(continue_id="chat"))
     store(made, prompt(conversation(1), namespace=OTHER))
-    for column in made.stock.account("acme").columns(0):
-        column.kept_at = 0.0
+    for column in made._stock.account("acme").columns(0):
+        column.tier2_used_at = 0.0
     made.purge("acme", NAMESPACE)
-    assert made.stock.trails.find("acme", "chat") is None
-    [left] = made.stock.maps_of(keys(namespace=OTHER))[0].columns.values()
-    assert left.kept_at is None, "it would not be copied again"
+    assert made._stock.conversations.find("acme", "chat") is None
+    [left] = made._stock.maps_of(keys(namespace=OTHER))[0].columns.values()
+    assert left.tier2_used_at is None, "it would not be copied again"
 
 
 def test_what_comes_back_too_late_is_not_kept() -> None:
     made = ledger(acme=KEPT)
     asked = prompt(conversation(1))
-    [recall] = made.recalling.begin(asked, [{0}], 1)
-    assert made.recalling.start(recall, 1)
+    [recall] = made.tier2.begin_recalls(asked, [{0}], 1)
+    assert made.tier2.start_recall(recall, 1)
     [column] = [place.column for place in recall.places]
-    made.recalling.finish(recall, 5000, {column: Dates(1, 1)})
-    assert made.recalling.recalled.late == 1
-    assert made.stock.account("acme").bytes == 0
+    made.tier2.finish_recall(recall, 5000, {column: Dates(1, 1)})
+    assert made.tier2.recalled.late == 1
+    assert made._stock.account("acme").bytes == 0
     assert missed(made, asked, 5000) == {Reason.EXPIRED: C}
 
 
@@ -135,7 +135,7 @@ def test_what_has_a_time_to_live_of_its_own_is_not_copied() -> None:
     asked = prompt(conversation(1))
     store(made, asked, rules=Rules(ttl_seconds=10))
     made.release(made.match(asked, 1))
-    assert made.spilling.begin(1, 10) is None
+    assert made.tier2.begin_spill(1, 10) is None
 
 
 def test_a_store_that_ends_late_says_nothing_of_what_was_begun_since() -> None:

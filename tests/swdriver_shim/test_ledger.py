@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
 from dataclasses import replace
 
 import pytest
 
-from swdriver_shim.cache.agenda import LOOK_AHEAD_SECONDS
+from console.environment import PROJECT
+from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
 from swdriver_shim.cache.ledger import SLICE, Ledger
-from swdriver_shim.cache.missing import explain
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.stock import NAMESPACES_MAX, SWEPT_SECONDS
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
-C = COLUMN_TOKENS
 COLUMN_BYTES = FULL.groups[0].column_bytes
-
-
-def ledger(slots: int = 8, layout: Layout = FULL, **policies: Policy) -> Ledger:
-    made = Ledger(layout, "llama")
-    for group in range(len(layout.groups)):
-        made.set_line(group, slots)
-    made.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()}, 0)
-    return made
-
-
-def store(made: Ledger, asked: Prompt, now: float = 0, rules: Rules = AS_USUAL) -> list[int]:
-    begun = made.begin_store(asked, asked.tokens, now, rules)
-    made.finish_store(begun, now)
-    return [place.slot for place in begun.places]
-
-
-def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
-    """What a match of this prompt counts as missed."""
-    tally = made.stock.account(asked.org).tally
-    before = tally.missed.copy()
-    made.release(made.match(asked, now))
-    made.check_integrity()
-    return dict(tally.missed - before)
-
-
-def is_done(receipt: Removal) -> bool:
-    return receipt.done
-
-
-def finish(made: Ledger) -> None:
-    while made.reclaim():
-        pass
-    while clears := made.slots.take_clears(64):
-        made.slots.cleared(clears)
-    while forgets := made.forgetting.take(64):
-        made.forgetting.forgotten(forgets)
-    while purge := made.forgetting.take_purge():
-        made.forgetting.purged(purge)
-
-
-def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:
-    return [kind for kind in kinds for _ in range(C)] + [99] * rest
 
 
 def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None:
@@ -72,8 +29,8 @@ def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None
     match = made.match(longer, 1)
     assert match.tokens == 2 * C
     assert [column.slot for column in match.columns[0]] == [0, 1]
-    assert made.stock.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
-    assert made.stock.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
+    assert made._stock.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
+    assert made._stock.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
 
 
 def test_both_sides_of_isolation() -> None:
@@ -158,10 +115,10 @@ def test_no_hit_after_expiry_though_nobody_has_swept(
     assert missed(made, asked, alive_until) == {Reason.EXPIRED: C}
     assert not made.sweep(alive_until + 2)
     assert missed(made, asked, alive_until + 2) == {Reason.EXPIRED: C}, "it is remembered"
-    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (0, 2), (
+    assert (made._stock.overstay.columns, made._stock.overstay.seconds_max) == (0, 2), (
         "no sweeper comes at once"
     )
-    assert made.stock.account("acme").bytes == 0
+    assert made._stock.account("acme").bytes == 0
 
 
 def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
@@ -169,7 +126,7 @@ def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
     store(made, prompt(conversation(1)), 0)
     store(made, prompt(conversation(2)), 1)
     made.sweep(10 + SWEPT_SECONDS + 0.5)
-    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
+    assert (made._stock.overstay.columns, made._stock.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
 
 
 def test_a_shorter_ttl_makes_no_sweeper_late() -> None:
@@ -177,8 +134,8 @@ def test_a_shorter_ttl_makes_no_sweeper_late() -> None:
     store(made, prompt(conversation(1)), 0)
     made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=60))}, 3600)
     made.sweep(3601)
-    assert made.stock.account("acme").bytes == 0
-    assert (made.stock.overstay.columns, made.stock.overstay.seconds_max) == (0, 1)
+    assert made._stock.account("acme").bytes == 0
+    assert (made._stock.overstay.columns, made._stock.overstay.seconds_max) == (0, 1)
 
 
 def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
@@ -188,7 +145,7 @@ def test_a_change_of_policy_holds_for_what_is_stored_already() -> None:
     made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=5))}, 6)
     assert made.query(asked, 6) == 0
     made.sweep(6)
-    assert made.stock.account("acme").bytes == 0
+    assert made._stock.account("acme").bytes == 0
     store(made, asked, 6)
     made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=500))}, 7)
     made.sweep(100)
@@ -199,7 +156,7 @@ def test_a_models_own_policy_comes_before_its_orgs() -> None:
     policies = OrgPolicies(policy=Policy(tiers=Tiers.NONE), models={"llama": Policy()})
     for model, hit in [("llama", C), ("mixtral", 0)]:
         made = Ledger(FULL, model)
-        made.set_line(0, 4)
+        made.set_slot_limit(0, 4)
         made.set_policies({"acme": policies}, 0)
         store(made, prompt(conversation(1)))
         assert made.query(prompt(conversation(1)), 0) == hit
@@ -270,12 +227,12 @@ def test_a_hard_quota_is_never_exceeded_and_pays_for_itself() -> None:
     store(made, prompt(conversation(9), "globex"))
     store(made, prompt(conversation(1, 2)), 0)
     store(made, prompt(conversation(3)), 1)
-    assert made.stock.account("acme").bytes == 2 * COLUMN_BYTES
+    assert made._stock.account("acme").bytes == 2 * COLUMN_BYTES
     assert missed(made, prompt(conversation(1, 2)), 1) == {Reason.QUOTA: C}
     assert made.query(prompt(conversation(9), "globex"), 1) == C
     made.set_policies({"acme": OrgPolicies(policy=Policy(dram_bytes_max=0))}, 2)
     made.sweep(2)
-    assert made.stock.account("acme").bytes == 0
+    assert made._stock.account("acme").bytes == 0
     assert store(made, prompt(conversation(1)), 3) == []
 
 
@@ -285,8 +242,8 @@ def test_who_is_over_its_share_pays_first() -> None:
         store(made, prompt(conversation(kind)), kind)
     for kind in range(6):
         store(made, prompt(conversation(kind), "globex"), 10 + kind)
-    assert made.stock.account("acme").bytes == 2 * COLUMN_BYTES
-    assert made.stock.account("globex").bytes == 4 * COLUMN_BYTES
+    assert made._stock.account("acme").bytes == 2 * COLUMN_BYTES
+    assert made._stock.account("globex").bytes == 4 * COLUMN_BYTES
 
 
 def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_passed_over() -> None:
@@ -299,7 +256,7 @@ def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_pass
     asked = prompt(conversation(1, 2, 3, 4, 5), "initech")
     assert len(store(made, asked, 5)) == 5
     assert made.query(asked, 5) == 5 * C
-    assert {made.stock.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
+    assert {made._stock.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
     made.release(pinned)
     made.check_integrity()
 
@@ -308,7 +265,7 @@ def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
     made = ledger(20, HYBRID)
     asked = prompt(conversation(1, 2, 3, 4, 5))
     begun = made.begin_store(asked, asked.tokens, 0)
-    per_group = [[p.column.depth for p in begun.places if p.column.home.group == g] for g in range(3)]
+    per_group = [[p.column.depth for p in begun.places if p.column.group == g] for g in range(3)]
     assert per_group == [[0, 1, 2, 3, 4]] * 3
     made.finish_store(begun, 0)
     match = made.match(asked, 0)
@@ -317,16 +274,16 @@ def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
     made.release(match)
     assert made.query(prompt(conversation(1, 2, 3, 4)), 0) == 4 * C, "others may go on from the middle"
     draft = match.columns[2][1]
-    made.restoring.refuse(draft, Reason.SEAL_REFUSED)
+    made.refuse(draft, Reason.SEAL_REFUSED)
     assert missed(made, prompt(conversation(1, 2)), 1) == {Reason.SEAL_REFUSED: C}
 
 
 def test_where_room_is_short_a_window_has_its_end() -> None:
     made = ledger(20, HYBRID)
-    made.set_line(1, 4)
+    made.set_slot_limit(1, 4)
     asked = prompt(conversation(1, 2, 3, 4, 5))
     begun = made.begin_store(asked, asked.tokens, 0)
-    window = [place.column.depth for place in begun.places if place.column.home.group == 1]
+    window = [place.column.depth for place in begun.places if place.column.group == 1]
     assert window == [0, 2, 3, 4]
     made.finish_store(begun, 0)
     store(made, prompt(conversation(9)), 1)
@@ -343,7 +300,7 @@ def test_what_an_engine_has_no_kv_of_any_more_is_not_asked_for() -> None:
         made.check_integrity()
         depths: list[list[int]] = [[], [], []]
         for column, _ in begun.places:
-            depths[column.home.group].append(column.depth)
+            depths[column.group].append(column.depth)
         return depths
 
     assert stored(C, 3 * C - 5, 0) == [[], [], []], "nothing can be used behind a gap of a full group"
@@ -370,7 +327,7 @@ def test_a_purge_is_at_once_and_done_when_every_slot_is_empty() -> None:
     store(made, prompt(conversation(1), "globex"))
     evicted = prompt(conversation(5), namespace=OTHER)
     store(made, evicted)
-    made.set_line(0, 2000)
+    made.set_slot_limit(0, 2000)
     match = made.match(asked, 0)
     receipt = made.purge("acme")
     assert made.query(asked, 0) == 0
@@ -388,8 +345,8 @@ def test_a_purge_is_at_once_and_done_when_every_slot_is_empty() -> None:
 def test_a_purge_reaches_what_was_evicted_before_and_still_lies_in_a_free_slot() -> None:
     made = ledger(2, acme=Policy(displacement="lru"))
     store(made, prompt(conversation(1, 2)))
-    made.set_line(0, 1)
-    made.set_line(0, 2)
+    made.set_slot_limit(0, 1)
+    made.set_slot_limit(0, 2)
     receipt = made.purge("acme")
     finish(made)
     assert receipt.done
@@ -417,7 +374,7 @@ def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_
     receipt = made.purge("acme")
     made.finish_store(began, 0)
     made.reclaim()
-    assert not made.slots.take_clears(64)
+    assert not made.take_clears(64)
     finish(made)
     assert receipt.done
     assert made.query(prompt(conversation(1), "globex"), 0) == C
@@ -429,9 +386,9 @@ def test_a_second_purge_waits_for_what_the_first_has_not_emptied_yet() -> None:
     first, second = made.purge("acme"), made.purge("acme")
     made.reclaim()
     third = made.purge("acme")
-    clears = made.slots.take_clears(64)
+    clears = made.take_clears(64)
     assert not any(receipt.done for receipt in (first, second, third))
-    made.slots.not_cleared(clears)
+    made.finish_clears(clears, is_done=False)
     finish(made)
     assert all(receipt.done for receipt in (first, second, third))
 
@@ -463,16 +420,16 @@ def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
     for now in range(seconds):
         store(made, asked[now % 3], now)
         made.sweep(now)
-    waiting = [column for due in made.stock.agenda._due.values() for column in due]
+    waiting = [column for due in made._stock.expiry._due.values() for column in due]
     assert len(waiting) == 2, "those that are here"
-    assert len(made.stock.agenda._due) <= LOOK_AHEAD_SECONDS + 1
+    assert len(made._stock.expiry._due) <= LOOK_AHEAD_SECONDS + 1
     last = asked[(seconds - 1) % 3]
     for now in range(seconds, 365 * day + seconds - 2, LOOK_AHEAD_SECONDS):
         made.sweep(now)
     assert made.query(last, 365 * day + seconds - 2) == C
     made.sweep(365 * day + seconds - 1)
-    assert made.stock.account("acme").bytes == 0
-    assert not made.stock.agenda._due
+    assert made._stock.account("acme").bytes == 0
+    assert not made._stock.expiry._due
 
 
 def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
@@ -480,15 +437,15 @@ def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
     for kind in range(64):
         store(made, prompt(conversation(kind + 1)))
     assert store(made, prompt(conversation(100))) == [], "its slot has to be emptied first"
-    assert made.stock.account("acme").bytes == 63 * COLUMN_BYTES
-    assert made.spilling.begin(1, 64) is None, "nothing is copied anywhere"
-    assert made.stock.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
+    assert made._stock.account("acme").bytes == 63 * COLUMN_BYTES
+    assert made.tier2.begin_spill(1, 64) is None, "nothing is copied anywhere"
+    assert made._stock.account("acme").bytes == 62 * COLUMN_BYTES, "some are free before they are needed"
     finish(made)
     for kind in range(200, 202):
         assert len(store(made, prompt(conversation(kind)))) == 1
-    assert made.stock.account("acme").bytes == 64 * COLUMN_BYTES
+    assert made._stock.account("acme").bytes == 64 * COLUMN_BYTES
     made.set_policies({}, 2)
-    assert not made.spilling.is_short_of_room
+    assert not made._spills.is_short_of_room
     assert len(store(made, prompt(conversation(300)))) == 1
     made.check_integrity()
 
@@ -501,7 +458,7 @@ def test_a_delete_stops_where_others_go_on() -> None:
     receipt = made.delete(mine)
     assert receipt.columns == 3
     assert made.query(other, 0) == 2 * C
-    assert [clear.scrub for clear in made.slots.take_clears(64)] == [True] * 3
+    assert [clear.scrub for clear in made.take_clears(64)] == [True] * 3
     assert made.delete(mine, shared=True).columns == 1
     assert made.query(other, 0) == 0
     store(made, prompt(conversation(1)))
@@ -526,10 +483,10 @@ def test_while_an_agent_is_lost_nothing_is_served_or_stored_and_nothing_goes() -
     made = ledger()
     asked = prompt(conversation(1))
     store(made, asked)
-    made.stock.reachable = False
+    made._stock.is_reachable = False
     assert missed(made, asked) == {Reason.AGENT_LOST: C}
     assert store(made, prompt(conversation(2))) == []
-    made.stock.reachable = True
+    made._stock.is_reachable = True
     assert made.query(asked, 0) == C
 
 
@@ -538,10 +495,10 @@ def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     asked = prompt(conversation(1, 2))
     store(made, asked)
     match = made.match(asked, 0)
-    made.restoring.refuse(match.columns[0][1], Reason.SEAL_REFUSED)
+    made.refuse(match.columns[0][1], Reason.SEAL_REFUSED)
     made.shorten(match, C, Reason.SEAL_REFUSED)
     made.release(match)
-    tally = made.stock.account("acme").tally
+    tally = made._stock.account("acme").tally
     assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
 
 
@@ -563,11 +520,11 @@ def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:
     made.release(found)
     asked.extend(conversation(3))
     made.recount(found, 0)
-    assert made.stock.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
+    assert made._stock.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
     made.check_integrity()
-    more = made.again(found, 0, C)
+    more = made.rematch(found, 0, C)
     made.release(more)
-    assert made.stock.account("acme").tally.requested == 3 * C + 5
+    assert made._stock.account("acme").tally.requested == 3 * C + 5
     made.check_integrity()
     asked.rewind(C)
     made.recount(more, 0)
@@ -578,13 +535,13 @@ def test_a_prompt_is_explained_column_by_column() -> None:
     made = ledger(acme=Policy(ttl_last_use_seconds=10))
     store(made, prompt(conversation(1, 2)), 0, Rules(priority=50))
     made.release(made.match(prompt(conversation(1)), 4))
-    told = explain(made.stock, prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
+    told = made.explain(prompt(conversation(1, 2, 3, rest=3)), 5)["full"]
     assert [column.state for column in told] == ["ready", "ready", "never_stored", "never_stored"]
     assert [column.tokens for column in told] == [C, C, C, 3]
     first = told[0]
     assert (first.age_seconds, first.idle_seconds, first.expires_in_seconds) == (5, 1, 9)
     assert (first.uses, first.priority, first.slot) == (1, 50, 0)
-    assert explain(made.stock, prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
+    assert made.explain(prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
 
 
 def test_a_shape_that_makes_no_sense_is_refused() -> None:
@@ -606,11 +563,30 @@ def test_of_a_unit_all_columns_are_found_or_none() -> None:
     asked = Keys("acme", SECRET, NAMESPACE, 2 * C).prompt(conversation(1, 2, 3, 4, 5, rest=9))
     assert len(store(made, asked)) == 3 * 4, "the fifth column is half a unit, and the rest no tail"
     assert made.query(asked, 0) == 4 * C
-    [third] = [one for one in made.stock.account("acme").columns(0) if one.key == asked.keys[2]]
-    made.restoring.refuse(third, Reason.SEAL_REFUSED)
+    [third] = [one for one in made._stock.account("acme").columns(0) if one.key == asked.keys[2]]
+    made.refuse(third, Reason.SEAL_REFUSED)
     assert made.query(asked, 0) == 2 * C
-    [first] = [one for one in made.stock.account("acme").columns(0) if one.key == asked.keys[0]]
-    made.restoring.refuse(first, Reason.SEAL_REFUSED)
+    [first] = [one for one in made._stock.account("acme").columns(0) if one.key == asked.keys[0]]
+    made.refuse(first, Reason.SEAL_REFUSED)
     assert made.query(asked, 0) == 0
-    assert len(explain(made.stock, asked, 0)["full"]) == 4
+    assert len(made.explain(asked, 0)["full"]) == 4
     made.check_integrity()
+
+
+def test_the_parts_of_a_ledger_are_its_own() -> None:
+    made = ledger(4)
+    assert {name for name in (*vars(made), *vars(made.tier2)) if name[0] != "_"} == {"layout", "tier2"}
+    reached = [
+        f"{path.relative_to(PROJECT)}:{node.lineno} {node.attr}"
+        for package in ("benchmarks", "swdriver_shim")
+        for path in PROJECT.glob(f"{package}/**/*.py")
+        if "cache" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr[0] == "_" and is_ledger(node.value)
+    ]
+    assert not reached
+
+
+def is_ledger(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name.strip("_") in ("ledger", "tier2") and name != "_tier2"

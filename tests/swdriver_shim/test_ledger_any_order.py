@@ -23,18 +23,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from swdriver_shim.cache import spilling
-from swdriver_shim.cache.forgetting import Forget
+from swdriver_shim.cache import spills
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.matching import Match
-from swdriver_shim.cache.missing import explain
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.recalling import Recall
+from swdriver_shim.cache.recalls import Recall
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.slots import USE_SECONDS_MAX, Clear, Use
-from swdriver_shim.cache.spilling import Dates, Spill
-from swdriver_shim.cache.storing import Store
+from swdriver_shim.cache.spills import Dates, Spill
+from swdriver_shim.cache.stores import Store
+from swdriver_shim.cache.tier2_deletes import TierDelete
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
@@ -102,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
     stores: Bundle[Store] = Bundle("stores")
     spills: Bundle[Spill] = Bundle("spills")
     recalls: Bundle[Recall] = Bundle("recalls")
-    forgets: Bundle[list[Forget]] = Bundle("forgets")
+    forgets: Bundle[list[TierDelete]] = Bundle("forgets")
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,14 +115,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.writing: dict[Use, list[Slot]] = {}
         self.copying: dict[Spill, dict[Slot, Held]] = {}
         self.disk: dict[Name, tuple[Held, Dates]] = {}
-        self.taken: list[list[Forget]] = []
+        self.taken: list[list[TierDelete]] = []
         self.began: dict[Use, float] = {}
         self.prompts: dict[Store, Prompt] = {}
         self.clears: list[Clear] = []
         self.purges: list[tuple[Removal, list[Held]]] = []
         self.asked: dict[str, int] = {}
         for group in range(len(self.layout.groups)):
-            self.ledger.set_line(group, 7)
+            self.ledger.set_slot_limit(group, 7)
         roomy = Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=None)
         self.set_policies({org: OrgPolicies(policy=roomy) for org in ("acme", "globex", "initech")})
 
@@ -151,7 +150,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for column in hit:
                 if (group, column.slot) not in self.memory:
                     assert (group, column.slot) in self.lost, "nothing lies there"
-                    self.ledger.restoring.refuse(column, Reason.SEAL_REFUSED)  # as a refill would
+                    self.ledger.refuse(column, Reason.SEAL_REFUSED)  # as a refill would
                     continue
                 read[group, column.slot] = self.legal(asked, group, column)
                 self.used_at[group, column.key] = self.now
@@ -182,7 +181,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def refuse(self, found: Match, data: st.DataObject) -> None:
         hit = [column for columns in found.columns for column in columns]
         if hit:
-            self.ledger.restoring.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
+            self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
 
     @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES, have_from=FIRST)
     def begin_store(self, asked: Prompt, verified: int, rules: Rules, have_from: Sequence[int]) -> Store:
@@ -193,17 +192,17 @@ class LedgerMachine(RuleBasedStateMachine):
     ) -> Store:
         store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules, first)
         for column, _ in store.places:
-            assert not first or column.depth * COLUMN_TOKENS >= first[column.home.group]
-        slots = self.writing[store] = [(column.home.group, slot) for column, slot in store.places]
+            assert not first or column.depth * COLUMN_TOKENS >= first[column.group]
+        slots = self.writing[store] = [(column.group, slot) for column, slot in store.places]
         self.began[store] = self.now
         self.prompts[store] = asked
         for group, slot in slots:
-            assert slot < self.ledger.slots.pools[group].line
+            assert slot < self.ledger.pools[group].limit
             self.memory.pop((group, slot), None)
         policy = self.policy(asked.org)
         if store.places:
             limit = policy.dram_bytes_max
-            assert limit is None or self.ledger.stock.account(asked.org).bytes <= limit
+            assert limit is None or self.ledger.accounts[asked.org].bytes <= limit
             assert not rules.no_store
             assert policy.tiers is not Tiers.NONE
         return store
@@ -214,7 +213,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.writing.pop(store, None) is not None:
             for column, slot in store.places:
                 if column not in failed:
-                    home, asked = column.home, self.prompts[store]
+                    home, asked = column.map, self.prompts[store]
                     space = asked.maker.namespace
                     self.memory[home.group, slot] = Held(asked.org, space, column.key, self.now)
                     self.used_at[home.group, column.key] = self.now
@@ -230,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
             kept = [held for (_, key), (held, _) in self.disk.items() if key in asked.keys]
             if self.policy(asked.org).tiers is Tiers.TIER2:
                 self.purges.append((removal, kept))
-        assert removal.done or removal.columns or removal.waiting
+        assert removal.done or removal.columns or removal.pending
 
     @rule(asked=PROMPTS, priority=st.sampled_from([0, 35, 100]))
     def set_priority(self, asked: Prompt, priority: int) -> None:
@@ -260,17 +259,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.set_policies(policies, self.now)
 
     @rule(data=st.data(), slots=st.integers(0, 9))
-    def set_line(self, data: st.DataObject, slots: int) -> None:
+    def set_slot_limit(self, data: st.DataObject, slots: int) -> None:
         self.set_group_line(data.draw(st.integers(0, len(self.layout.groups) - 1)), slots)
 
     def set_group_line(self, group: int, slots: int) -> None:
         for slot in [one for one in self.memory if one[0] == group and one[1] >= slots]:
             del self.memory[slot]
-        self.ledger.set_line(group, slots)
+        self.ledger.set_slot_limit(group, slots)
 
     @rule(asked=PROMPTS)
     def explain(self, asked: Prompt) -> None:
-        told = explain(self.ledger.stock, asked, self.now)
+        told = self.ledger.explain(asked, self.now)
         hit = self.ledger.query(asked, self.now) // COLUMN_TOKENS
         for group in self.layout.groups:
             states = [column.state for column in told[group.name]]
@@ -292,14 +291,14 @@ class LedgerMachine(RuleBasedStateMachine):
             uses: Any
             for uses in (self.reading, self.writing, self.copying):
                 uses.pop(use, None)
-        for account in self.ledger.stock.accounts.values():
+        for account in self.ledger.accounts.values():
             for group in range(len(self.layout.groups)):
                 for column in account.columns(group):
                     if column.state is State.READY:
                         policy = account.policy
                         until = policy.expires_at(column.stored_at, column.used_at, column.ttl)
                         assert until > self.now - 1
-        assert self.ledger.stock.overstay.columns == 0 or self.ledger.stock.overstay.seconds_max >= 0
+        assert self.ledger.overstay.columns == 0 or self.ledger.overstay.seconds_max >= 0
 
     @rule()
     def reclaim(self) -> None:
@@ -308,17 +307,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 4))
     def take_clears(self, most: int) -> None:
-        self.clears += self.ledger.slots.take_clears(most)
+        self.clears += self.ledger.take_clears(most)
 
     @rule(works=st.sampled_from([True, True, False]))
     def clear(self, *, works: bool) -> None:
         if not works:
-            self.ledger.slots.not_cleared(self.clears)
+            self.ledger.finish_clears(self.clears, is_done=False)
         else:
             for clear in self.clears:
                 assert not any((clear.group, clear.slot) in slots for slots in self.writing.values())
                 self.memory.pop((clear.group, clear.slot), None)
-            self.ledger.slots.cleared(self.clears)
+            self.ledger.finish_clears(self.clears, is_done=True)
         self.clears = []
 
     # Tier 2
@@ -329,12 +328,12 @@ class LedgerMachine(RuleBasedStateMachine):
         return spill or multiple()
 
     def spilled(self) -> Spill | None:
-        spill = self.ledger.spilling.begin(self.now, 3)
+        spill = self.ledger.tier2.begin_spill(self.now, 3)
         if spill is None:
             return None
         slots = self.copying[spill] = {}
         self.began[spill] = self.now
-        for one in spill.leaving:
+        for one in spill.copies:
             held = self.memory.get((one.group, one.slot))
             if held is None:
                 assert (one.group, one.slot) in self.lost, "nothing lies there"
@@ -353,13 +352,13 @@ class LedgerMachine(RuleBasedStateMachine):
         kept = [
             self.memory.get((one.group, one.slot)) is slots.get((one.group, one.slot), 0)
             and data.draw(st.sampled_from([True, True, True, False]))
-            for one in spill.leaving
+            for one in spill.copies
         ]
-        for one, is_kept in zip(spill.leaving, kept, strict=True):
+        for one, is_kept in zip(spill.copies, kept, strict=True):
             if is_kept:
                 held = slots[one.group, one.slot]
                 self.disk.setdefault((one.group, one.key), (held, one.dates))
-        self.ledger.spilling.finish(spill, kept)
+        self.ledger.tier2.finish_spill(spill, kept)
 
     @rule(asked=PROMPTS, data=st.data())
     def keep(self, asked: Prompt, data: st.DataObject) -> None:
@@ -381,13 +380,13 @@ class LedgerMachine(RuleBasedStateMachine):
         first = self.matched(asked)
         for recall in self.look_up(asked):
             self.finish_recall(recall, data)
-        found = self.ledger.again(first, self.now, first.tokens)
+        found = self.ledger.rematch(first, self.now, first.tokens)
         del self.reading[first]
         self.began.pop(first)
         self.ledger.release(found)
         assert found.tokens >= min(first.tokens, found.tokens)
         self.used_at |= {
-            (column.home.group, column.key): column.used_at for hit in found.columns for column in hit
+            (column.group, column.key): column.used_at for hit in found.columns for column in hit
         }
 
     @rule(target=recalls, asked=PROMPTS)
@@ -396,7 +395,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def look_up(self, asked: Prompt) -> list[Recall]:
         before = self.ledger.query(asked, self.now)
-        search = self.ledger.recalling.search(asked, before // COLUMN_TOKENS, self.now)
+        search = self.ledger.tier2.search(asked, before // COLUMN_TOKENS, self.now)
         if search is None:
             return []
         there: list[set[int]] = []
@@ -410,15 +409,15 @@ class LedgerMachine(RuleBasedStateMachine):
                 question = search.send(answer)
         except StopIteration as ended:
             there = ended.value
-        recalls = self.ledger.recalling.begin(asked, there, self.now)
+        recalls = self.ledger.tier2.begin_recalls(asked, there, self.now)
         for recall in recalls:
             assert self.policy(asked.org).tiers is Tiers.TIER2
-            assert self.ledger.recalling.start(recall, self.now)
+            assert self.ledger.tier2.start_recall(recall, self.now)
             self.begin_recall(recall)
         return recalls
 
     def begin_recall(self, recall: Recall) -> None:
-        self.writing[recall] = [(column.home.group, slot) for column, slot in recall.places]
+        self.writing[recall] = [(column.group, slot) for column, slot in recall.places]
         self.began[recall] = self.now
         for slot in self.writing[recall]:
             self.memory.pop(slot, None)
@@ -428,16 +427,16 @@ class LedgerMachine(RuleBasedStateMachine):
         found: dict[Column, Dates | Reason] = {}
         is_given_up = self.writing.pop(recall, None) is None
         for column, slot in recall.places:
-            name = column.home.group, column.key
+            name = column.group, column.key
             if name not in self.disk or is_given_up:
                 found[column] = Reason.DISPLACED
             elif data.draw(st.sampled_from([True, True, True, False])):
                 held, dates = self.disk[name]
                 found[column] = dates
-                self.memory[column.home.group, slot] = held
-                if recall.shards is None and column.state is State.COMING and column.slot == slot:
+                self.memory[column.group, slot] = held
+                if recall.shards is None and column.state is State.RECALLING and column.slot == slot:
                     self.used_at[name] = dates.used_at
-        self.ledger.recalling.finish(recall, self.now, found)
+        self.ledger.tier2.finish_recall(recall, self.now, found)
 
     @rule(data=st.data())
     def lose_an_agent(self, data: st.DataObject) -> None:
@@ -447,42 +446,42 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.lost |= {slot for slot in self.memory if slot[0] == group}
         self.memory = {slot: held for slot, held in self.memory.items() if slot[0] != group}
-        self.ledger.restoring.lose(group, frozenset({0}))
+        self.ledger.lose(group, frozenset({0}))
         self.reclaim()
 
     @rule(target=recalls)
     def restore(self) -> Any:
-        recall = self.ledger.restoring.begin(3)
+        recall = self.ledger.tier2.begin_restore(3)
         if recall is None:
             return multiple()
-        self.ledger.recalling.start(recall, self.now)
+        self.ledger.tier2.start_recall(recall, self.now)
         self.begin_recall(recall)
         return recall
 
     @rule(target=forgets)
-    def take_forgets(self) -> list[Forget]:
-        self.taken.append(self.ledger.forgetting.take(2))
+    def take_forgets(self) -> list[TierDelete]:
+        self.taken.append(self.ledger.tier2.take_deletes(2))
         return self.taken[-1]
 
     @rule(taken=consumes(forgets), works=st.sampled_from([True, True, False]))
-    def forget(self, taken: list[Forget], *, works: bool) -> None:
+    def forget(self, taken: list[TierDelete], *, works: bool) -> None:
         self.taken = [one for one in self.taken if one is not taken]
         if works:
             for one in taken:
                 self.disk.pop((one.group, one.key), None)
-            self.ledger.forgetting.forgotten(taken)
+            self.ledger.tier2.finish_deletes(taken, is_done=True)
         else:
-            self.ledger.forgetting.not_forgotten(taken)
+            self.ledger.tier2.finish_deletes(taken, is_done=False)
 
     @rule(works=st.sampled_from([True, True, False]))
     def purge_disk(self, *, works: bool) -> None:
-        purge = self.ledger.forgetting.take_purge()
+        purge = self.ledger.tier2.take_purge()
         if purge and works:
             org = purge.account.org
             self.disk = {name: kept for name, kept in self.disk.items() if kept[0].org != org}
-            self.ledger.forgetting.purged(purge)
+            self.ledger.tier2.finish_purge(purge, is_done=True)
         elif purge:
-            self.ledger.forgetting.not_purged(purge)
+            self.ledger.tier2.finish_purge(purge, is_done=False)
 
     # What always holds
 
@@ -494,13 +493,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def what_is_read_stays_as_it_is(self) -> None:
         for slots in [*self.reading.values(), *self.copying.values()]:
             for slot, held in slots.items():
-                lines = slot[1] < self.ledger.slots.pools[slot[0]].line
+                lines = slot[1] < self.ledger.pools[slot[0]].limit
                 assert not lines or self.memory.get(slot) in (held, None), "overwritten while it is read"
 
     @invariant()
     def every_token_is_accounted_for(self) -> None:
         for org, asked in self.asked.items():
-            tally = self.ledger.stock.account(org).tally
+            tally = self.ledger.tally(org)
             assert tally.requested == asked == tally.hits.total() + tally.missed.total()
 
     @invariant()
@@ -517,21 +516,21 @@ class LedgerMachine(RuleBasedStateMachine):
             self.finish_store(store, fails=False)
         for spill in list(self.copying):
             del self.copying[spill]
-            self.ledger.spilling.finish(spill, [])
+            self.ledger.tier2.finish_spill(spill, [])
         for recall in [use for use in self.writing if isinstance(use, Recall)]:
             del self.writing[recall]
-            self.ledger.recalling.finish(recall, self.now, {})
-        for org in list(self.ledger.stock.accounts):
+            self.ledger.tier2.finish_recall(recall, self.now, {})
+        for org in list(self.ledger.accounts):
             self.purge(org, None)
         self.reclaim()
-        while self.ledger.restoring.begin(10):
+        while self.ledger.tier2.begin_restore(10):
             raise AssertionError("of what is purged nothing is restored")
         for taken in self.taken:
             self.forget(taken, works=True)
-        while taken := self.ledger.forgetting.take(100):
+        while taken := self.ledger.tier2.take_deletes(100):
             self.forget(taken, works=True)
-        while purge := self.ledger.forgetting.take_purge():
-            self.ledger.forgetting.not_purged(purge)
+        while purge := self.ledger.tier2.take_purge():
+            self.ledger.tier2.finish_purge(purge, is_done=False)
             self.purge_disk(works=True)
         while True:
             self.clear(works=True)
@@ -539,8 +538,8 @@ class LedgerMachine(RuleBasedStateMachine):
             if not self.clears:
                 break
         assert all(removal.done for removal, _ in self.purges)
-        assert not any(account.bytes for account in self.ledger.stock.accounts.values())
-        assert not any(pool.used for pool in self.ledger.slots.pools)
+        assert not any(account.bytes for account in self.ledger.accounts.values())
+        assert not any(pool.used for pool in self.ledger.pools)
         self.nothing_contradicts_itself()
 
 
@@ -552,7 +551,7 @@ def machine(layout: Layout) -> type[LedgerMachine]:
 def test_whatever_happens_only_what_may_be_served_is_served(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spilling, "RESERVE_PART", 3)
+    monkeypatch.setattr(spills, "RESERVE_PART", 3)
     run = settings(
         max_examples=100,
         stateful_step_count=50,

@@ -29,12 +29,12 @@ from swdriver_shim.adapters.lmcache_frames import (
 )
 from swdriver_shim.adapters.lmcache_server import SILENT_PER_ORIGIN, LmcacheServer
 from swdriver_shim.driver import Driver
-from swdriver_shim.objects import Here, Objects
+from swdriver_shim.objects import LocalObjects, Objects
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import Fleet
 from tests.swdriver_shim.keeping import BYTES_MAX, LAYOUT, keeping, value
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.test_driver import Fleet
 
 VALUE_MAX = BYTES_MAX - SHAPE_BYTES
 KEY = "model@1@0@1f2e@bfloat16"
@@ -99,7 +99,7 @@ class World:
     def front(self, org: str = "acme", objects: Objects | None = None, **how: float) -> int:
         """A listener for this org: its port."""
         listener = daemon.listen(("127.0.0.1", 0))
-        given = objects or Here(self.driver, keys(org))
+        given = objects or LocalObjects(self.driver, keys(org))
         front = LmcacheServer(listener, lambda: given, **how)  # type: ignore[arg-type]
         self.fronts.append(front)
         return int(listener.getsockname()[1])
@@ -243,6 +243,7 @@ def test_there_are_so_many_connections_and_no_more(world: World) -> None:
     assert Client(port).ask(Command.HEALTH) == Code.SUCCESS
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_keep_no_engine_out(world: World) -> None:
     port = world.front()
     engine = Client(port)

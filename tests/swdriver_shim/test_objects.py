@@ -13,15 +13,15 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.object_store import TooLarge
-from swdriver_shim.objects import Here, in_a_row, object_model
+from swdriver_shim.objects import LocalObjects, count_leading, object_model
 from swdriver_shim.policy import Policy, Rules, Tiers
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import Fleet
+from tests.swdriver_shim.fleets import driving as driving_prefixes
 from tests.swdriver_shim.keeping import BYTES_MAX, FIRST, LAYOUT, keeper, keeping, names, value
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.test_driver import Fleet
-from tests.swdriver_shim.test_driver import driving as driving_prefixes
-from tests.swdriver_shim.test_tier2 import SOON, kept, tier_requests
+from tests.swdriver_shim.tiers import SOON, kept, tier_requests
 
 SLOTS = 20
 KEPT = Policy(tiers=Tiers.TIER2)
@@ -69,12 +69,12 @@ def test_the_same_key_twice_in_one_call_is_one_object(fleet: Fleet) -> None:
         mine = keeper(driver)
         assert mine.put(names(1, 2, 1)) == [True] * 3
         assert mine.get(names(1, 1, 2, 1)) == [BYTES_MAX] * 4
-        assert driver.groups()[0].used == 2
+        assert driver.statistics.groups()[0].used == 2
 
 
 def test_what_does_not_fit_is_refused_with_the_size_that_would(fleet: Fleet) -> None:
     with keeping(fleet) as driver:
-        objects = Here(driver, keys())
+        objects = LocalObjects(driver, keys())
         values = [value(b"a"), memoryview(bytes(BYTES_MAX + 1))]
         with pytest.raises(TooLarge, match=f"has {BYTES_MAX + 1} bytes.*97 bytes per token"):
             objects.put(names(1, 2), values)
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused_with_the_size_that_would(fleet: Fleet) -> 
             objects.put(names(1), [memoryview(b"")])
         assert driver.objects.too_large == 1
         assert objects.exists(names(1, 2)) == [False, False]
-        assert driver.groups()[0].used == 0
+        assert driver.statistics.groups()[0].used == 0
 
 
 def test_a_place_that_is_too_small_is_a_miss_and_spoils_no_other(fleet: Fleet) -> None:
@@ -103,11 +103,11 @@ def test_the_end_of_a_prompt_goes_before_its_beginning(fleet: Fleet, displacemen
         mine.put(names(*range(SLOTS)))
         mine.put(names(*range(100, 105)))
         here = mine.objects.exists(names(*range(SLOTS)))
-        assert in_a_row(here) == sum(here) == SLOTS - 5
+        assert count_leading(here) == sum(here) == SLOTS - 5
         mine.get(names(*range(15)))
         mine.put(names(*range(200, 210)))
         here = mine.objects.exists(names(*range(15)))
-        assert in_a_row(here) == sum(here)
+        assert count_leading(here) == sum(here)
 
 
 def test_without_room_for_all_the_first_are_kept(fleet: Fleet) -> None:
@@ -130,7 +130,7 @@ def test_a_quota_holds_and_every_miss_has_its_reason(fleet: Fleet) -> None:
         assert mine.get(names(1, 2, 5)) == [None] * 3
         mine.put(names(6), rules=Rules(no_store=True))
         mine.get(names(6))
-        [state] = driver.orgs()
+        [state] = driver.statistics.orgs()
         c = COLUMN_TOKENS
         assert state.hit_tokens == {"dram": 3 * c}
         assert state.missed_tokens == {
@@ -162,7 +162,7 @@ def test_bytes_that_were_damaged_are_a_miss_and_can_be_put_anew(fleet: Fleet) ->
         assert slot is not None
         fleet.plane.shards["0.1"].arena.slot(slot)[100] ^= 1
         assert mine.get(names(1, 2, 3)) == [BYTES_MAX, None, BYTES_MAX]
-        assert driver.orgs()[0].missed_tokens == {Reason.SEAL_REFUSED: COLUMN_TOKENS}
+        assert driver.statistics.orgs()[0].missed_tokens == {Reason.SEAL_REFUSED: COLUMN_TOKENS}
         assert mine.put(names(2)) == [True]
         assert mine.get(names(1, 2, 3)) == [BYTES_MAX] * 3
 
@@ -204,7 +204,7 @@ def test_many_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert all(org.hit_tokens["dram"] > 0 for org in driver.orgs())
+        assert all(org.hit_tokens["dram"] > 0 for org in driver.statistics.orgs())
 
 
 def test_what_memory_had_no_room_for_comes_back_from_tier_2_in_time(tmp_path: Path) -> None:
@@ -216,18 +216,18 @@ def test_what_memory_had_no_room_for_comes_back_from_tier_2_in_time(tmp_path: Pa
             mine = keeper(driver)
             mine.put(names(1, 2, 3), BYTES_MAX)
             mine.get(names(1, 2, 3))
-            wait_until("they are kept", lambda: driver.ledger.spilling.spilled.columns == 3)
+            wait_until("they are kept", lambda: driver.ledger.tier2.spilled.columns == 3)
             assert len(kept(files)) == 6
-            pool = driver.ledger.slots.pools[0]
+            pool = driver.ledger.pools[0]
             for slots in (0, SLOTS):
                 for shard in plane.shards.values():
                     shard.resize(slots)
-                wait_until("the driver follows", lambda: pool.line == slots)  # noqa: B023
+                wait_until("the driver follows", lambda: pool.limit == slots)  # noqa: B023
             assert mine.get(names(7, 3, 8, 1), SOON) == [None, BYTES_MAX, None, BYTES_MAX]
             assert mine.objects.exists(names(9, 2), SOON) == [False, True]
             assert mine.get(names(1, 2, 3)) == [BYTES_MAX] * 3
             c = COLUMN_TOKENS
-            [state] = driver.orgs()
+            [state] = driver.statistics.orgs()
             assert state.hit_tokens == {"dram": 6 * c, "tier2": 2 * c}
             assert Counter(state.missed_tokens) == {Reason.NEVER_STORED: 2 * c}
             assert mine.objects.remove(names(3))
@@ -241,7 +241,7 @@ def test_prefixes_and_objects_are_told_apart(tmp_path: Path) -> None:
         fleet = Fleet(plane)
         fleet.make()
         with driving_prefixes(fleet) as engine, pytest.raises(ValueError, match="alone"):
-            Here(engine.driver, keys())
+            LocalObjects(engine.driver, keys())
     with pytest.raises(ValueError, match="layout of its own"):
         Layout((Group("full", (64,)), Group("objects", (64,), alone=True)))
     with pytest.raises(ValueError, match="no window"):

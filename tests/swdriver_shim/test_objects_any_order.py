@@ -14,7 +14,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found, ObjectLedger
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
-from swdriver_shim.cache.storing import Store
+from swdriver_shim.cache.stores import Store
 from swdriver_shim.keys import COLUMN_TOKENS, Named
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
@@ -34,13 +34,13 @@ class Objects(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.ledger = Ledger(LAYOUT)
-        self.ledger.set_line(0, SLOTS)
+        self.ledger.set_slot_limit(0, SLOTS)
         policy = Policy(ttl_last_use_seconds=TTL)
         quota = Policy(ttl_last_use_seconds=TTL, dram_bytes_max=QUOTA * COLUMN)
         self.ledger.set_policies(
             {"acme": OrgPolicies(policy=policy), "globex": OrgPolicies(policy=quota)}, 0
         )
-        self.objects = ObjectLedger(self.ledger)
+        self.objects = self.ledger.objects()
         self.now = 1.0
         self.memory: dict[int, bytes] = {}  # by slot: whose bytes lie there
         self.used_at: dict[bytes, float] = {}  # of what may still be served
@@ -78,7 +78,7 @@ class Objects(RuleBasedStateMachine):
     @rule(org=st.sampled_from(ORGS), wanted=numbers)
     def find(self, org: str, wanted: list[int]) -> None:
         asked = self.named(org, wanted)
-        here = self.objects.here(asked, self.now)
+        here = self.objects.query(asked, self.now)
         found = self.objects.find(asked, self.now)
         assert [place in found.columns for place in range(len(wanted))] == here
         self._look(found)
@@ -98,7 +98,7 @@ class Objects(RuleBasedStateMachine):
     @rule(data=st.data())
     def again(self, data: st.DataObject) -> None:
         found, _, _ = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
-        self.objects.again(found, self.now)
+        self.objects.refresh(found, self.now)
         self._look(found)
 
     @precondition(lambda self: self.finding)
@@ -112,12 +112,12 @@ class Objects(RuleBasedStateMachine):
     def remove(self, org: str, wanted: list[int]) -> None:
         asked = self.named(org, wanted)
         self.ledger.delete(asked, shared=True)
-        assert not any(self.objects.here(asked, self.now))
+        assert not any(self.objects.query(asked, self.now))
 
     @rule(org=st.sampled_from(ORGS))
     def purge(self, org: str) -> None:
         self.ledger.purge(org)
-        assert not any(self.objects.here(self.named(org, list(range(8))), self.now))
+        assert not any(self.objects.query(self.named(org, list(range(8))), self.now))
 
     @rule(seconds=st.sampled_from([1, 20, 60]))
     def pass_time(self, seconds: int) -> None:
@@ -131,16 +131,16 @@ class Objects(RuleBasedStateMachine):
     def keep_house(self) -> None:
         while self.ledger.sweep(self.now) or self.ledger.reclaim():
             pass
-        clears = self.ledger.slots.take_clears(100)
+        clears = self.ledger.take_clears(100)
         leased = {slot for _, read, _ in self.finding for slot in read}
         for clear in clears:
             assert clear.slot not in leased
             self.memory.pop(clear.slot, None)
-        self.ledger.slots.cleared(clears)
+        self.ledger.finish_clears(clears, is_done=True)
 
     @rule(slots=st.sampled_from([2, SLOTS]))
-    def set_line(self, slots: int) -> None:
-        self.ledger.set_line(0, slots)
+    def set_slot_limit(self, slots: int) -> None:
+        self.ledger.set_slot_limit(0, slots)
         if slots < SLOTS:  # readers see that by their seals
             self.finding = [
                 (found, {slot: key for slot, key in read.items() if slot < slots}, since)
@@ -150,13 +150,13 @@ class Objects(RuleBasedStateMachine):
     @invariant()
     def it_holds_together(self) -> None:
         self.ledger.check_integrity()
-        assert self.ledger.stock.account("globex").bytes <= QUOTA * COLUMN
+        assert self.ledger._stock.account("globex").bytes <= QUOTA * COLUMN
 
     def teardown(self) -> None:
         for found in [*self.dead, *(found for found, *_ in self.finding)]:
             self.objects.finish(found, (), self.now)
         for org, asked in self.asked.items():
-            tally = self.ledger.stock.account(org).tally
+            tally = self.ledger.tally(org)
             tally.check_integrity()
             assert tally.requested == asked
         self.ledger.check_integrity()
@@ -169,8 +169,8 @@ TestObjects.settings = settings(max_examples=60, stateful_step_count=40)
 @pytest.fixture
 def kept() -> Iterator[ObjectLedger]:
     ledger = Ledger(LAYOUT)
-    ledger.set_line(0, SLOTS)
-    yield ObjectLedger(ledger)
+    ledger.set_slot_limit(0, SLOTS)
+    yield ledger.objects()
     ledger.check_integrity()
 
 

@@ -19,9 +19,9 @@ from swdriver_shim.adapters.wafer import DriverCache, Emulator, Wafer, wafer_lay
 from swdriver_shim.cache.reasons import Reason, Tally
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.replaying import fleet
-from swdriver_shim.replaying.replay import Totals, TraceClock, output_tokens, prompt_tokens, report
-from swdriver_shim.replaying.traces import Request, conversations, tenant
+from swdriver_shim.replay import fleet
+from swdriver_shim.replay.emulator import Totals, TraceClock, output_tokens, prompt_tokens, report
+from swdriver_shim.replay.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reuse import sample as sampling
-from swdriver_shim.cache.reuse.histograms import BUCKETS, Histograms, histograms, reuses
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Rules, Tiers
-from swdriver_shim.replaying.replay import keep_house
+from swdriver_shim.replay.emulator import run_housekeeping
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
 C = COLUMN_TOKENS
@@ -30,14 +29,14 @@ COLUMN_BYTES = FULL.groups[0].column_bytes
 def driver(policy: Policy = FOREVER, slots: int = 1 << 20, layout: Layout = FULL) -> Ledger:
     ledger = Ledger(layout)
     for group in range(len(layout.groups)):
-        ledger.set_line(group, slots)
+        ledger.set_slot_limit(group, slots)
     ledger.set_policies({"acme": OrgPolicies(policy=policy)}, 0)
     return ledger
 
 
 def ask(ledger: Ledger, what: Prompt, now: float) -> int:
     """As an engine does: load what is there, store all. How many tokens were hit."""
-    keep_house(ledger, now)
+    run_housekeeping(ledger, now)
     match = ledger.match(what, now)
     ledger.release(match)
     ledger.finish_store(ledger.begin_store(what, what.tokens, now), now)
@@ -69,107 +68,17 @@ def zipf(requests: int, documents: int, columns: int, seed: int) -> list[Prompt]
     return chance.choices(made, cum_weights=weights, k=requests)
 
 
-# Distances and gaps
-
-PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=30)
-
-
-def lru(prompts: Sequence[Sequence[int]], room: int) -> int:
-    """Hits with so much room, if leaves go: who was used longest ago, of equals the deepest."""
-    used: dict[tuple[int, ...], int] = {}
-    hits = 0
-    for now, blocks in enumerate(prompts):
-        columns = [tuple(blocks[: end + 1]) for end in range(len(blocks))]
-        there = [column in used for column in columns]
-        hits += there.index(False) if False in there else len(there)
-        for column in columns:
-            used[column] = now
-        while len(used) > room:
-            leaves = [one for one in used if not any(one == other[:-1] for other in used)]
-            del used[min(leaves, key=lambda one: (used[one], -len(one)))]
-    return hits
-
-
-@given(PATHS, st.integers(1, 40))
-def test_distances_are_those_of_a_cache_that_evicts_the_least_recently_used_leaf(
-    prompts: list[list[int]], room: int
-) -> None:
-    ledger = driver()
-    for now, blocks in enumerate(prompts):
-        ask(ledger, path(*blocks), float(now))
-    found = reuses(sample_of(ledger).events())
-    assert len(found) == sum(map(len, prompts))
-    hits = sum(distance is not None and distance <= room for _, distance in found)
-    assert hits == lru(prompts, room)
-
-
-@given(PATHS, st.lists(st.integers(0, 9), min_size=30, max_size=30), st.integers(1, 30))
-def test_gaps_say_what_a_time_to_live_hits(prompts: list[list[int]], waits: list[int], ttl: int) -> None:
-    everything, strict = driver(), driver(Policy(ttl_last_use_seconds=ttl))
-    hits = 0
-    for now, blocks in zip(accumulate(waits), prompts, strict=False):
-        ask(everything, path(*blocks), now)
-        hits += ask(strict, path(*blocks), now) // C
-    gaps = [gap for gap, _ in reuses(sample_of(everything).events())]
-    assert sum(gap is not None and gap < ttl for gap in gaps) == hits
-
-
-def test_histograms_of_two_drivers_add_up_to_those_of_one_that_saw_everything() -> None:
-    chance = random.Random(7)
-    parts, whole = [driver(), driver()], driver()
-    for now in range(400):
-        part = chance.randrange(2)
-        asked = path(part, *[chance.randrange(3) for _ in range(4)])
-        ask(parts[part], asked, now)
-        ask(whole, asked, now)
-    one, other, both = (histograms(sample_of(each)) for each in (*parts, whole))
-    assert (one + other).gaps == both.gaps
-    assert (one + other).requested == both.requested
-    for ttl in (1, 16, 64, 256):
-        assert (one + other).hit_rate_of_ttl(ttl) == both.hit_rate_of_ttl(ttl)
-    assert Histograms() + one == one
-
-
-def test_histograms_are_short_and_survive_a_journey() -> None:
-    ledger = driver()
-    for now, asked in enumerate(zipf(2000, 200, 8, seed=1)):
-        ask(ledger, asked, now)
-    made = histograms(sample_of(ledger))
-    assert len(made.gaps) == len(made.distances) == BUCKETS
-    assert len(raw := msgspec.json.encode(made)) < 8000
-    assert msgspec.json.decode(raw, type=Histograms) == made
-
-
-def test_histograms_of_nothing_say_that_there_was_nothing() -> None:
-    assert Histograms().hit_rate_of_ttl(60) is None
-    assert Histograms().hit_rate_of_room(60) is None
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sixteenth_of_the_columns_gives_about_the_same_curve(seed: int) -> None:
-    ledger = driver()
-    for now, asked in enumerate(zipf(2000, 1000, 8, seed)):
-        ask(ledger, asked, now)
-    whole = sample_of(ledger)
-    small = msgspec.structs.replace(whole, threshold=whole.threshold // 16)
-    everything, some = histograms(whole), histograms(small)
-    for room in (512, 1024, 2048, 4096):
-        right, told = everything.hit_rate_of_room(room), some.hit_rate_of_room(room)
-        assert right is not None
-        assert told is not None
-        assert abs(right - told) < 0.05
-
-
 # The log
 
 
+@pytest.mark.slow
 def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
     ledger = driver(slots=1000)
     chance = random.Random(3)
-    recorder = ledger.stock.account("acme").recorder
+    recorder = ledger._stock.account("acme").recorder
     for number in range(1500):
         ask(ledger, path(*[chance.randrange(1 << 30) for _ in range(40)]), number * 0.1)
         assert recorder.bytes == len(recorder.log) < (64 << 10) + 3 * sampling.CHUNK_BYTES
@@ -231,7 +140,6 @@ def test_clocks_that_step_back_do_no_harm() -> None:
         ask(ledger, path(1, 2, 3), now)
     times = [event.at for event in sample_of(ledger).events()]
     assert times == sorted(times)
-    assert all(gap is None or gap >= 0 for gap, _ in reuses(sample_of(ledger).events()))
     told = foretold([sample_of(ledger, 102.0)], FOREVER, Policy(ttl_last_use_seconds=60))
     assert told.proposed.hit_rate == pytest.approx(5 / 6)
 
@@ -274,12 +182,14 @@ def test_what_a_request_does_not_want_stored_is_not_taken_for_stored() -> None:
 
 # Previews
 
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=30)
+
 
 def replayed(prompts: Sequence[Prompt], policy: Policy, step: float) -> float:
     ledger = driver(policy)
     for number, asked in enumerate(prompts):
         ask(ledger, asked, number * step)
-    rate = ledger.stock.account("acme").tally.hit_rate
+    rate = ledger.tally("acme").hit_rate
     assert rate is not None
     return rate
 
@@ -308,10 +218,11 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
         ask(now_ledger, path(*blocks), at_s)
         ask(then, path(*blocks), at_s)
     told = foretold([sample_of(now_ledger)], FOREVER, proposed)
-    assert told.proposed.hit_rate == pytest.approx(then.stock.account("acme").tally.hit_rate)
+    assert told.proposed.hit_rate == pytest.approx(then._stock.account("acme").tally.hit_rate)
     assert told.now.hit_rate == told.measured_hit_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "proposed",
     [
@@ -352,7 +263,7 @@ def zipf_traffic() -> tuple[list[Prompt], Sample]:
 def test_without_traffic_nothing_is_foretold() -> None:
     assert Ledger(FULL).reuse("acme", 0.0) is None
     quiet = driver()
-    quiet.stock.account("acme")
+    quiet._stock.account("acme")
     for samples in ([], [sample_of(quiet)]):
         told = foretold(samples, FOREVER, Policy())
         assert told.confidence is None
@@ -369,17 +280,18 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     told = foretold([sample_of(ledger, 99.5)], FOREVER, strict)
     assert told.expiring_columns == 4 * 90
     assert told.expiring_bytes == 4 * 90 * COLUMN_BYTES
-    assert told.now.bytes == ledger.stock.account("acme").bytes == 400 * COLUMN_BYTES
+    assert told.now.bytes == ledger.accounts["acme"].bytes == 400 * COLUMN_BYTES
     assert told.freed_bytes == 400 * COLUMN_BYTES - told.proposed.bytes > 350 * COLUMN_BYTES
     ledger.set_policies({"acme": OrgPolicies(policy=strict)}, 99.5)
     while ledger.sweep(99.5):
         pass
-    assert ledger.stock.account("acme").bytes == (400 - told.expiring_columns) * COLUMN_BYTES
+    assert ledger.accounts["acme"].bytes == (400 - told.expiring_columns) * COLUMN_BYTES
     nothing = foretold([sample_of(ledger, 99.5)], strict, Policy(tiers=Tiers.NONE))
     assert nothing.proposed.hit_rate == 0
     assert nothing.expiring_columns == 40
 
 
+@pytest.mark.slow
 def test_who_stores_a_shared_beginning_anew_does_so_for_all_who_share_it() -> None:
     """With a time to live from the first use. Between the last column of the beginning that is in the
     sample and the first of each prompt that goes on there are some that all share."""
@@ -443,6 +355,7 @@ def test_a_sample_that_knows_little_says_so() -> None:
     assert any("wait for more traffic" in warning for warning in told.confidence.warnings)
 
 
+@pytest.mark.slow
 def test_policies_may_change_while_the_sample_is_taken() -> None:
     names: list[DisplacementName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
     ledger = driver(slots=100)
@@ -462,7 +375,7 @@ def test_a_sample_survives_a_journey() -> None:
     ledger = driver(layout=Layout((Group("full", (64,)), Group("draft", (16,)))))
     ask(ledger, keys().prompt([1] * 200), 1.0)
     made = sample_of(ledger, 2.0)
-    assert made.column_bytes == sum(group.column_bytes for group in ledger.stock.layout.groups)
+    assert made.column_bytes == sum(group.column_bytes for group in ledger.layout.groups)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Sample) == made
     [match, store] = made.events()
     assert [one.tail for one in store.path] == [True]

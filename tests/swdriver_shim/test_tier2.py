@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -12,51 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.data_plane.tier_requests import TierRequests
-from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Difference, Tier2
 from swdriver_shim.cache.reasons import TIER2, Reason
 from swdriver_shim.daemon.shim import Shim
-from swdriver_shim.driver import Loading, Part
+from swdriver_shim.driver import Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Rules, Tiers
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, tokens
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import PULLED, Engine, Fleet, driving, kv, tokens
-from tests.swdriver_shim.test_shim import document
+from tests.swdriver_shim.shims import document
+from tests.swdriver_shim.tiers import SOON, kept, tier_requests
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
 KEPT = Policy(tiers=Tiers.TIER2)
-SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     return tmp_path / "files"
-
-
-@contextlib.contextmanager
-def tier_requests(files: Path) -> Iterator[TierRequests]:
-    """A tier 2 on a loop of its own, as an agent has it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    made = TierRequests(loop)
-    store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
-    asyncio.run_coroutine_threadsafe(store.open(), loop).result()
-    made.store = store
-    try:
-        yield made
-        there = asyncio.run_coroutine_threadsafe(store.check_integrity(), loop).result()
-        assert there == Difference((), (), ())
-    finally:
-        asyncio.run_coroutine_threadsafe(store.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
@@ -67,33 +41,29 @@ def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
         yield made
 
 
-def kept(files: Path) -> list[Path]:
-    return [path for path in files.rglob("*") if path.is_file()]
-
-
 def is_kept(engine: Engine, files: Path, columns: int) -> None:
     """Wait until so many columns of the full group lie in tier 2."""
     wait_until(
         "tier 2 has them",
         lambda: sum(file.name.endswith(".0.0") for file in kept(files)) >= columns,
     )
-    spilled = engine.driver.ledger.spilling.spilled
+    spilled = engine.driver.ledger.tier2.spilled
     wait_until("the driver knows", lambda: spilled.columns >= columns)
 
 
 def is_evicted(engine: Engine, fleet: Fleet) -> None:
     """Take all memory away, and give it back."""
-    pools = engine.driver.ledger.slots.pools
+    pools = engine.driver.ledger.pools
     for slots in (0, SLOTS):
         for shard in fleet.plane.shards.values():
             shard.resize(slots)
-        wait_until("the driver follows", lambda: {pool.line for pool in pools} == {slots})  # noqa: B023
-    assert not any(account.bytes for account in engine.driver.ledger.stock.accounts.values())
+        wait_until("the driver follows", lambda: {pool.limit for pool in pools} == {slots})  # noqa: B023
+    assert not any(account.bytes for account in engine.driver.ledger.accounts.values())
 
 
 def of(engine: Engine, org: str = "acme") -> tuple[int, Counter[Reason]]:
     """Tokens that came from tier 2, and those that were missed."""
-    tally = engine.driver.ledger.stock.account(org).tally
+    tally = engine.driver.ledger.tally(org)
     tally.check_integrity()
     return tally.hits[TIER2], +tally.missed
 
@@ -131,12 +101,12 @@ def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) 
         asked = prompt(tokens(1, 2, 3, 4))
         first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
         assert first.tokens == C
-        assert first.seeking
-        assert first.coming == 3 * C
-        assert first.seeking.done.wait(SOON)
+        assert first.lookup
+        assert first.pending == 3 * C
+        assert first.lookup.done.wait(SOON)
         depths: list[int] = []
 
-        def more(into: Part) -> Loading:
+        def more(into: Part) -> ResumableLoad:
             def noted(group: int, shard: int, depth: int, tokens: int) -> memoryview:
                 depths.append(depth)
                 return into(group, shard, depth, tokens)
@@ -144,7 +114,7 @@ def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) 
             return engine.driver.load_more(first, noted)
 
         again = engine.loaded(asked, more)
-        assert (again.tokens, again.coming) == (4 * C, 0)
+        assert (again.tokens, again.pending) == (4 * C, 0)
         assert set(depths) == {1, 2, 3}, "and not what was there before"
         assert of(engine) == (3 * C, Counter())
 
@@ -156,8 +126,8 @@ def test_what_comes_too_late_is_there_the_next_time(fleet: Fleet, files: Path) -
         asked = prompt(tokens(1, 2))
         first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
         assert first.tokens == 0
-        assert first.seeking
-        assert first.seeking.done.wait(SOON)
+        assert first.lookup
+        assert first.lookup.done.wait(SOON)
         assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
         assert engine.load(asked) == 2 * C
 
@@ -176,7 +146,7 @@ def test_nothing_expired_comes_back_from_tier_2_though_the_driver_is_new(
     with driving(fleet, acme=hour) as engine:
         store_and_keep(engine, files, 1, 2)
     with driving(fleet, acme=hour) as engine:
-        engine.driver._carrier._wall_clock = lambda: time.time() + 3600
+        engine.driver._tier2._wall_clock = lambda: time.time() + 3600
         assert engine.load(prompt(tokens(1, 2)), SOON) == 0
         assert of(engine) == (0, Counter({Reason.EXPIRED: 2 * C}))
         wait_until("what has expired is removed", lambda: not kept(files))
@@ -277,7 +247,7 @@ def test_nothing_is_kept_in_the_clear_that_is_to_be_encrypted(fleet: Fleet, file
         assert engine.load(prompt(tokens(1)), SOON) == 0
         engine.store(prompt(tokens(2)))
         engine.load(prompt(tokens(2)))
-        assert engine.driver.ledger.spilling.begin(time.monotonic(), 10) is None
+        assert engine.driver.ledger.tier2.begin_spill(time.monotonic(), 10) is None
 
 
 def test_what_is_encrypted_needs_its_key_and_a_line_nobody_listens_to(fleet: Fleet, files: Path) -> None:
@@ -322,7 +292,7 @@ def test_what_an_agent_lost_is_restored_from_tier_2(fleet: Fleet, files: Path) -
         fleet.end_one("0.1")
         assert engine.load(prompt(tokens(1, 2, 3))) == 0
         fleet.make_one("0.1", 32 * C, SLOTS, 0)
-        recalled = engine.driver.ledger.recalling.recalled
+        recalled = engine.driver.ledger.tier2.recalled
         wait_until("its part is back", lambda: recalled.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
         assert engine.load(prompt(tokens(7))) == 0
@@ -333,7 +303,7 @@ def test_an_agent_that_ends_is_noticed_before_anybody_asks(fleet: Fleet) -> None
         shard = engine.driver._shards[0][1]
         fleet.end_one("0.1")
         wait_until("it is noticed", lambda: shard.slots is None)
-        wait_until("and told", lambda: not engine.driver.ledger.stock.reachable)
+        wait_until("and told", lambda: not engine.driver.ledger.is_reachable)
 
 
 def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path) -> None:
@@ -345,7 +315,7 @@ def test_a_shard_whose_agent_is_gone_goes_on_elsewhere(fleet: Fleet, files: Path
         assert shard.slots is None
         fleet.make_one("0.1 elsewhere", 32 * C, 64, shard.count_from())
         assert shard.move(fleet.connect("0.1 elsewhere", "unix"), lambda *_: PULLED)
-        wait_until("its part is back", lambda: engine.driver.ledger.recalling.recalled.restored == 3)
+        wait_until("its part is back", lambda: engine.driver.ledger.tier2.recalled.restored == 3)
         assert engine.load(prompt(tokens(1, 2, 3))) == 3 * C
 
 
@@ -370,10 +340,10 @@ def test_what_is_slower_than_computing_is_not_fetched(fleet: Fleet, files: Path)
             engine.load(asked)
         _, missed = of(engine)
         assert missed[Reason.NOT_WORTH_IT] > 0
-        assert engine.driver.worth()["acme"].dram_tokens_min is None
+        assert engine.driver.statistics.break_even()["acme"].dram_tokens_min is None
         for _ in range(200):
             engine.driver.computed("acme", 1000, 1000.0)
-        tokens_min = engine.driver.worth()["acme"].dram_tokens_min
+        tokens_min = engine.driver.statistics.break_even()["acme"].dram_tokens_min
         assert tokens_min is not None
         assert tokens_min <= 1
         assert engine.load(asked) == 2 * C
@@ -385,15 +355,15 @@ def test_a_prompt_may_go_on_while_tier_2_is_asked(
     with driving(fleet, acme=KEPT) as engine:
         store_and_keep(engine, files, 1, 2)
         is_evicted(engine, fleet)
-        carrier, go_on = engine.driver._carrier, threading.Event()
+        carrier, go_on = engine.driver._tier2, threading.Event()
         ask = carrier._ask
         monkeypatch.setattr(carrier, "_ask", lambda *what: (go_on.wait(), ask(*what))[1])
         asked = prompt(tokens(1, 2))
         first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
         asked.extend(tokens(7, 8))
         go_on.set()
-        assert first.seeking
-        assert first.seeking.done.wait(SOON)
+        assert first.lookup
+        assert first.lookup.done.wait(SOON)
         assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
 
 
@@ -405,10 +375,11 @@ def test_a_new_driver_purges_what_lay_in_memory_before_it(fleet: Fleet) -> None:
         assert not any(shard.occupied() for shard in fleet.plane.shards.values())
 
 
+@pytest.mark.slow
 def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> None:
     with driving(fleet, acme=KEPT) as engine:
         prompts = [prompt(tokens(kind, kind + 1)) for kind in range(100, 200, 2)]
-        pools, carrier = engine.driver.ledger.slots.pools, engine.driver._carrier
+        pools, carrier = engine.driver.ledger.pools, engine.driver._tier2
 
         def settle() -> None:
             wait_until("there is room ahead", lambda: all(pool.free >= 2 for pool in pools))
@@ -417,7 +388,7 @@ def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> Non
         for asked in prompts:
             engine.store(asked)
             settle()
-        spilled = engine.driver.ledger.spilling.spilled
+        spilled = engine.driver.ledger.tier2.spilled
         assert spilled.columns > 0
         assert spilled.no_time == 0
         for asked in prompts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swdriver_shim.replaying.traces import Malformed, Request, read, tenant
+from swdriver_shim.replay.traces import Malformed, Request, read, tenant
 
 
 def conversations(folder: Path, *rows: dict[str, Any] | str) -> Path:

@@ -32,11 +32,11 @@ from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import Rules
-from swdriver_shim.prefixes import Here
+from swdriver_shim.prefixes import LocalPrefixes
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, org
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, org
 from tests.swdriver_shim.tiny_models import (
     CHUNK,
     MODELS,
@@ -68,7 +68,7 @@ class World:
 
     def cache(self, name: str = "acme", chunk: int = CHUNK) -> PrefixCache:
         keys = Keys(name, name.encode().ljust(32, b"!"), self.spec.namespace())
-        return PrefixCache(self.model, Here(self.driver, keys), chunk_tokens=chunk)
+        return PrefixCache(self.model, LocalPrefixes(self.driver, keys), chunk_tokens=chunk)
 
     def query(self, tokens: list[int]) -> int:
         keys = Keys("acme", b"acme".ljust(32, b"!"), self.spec.namespace())
@@ -281,7 +281,7 @@ def test_any_window_and_any_prefix_while_others_are_evicted(
         same = compute(world.model, tokens)[0]
         torch.testing.assert_close(done.logits, same, **ROUNDING)
     assert refilled > 25 * C / 2
-    missed = world.driver.ledger.stock.account("acme").tally.missed
+    missed = world.driver.ledger.tally("acme").missed
     assert missed["displaced"] > 0  # type: ignore[index]
 
 

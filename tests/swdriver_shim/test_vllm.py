@@ -37,7 +37,7 @@ from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.deciding import Decider
+from swdriver_shim.decider.decider import Decider
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
@@ -154,7 +154,7 @@ class Engine:
             [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
         ]
         self.driver = Decider(layout, "llama", self.far)
-        self.events = self.driver.ledger.stock.watch = UnitEvents(self.unit, 32)
+        self.events = self.driver.ledger._stock.listener = UnitEvents(self.unit, 32)
         self.scheduling = ConnectorScheduler(
             self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
@@ -364,7 +364,7 @@ def test_who_wants_all_of_it_computed_is_not_counted_as_a_hit(tmp_path: Path) ->
         asked = request([*some(1, 256), *some(2, 300)])
         asked.skip_reading_prefix_cache = True
         assert one.serve(asked) == 0
-        assert sum(one.driver.orgs()[0].hit_tokens.values()) == 0
+        assert sum(one.driver.statistics.orgs()[0].hit_tokens.values()) == 0
         assert one.serve(request(asked.all_token_ids)) == 512, "it is stored all the same"
 
 
@@ -435,7 +435,7 @@ def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
         again = request(some(1, 600))
         assert one.begin(again) == 576
         [third] = [
-            column for column in one.driver.ledger.stock.account("acme").columns(0) if column.depth == 3
+            column for column in one.driver.ledger.accounts["acme"].columns(0) if column.depth == 3
         ]
         one.plane.shards["0.0"].arena.slot(third.slot)[100] ^= 1
         bad: set[int] = set()
@@ -460,14 +460,16 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -
         one.serve(request(some(1, 600)))
         for _ in range(4):
             assert one.serve(request(some(1, 600))) == 576
-        measured = one.driver._pace("acme").computing
+        measured = one.driver.statistics.refills_of("acme").computing
         assert measured.count == 1, "a step of a few tokens, or with loads, tells nothing"
         for seed in range(2, 8):
             one.serve(request(some(seed, 600)))
-        assert one.driver.worth()["acme"].dram_tokens_min is None
-        one.driver._pace("acme")._tried_at = one.driver._clock()  # it is tried again now and then
+        assert one.driver.statistics.break_even()["acme"].dram_tokens_min is None
+        one.driver.statistics.refills_of(
+            "acme"
+        )._tried_at = one.driver._clock()  # it is tried again now and then
         assert one.serve(request(some(1, 600))) == 0
-        assert one.driver.ledger.stock.account("acme").tally.missed[Reason.NOT_WORTH_IT] == 576
+        assert one.driver.ledger.tally("acme").missed[Reason.NOT_WORTH_IT] == 576
 
 
 def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) -> None:
@@ -479,7 +481,7 @@ def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) 
         step = one.run({})
         assert [order.request for order in step.loads_ahead] == [again.request_id]
         wait_until("it is over", lambda: not one.run({}).ending and not one.scheduling._loads)
-        assert not list(one.driver.ledger.slots.pins())
+        assert not list(one.driver.ledger._slots.pins())
 
 
 @pytest.mark.parametrize("block_tokens", [32, 128])
@@ -504,7 +506,7 @@ def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
         there = {news.hashes for news in told}
         for news in one.events.take():
             (there.add if news.is_there else there.remove)(news.hashes)
-        columns = sum(1 for _ in one.driver.ledger.stock.account("acme").columns(0))
+        columns = sum(1 for _ in one.driver.ledger.accounts["acme"].columns(0))
         assert columns - one.unit // C < len(there) * (one.unit // C) <= columns
         assert one.driver.purge("acme").done
         assert {news.hashes for news in one.events.take() if not news.is_there} == there
@@ -516,7 +518,7 @@ def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path) -> N
         again = request(some(1, 600))
         assert one.begin(again) == 576
         [third] = [
-            column for column in one.driver.ledger.stock.account("acme").columns(0) if column.depth == 3
+            column for column in one.driver.ledger.accounts["acme"].columns(0) if column.depth == 3
         ]
         one.plane.shards["0.1"].arena.slot(third.slot)[100] ^= 1
         one.run({again: 24})
@@ -618,7 +620,7 @@ def test_a_save_that_comes_too_late_leaves_nothing_behind_a_purge(tmp_path: Path
         one.driver.set_policies({"acme": OrgPolicies(policy=Policy(scrub=True))})
         began, now = time.monotonic(), [0.0]
         [worker] = one.workers
-        one.driver._clock = worker._clock = lambda: began + now[0]
+        one.driver._clock = one.driver._housekeeper._clock = worker._clock = lambda: began + now[0]
         asked = request(some(1, 300))
         one.begin(asked)
         take, may_go_on = worker._waiting.get, threading.Event()
@@ -666,11 +668,12 @@ def test_a_request_that_is_never_scheduled_holds_nothing(tmp_path: Path) -> None
         asked = request(some(1, 300))
         assert one.scheduling.matched(asked, 0) == (256, False)
         assert one.scheduling.matched(asked, 0) == (256, False)
-        assert len(list(one.driver.ledger.slots.pins())) == 1
+        assert len(list(one.driver.ledger._slots.pins())) == 1
         assert not one.scheduling.finished(asked, ())
-        assert not list(one.driver.ledger.slots.pins())
+        assert not list(one.driver.ledger._slots.pins())
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))
 def test_whatever_comes_together_every_block_is_right(
@@ -706,7 +709,7 @@ def test_whatever_comes_together_every_block_is_right(
 def test_what_expires_while_a_request_waits_for_blocks_is_not_loaded(tmp_path: Path) -> None:
     with engine(tmp_path, FULL) as one:
         now = [0.0]
-        one.driver._clock = lambda: now[0]
+        one.driver._clock = one.driver._housekeeper._clock = lambda: now[0]
         one.scheduling._clock = lambda: now[0]
         one.driver.set_policies({"acme": OrgPolicies(policy=Policy(ttl_first_use_seconds=10))})
         one.serve(request(some(1, 300)))
@@ -743,7 +746,7 @@ def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_pat
                     waits.append(seconds)
 
         begin = one.driver.begin_load
-        one.driver.begin_load = lambda prompt: begin(prompt)._replace(seeking=Looking())  # type: ignore[arg-type,method-assign]
+        one.driver.begin_load = lambda prompt: begin(prompt)._replace(lookup=Looking())  # type: ignore[arg-type,method-assign]
         one.scheduling._wait_seconds = 60.0
         busy, waiting = request(some(1, 300), org=""), request(some(2, 300))
         assert one.scheduling.matched(waiting, 0) == (None, False)
@@ -758,9 +761,7 @@ def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_pat
 
 
 def damage(one: Engine, depth: int) -> None:
-    [column] = [
-        each for each in one.driver.ledger.stock.account("acme").columns(0) if each.depth == depth
-    ]
+    [column] = [each for each in one.driver.ledger.accounts["acme"].columns(0) if each.depth == depth]
     one.plane.shards["0.0"].arena.slot(column.slot)[100] ^= 1
 
 

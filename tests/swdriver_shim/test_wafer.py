@@ -22,7 +22,7 @@ from swdriver_shim.adapters.wafer import (
 )
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.driver import Driver, Loading, Part
+from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
@@ -190,7 +190,7 @@ def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) ->
     class Careless(Driver):
         """Spoils one byte behind everybody's back."""
 
-        def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> Loading:
+        def load(self, prompt: Prompt, into: Part, *, seconds: float = 0.0) -> ResumableLoad:
             places: list[memoryview] = []
 
             def spoilt(group: int, shard: int, depth: int, tokens: int) -> memoryview:
@@ -212,7 +212,7 @@ def test_numbers_alone_hit_as_bytes_do() -> None:
     wafer = Wafer(SMALL)
     ledger = Ledger(SMALL)
     for group in range(len(SMALL.groups)):
-        ledger.set_line(group, 20)
+        ledger.set_slot_limit(group, 20)
     emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
     assert emulator.serve(keys(wafer), TOKENS, output=[5] * 100).hit == 0
     assert emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6]).hit == len(TOKENS) + 100

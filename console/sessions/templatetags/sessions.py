@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from console.placement.topology import Tier
-from console.sessions.forms import LeavingForm
+from console.sessions.pages.forms import LeavingForm
 from console.shell.templatetags.console import bar, status
 
 register = template.Library()

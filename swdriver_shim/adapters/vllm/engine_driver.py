@@ -33,7 +33,7 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
-from swdriver_shim.deciding import Receipt
+from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
 from telemetry.emit.reporter import Reporter
@@ -120,7 +120,8 @@ class EngineDriver:
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
-        self.shim.driver.ledger.stock.watch = self.events
+        if self.events:
+            self.shim.driver.ledger.set_listener(self.events)
         self.scheduling = ConnectorScheduler(
             self.shim.driver,
             [group.shape() for group in workers[0].groups],

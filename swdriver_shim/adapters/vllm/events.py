@@ -66,7 +66,7 @@ class UnitEvents:
         self._count(column, -1)
 
     def _count(self, column: Column, by: int) -> None:
-        if column.home.group:
+        if column.group:
             return
         with self._lock:
             unit = self._units.get(column.key)

@@ -33,8 +33,8 @@ from swdriver_shim.adapters.vllm.orders import (
 )
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.storing import Store
-from swdriver_shim.deciding import Asked, Decider
+from swdriver_shim.cache.stores import Store
+from swdriver_shim.decider.decider import Decider, Load
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -95,7 +95,7 @@ class TrackedRequest:
     request: Request
     asker: Requester
     prompt: Prompt
-    asked: Asked | None = None  # found, and held until it has blocks or is not wanted
+    asked: Load | None = None  # found, and held until it has blocks or is not wanted
     asked_at: float = 0.0
     looked_at: float = 0.0
     waiting_since: float | None = None  # for tier 2
@@ -115,7 +115,7 @@ class TrackedRequest:
 @dataclass(slots=True)
 class PendingLoad:
     ongoing: TrackedRequest
-    asked: Asked
+    asked: Load
     columns: list[list[Column]]  # as in the order
     blocks: set[int]
     table: Sequence[int]  # of its request, in the first group
@@ -207,13 +207,11 @@ class ConnectorScheduler:
             return 0, False
         one.found, one.computed = self._usable(one, asked), computed
         if self._is_worth_waiting(one, asked, now):
-            if (
-                self._is_idle and asked.seeking
-            ):  # it would ask again and again, and leave no time to look
-                asked.seeking.done.wait(IDLE_SECONDS)
+            if self._is_idle and asked.lookup:  # it would ask again and again, without a pause
+                asked.lookup.done.wait(IDLE_SECONDS)
             return None, False
         if self._only_if_faster:
-            self._driver.leave_if_slower(asked.match)
+            self._driver.skip_if_slower(asked.match)
         one.found = self._usable(one, asked)
         if one.found <= computed:
             one.stored = max(one.stored, asked.match.tokens)
@@ -222,19 +220,19 @@ class ConnectorScheduler:
         return one.found - computed, self.loads_ahead
 
     @staticmethod
-    def _usable(one: TrackedRequest, asked: Asked) -> int:
+    def _usable(one: TrackedRequest, asked: Load) -> int:
         """So many tokens need not be computed: never the last one, whose logits are wanted. Its KV comes
         along with the others of its block, and is computed once more."""
         return min(asked.match.tokens, one.request.num_tokens - 1)
 
-    def _look(self, one: TrackedRequest, now: float) -> Asked | None:
+    def _look(self, one: TrackedRequest, now: float) -> Load | None:
         """What there is by now."""
         if not self._is_served(one.asker):
             self._let_go(one)
             return None
         if one.asked and now < one.asked_at + ASKED_SECONDS_MAX:
             if now >= one.looked_at + LOOK_SECONDS:  # it may have expired, or tier 2 has brought more
-                one.asked, one.looked_at = self._driver.again(one.asked), now
+                one.asked, one.looked_at = self._driver.rematch(one.asked), now
             return one.asked
         self._let_go(one)
         limit = one.request.num_tokens // self._unit * self._unit
@@ -246,8 +244,8 @@ class ConnectorScheduler:
         one.asked_at = one.looked_at = now
         return one.asked
 
-    def _is_worth_waiting(self, one: TrackedRequest, asked: Asked, now: float) -> bool:
-        if not asked.coming or asked.match.tokens + asked.coming <= one.computed:
+    def _is_worth_waiting(self, one: TrackedRequest, asked: Load, now: float) -> bool:
+        if not asked.pending or asked.match.tokens + asked.pending <= one.computed:
             return False
         if one.waiting_since is None:
             one.waiting_since = now
@@ -320,7 +318,7 @@ class ConnectorScheduler:
                 for ended in self._ended:  # of which vLLM takes nothing back
                     ended.is_doubtful |= ended is one or load.fills(ended.last_blocks or ())
         else:
-            self._driver.note_refill(match, loaded.seconds)
+            self._driver.record_refill(match, loaded.seconds)
             self._driver.end_load(load.asked)
         one.load = None
 
@@ -436,7 +434,7 @@ class ConnectorScheduler:
         carries: tuple[list[ColumnOrder], ...] = tuple([] for _ in self._groups)
         columns: list[list[Column]] = [[] for _ in self._groups]
         for column, slot in store.places:
-            group = column.home.group
+            group = column.group
             of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
             carries[group].append(ColumnOrder(slot, column.key, self._part(column.depth), of))
             columns[group].append(column)

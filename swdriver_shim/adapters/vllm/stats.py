@@ -55,7 +55,7 @@ class StatsSource:
         deciding = self._deciding
         done = deciding.scheduling.counts
         tokens: dict[str, int] = {}
-        for org in deciding.shim.driver.orgs():
+        for org in deciding.shim.driver.statistics.orgs():
             for tier, count in org.hit_tokens.items():
                 tokens[f"hit_{tier}"] = tokens.get(f"hit_{tier}", 0) + count
             for reason, count in org.missed_tokens.items():

@@ -2,7 +2,7 @@
 
 The columns of an org's prompts form a forest: a column's parent is the one before it in the prompt, and
 is worth nothing less than it. So room is made leaf-first, and a policy decides among leaves only. The
-driver pins what is in use; a pin holds a column as a child does.
+driver pins columns in use; a pin counts as a child does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Displaceable(Protocol):
     @property
     def parent(self) -> Displaceable | None: ...
     @property
-    def holds(self) -> int:
+    def ref_count(self) -> int:
         """Children present, and pins. A candidate while it is 0."""
 
     @property
@@ -69,7 +69,7 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     @abstractmethod
     def stored(self, column: C, now: float) -> None:
-        """It has come in, with `mark` None. A candidate at once if nothing holds it."""
+        """It has come in, with `mark` None. A candidate at once if its `ref_count` is 0."""
 
     @abstractmethod
     def used(self, path: Sequence[C], now: float) -> None:
@@ -81,7 +81,7 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     @abstractmethod
     def leaf(self, column: C) -> None:
-        """Nothing holds it any more: its last child or pin is gone. Stamped already."""
+        """Its `ref_count` has become 0: the last child or pin was removed. It is stamped already."""
 
     @abstractmethod
     def victim(self, now: float) -> C | None:

@@ -71,7 +71,7 @@ class Cost(DisplacementPolicy[C]):
         if self._returns.follows(column.key):
             column.mark = True
             self._returns.used([(column.key, _kind(column, column.uses))], now)
-        if not column.holds:
+        if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
@@ -114,7 +114,7 @@ class Cost(DisplacementPolicy[C]):
             _, column, ticket, kind = least
             if column is None:
                 return None
-            if not column.holds and self._waiting.get(column) == ticket:
+            if not column.ref_count and self._waiting.get(column) == ticket:
                 self._returns.displaced(now - column.used_at)
                 return column
             self._changed.add(kind)
@@ -127,7 +127,7 @@ class Cost(DisplacementPolicy[C]):
         columns = set(columns)
         assert self._count == len(columns)
         assert self._waiting.keys() <= columns
-        assert all(column.holds or column in self._waiting for column in columns)
+        assert all(column.ref_count or column in self._waiting for column in columns)
         for sign, heaps_of_end in zip((1, -1), zip(*self._kinds, strict=True), strict=True):
             entries = sum(len(heap) for heap in heaps_of_end)
             assert entries <= self._entries <= 2 * len(self._waiting) + _SLACK
@@ -139,9 +139,9 @@ class Cost(DisplacementPolicy[C]):
             }
             assert here.keys() == self._waiting.keys()
             for column, (kind, entry) in here.items():
-                assert column.holds or kind == _kind(column, column.uses), "of another kind by now"
+                assert column.ref_count or kind == _kind(column, column.uses), "of another kind by now"
                 used = sign * entry[0]  # below zero for what was used before this machine started
-                assert column.holds or used == column.used_at // SAME_AGE_S, "used since"
+                assert column.ref_count or used == column.used_at // SAME_AGE_S, "used since"
         self._returns.check_integrity()
 
     def _offer(self, kind: int, now: float) -> _Offer[C]:
@@ -156,7 +156,7 @@ class Cost(DisplacementPolicy[C]):
             while heap:
                 _, _, ticket, column = heap[0]
                 is_waiting = waiting.get(column) == ticket
-                if is_waiting and not column.holds:
+                if is_waiting and not column.ref_count:
                     worth = rate[age_of(now - column.used_at)] * self._price(column)
                     if worth < least[0]:
                         least = worth, column, ticket, kind

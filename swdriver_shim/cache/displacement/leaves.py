@@ -51,7 +51,7 @@ class Leaves(Generic[C]):
             if entries.get(column) is not entry:
                 heappop(heap)
                 continue
-            rank = None if column.holds else self._rank(column)
+            rank = None if column.ref_count else self._rank(column)
             if rank is None:
                 heappop(heap)
                 del entries[column]
@@ -64,7 +64,7 @@ class Leaves(Generic[C]):
     def check_integrity(self, columns: Iterable[C]) -> None:
         """These are the columns that belong here, held or not."""
         for column in columns:
-            assert column.holds or column in self._entries, "a leaf that nobody would find"
+            assert column.ref_count or column in self._entries, "a leaf that nobody would find"
         queued = {id(entry) for entry in self._heap}
         assert all(id(entry) in queued for entry in self._entries.values())
         assert all(entry[0] <= (self._rank(entry[-1]) or entry[0]) for entry in self._entries.values())
@@ -76,7 +76,9 @@ class Leaves(Generic[C]):
         return made
 
     def _compact(self) -> None:
-        self._entries = {column: entry for column, entry in self._entries.items() if not column.holds}
+        self._entries = {
+            column: entry for column, entry in self._entries.items() if not column.ref_count
+        }
         self._heap = list(self._entries.values())
         heapify(self._heap)
         self._limit = 2 * len(self._heap) + _SLACK

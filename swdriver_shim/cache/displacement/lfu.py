@@ -26,7 +26,7 @@ class Lfu(DisplacementPolicy[C]):
     def stored(self, column: C, now: float) -> None:
         self._count += 1
         column.mark = self._age
-        if not column.holds:
+        if not column.ref_count:
             self._leaves.put(column)
 
     def used(self, path: Sequence[C], now: float) -> None:

@@ -20,7 +20,7 @@ class Lru(DisplacementPolicy[C]):
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
-        if not column.holds:
+        if not column.ref_count:
             self._leaves.put(column)
 
     def used(self, path: Sequence[C], now: float) -> None:

@@ -40,7 +40,7 @@ class S3Fifo(DisplacementPolicy[C]):
         if column.key in self._ghosts:
             del self._ghosts[column.key]
             self._to_main(column)
-        if not column.holds:
+        if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:

@@ -35,7 +35,7 @@ class Slru(DisplacementPolicy[C]):
         self._count += 1
         if column.uses:
             self._protect(column)
-        if not column.holds:
+        if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:

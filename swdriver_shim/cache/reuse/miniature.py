@@ -42,14 +42,14 @@ class Run(NamedTuple):
 class Column:
     """A column, as displacement policies see it. Empty ones stay while there are some behind them."""
 
-    __slots__ = ("behind", "bytes", "holds", "key", "mark", "needs", "parent", "present", "runs",
+    __slots__ = ("behind", "bytes", "key", "mark", "needs", "parent", "present", "ref_count", "runs",
                  "stored_at", "tail", "used_at", "uses")  # fmt: skip
 
     def __init__(self, reference: Reference, parent: Column | None) -> None:
         self.key, self.needs, self.tail = reference
         self.parent = parent
         self.bytes = 1
-        self.holds = 0
+        self.ref_count = 0
         self.mark: object = None
         self.present = False
         self.stored_at = self.used_at = 0.0
@@ -135,7 +135,7 @@ class Miniature:
             column.uses += 1
         if self._last is not None:
             self._used.extend([(now, column) for column in found])
-        if self._queue is not None and not found[-1].holds:
+        if self._queue is not None and not found[-1].ref_count:
             self._queue.leaf(found[-1])
         return len(found)
 
@@ -149,20 +149,20 @@ class Miniature:
             if column is None:
                 column = columns[reference.key] = Column(reference, tip)
                 if tip:
-                    tip.holds += 1  # so nobody takes it while room is made for those behind it
+                    tip.ref_count += 1  # so nobody takes it while room is made for those behind it
             if not column.present:
-                column.holds += 1  # nor this one for a leaf
+                column.ref_count += 1  # nor this one for a leaf
                 has_room = self._make_room(now)
                 if has_room:
                     self._put(column, now)
-                column.holds -= 1
+                column.ref_count -= 1
                 if not has_room:
                     self._prune(column)
                     return None
             if self._first is not None:
                 self._date(column, tip, found, now)
             tip = column
-        if tip and not tip.holds and self._queue is not None:
+        if tip and not tip.ref_count and self._queue is not None:
             self._queue.leaf(tip)
         return tip
 
@@ -235,14 +235,14 @@ class Miniature:
         self._prune(column)
 
     def _prune(self, column: Column) -> None:
-        while not column.present and not column.holds:
+        while not column.present and not column.ref_count:
             del self._columns[column.key]
             parent = column.parent
             if parent is None:
                 return
-            parent.holds -= 1
+            parent.ref_count -= 1
             column = parent
-        if not column.holds and self._queue is not None:
+        if not column.ref_count and self._queue is not None:
             self._queue.leaf(column)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvss_agent.client import Lost, NotApplied, ShardClient
 from kvss_agent.shard.core import BATCH_MAX
-from swdriver_shim.cache.resuming import ShardNote, take, write
+from swdriver_shim.cache.snapshot import ShardSnapshot, read_once, write
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes
 from swdriver_shim.data_plane.shard.slots import SlotTable
@@ -96,7 +96,7 @@ class HomeConnections:
     def _resume(self, client: ShardClient) -> bool:
         """Go on with what an earlier process has noted. Returns False unless the agent's memory is as
         that process left it, to the last evict."""
-        left = take(self._note, ShardNote) if self._note else None
+        left = read_once(self._note, ShardSnapshot) if self._note else None
         if left is None or (client.incarnation, client.applied) != (left.incarnation, left.applied):
             return False
         with self.lock:
@@ -220,7 +220,7 @@ class HomeConnections:
                 return
             try:
                 client.wait_applied(self.number)
-                write(note, ShardNote(client.incarnation, client.applied, self.slots.dump()))
+                write(note, ShardSnapshot(client.incarnation, client.applied, self.slots.dump()))
             except (Lost, NotApplied, OSError) as error:
                 log.warning("The state of shard %s can't be saved for a restart: %s", self.name, error)
 

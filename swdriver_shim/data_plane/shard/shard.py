@@ -38,7 +38,7 @@ class Shard:
         path: PathSpec | None = None,
         earlier_homes: Sequence[Connect] = (),
     ) -> None:
-        """`notes`: a directory for what the next process continues with (`resuming`). `path`: how bytes
+        """`notes`: a directory for what the next process continues with (`snapshot`). `path`: how bytes
         get to the home. `earlier_homes`: where an earlier process may have left bytes."""
         self.name = name
         self._homes = HomeConnections(name, connect, notes, path, earlier_homes, self._clear_unwritten)

@@ -18,7 +18,7 @@ from console.alerts.timeline import questions
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Session, Shard
+from console.sessions.models import Session, Stream
 from telemetry.metrics import Kind
 from telemetry.shapes import Series
 from telemetry.store.rollup import RollUp
@@ -73,9 +73,9 @@ def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -
     [(_, address)] = questions(alert)
     assert "topic=driver%3Ajob7" in address
     assert "label=stream%3Afull.1" in address
-    Shard.objects.filter(index=1).update(tier=Tier.RAIL.value)
+    Stream.objects.filter(index=1).update(tier=Tier.RAIL.value)
     assert tick() == 1, "bytes of before the move are nobody's placement"
-    Shard.objects.filter(index=1).update(tier=Tier.SPINE.value)
+    Stream.objects.filter(index=1).update(tier=Tier.SPINE.value)
     assert tick() == 1
     assert [flip.after for flip in Flip.objects.order_by("number")] == ["firing", "resolved", "firing"]
 
@@ -102,7 +102,7 @@ def test_the_alert_says_which_move_would_end_it_and_does_it(
     done = browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", {"kind": "move"})
     operation = Operation.objects.get()
     assert done["Location"] == f"/operations/{operation.pk}/"
-    shard = Shard.objects.get(index=1)
+    shard = Stream.objects.get(index=1)
     assert shard.next_node
     assert (shard.next_node.name, shard.operation) == ("ax2", operation)
 
@@ -111,7 +111,7 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
     chat: Session, people: People, browser_of: Callable[..., Client]
 ) -> None:
     """Of the session that has most on a link that is full, or of which too much crosses the spine."""
-    Shard.objects.filter(index=2).update(
+    Stream.objects.filter(index=2).update(
         tier=Tier.SPINE.value, node=Node.objects.get(name="ax4"), nic_leaf="l4"
     )
     carried = {"bytes_by_session": {"gone": 1e9, "chat": 2e9}}
@@ -124,15 +124,15 @@ def test_all_streams_of_a_session_are_brought_back_as_one_operation(
             ("job7.full.1", "ax1", "ax2, on its rail"),
             ("job7.full.2", "ax4", "ax3, on its rail"),
         }
-    asked = {"kind": "bring-back"}
+    asked = {"kind": "restore-rails"}
     assert browser_of(people.stranger).post(f"/alerts/{share.pk}/fix/", asked).status_code == 404
     assert browser_of(people.viewer).post(f"/alerts/{share.pk}/fix/", asked).status_code == 403
     on_call = browser_of(people.on_call)
     done = on_call.post(f"/alerts/{share.pk}/fix/", asked)
     operation = Operation.objects.get()
-    assert (operation.kind, operation.actor_name) == ("session.bring-back", people.on_call.username)
+    assert (operation.kind, operation.actor_name) == ("session.restore-rails", people.on_call.username)
     assert done["Location"] == f"/operations/{operation.pk}/"
-    homes = Shard.objects.exclude(next_node=None).order_by("index")
+    homes = Stream.objects.exclude(next_node=None).order_by("index")
     assert list(homes.values_list("next_node__name", flat=True)) == ["ax2", "ax3"]
 
     page = on_call.get(f"/alerts/{share.pk}/").content.decode()

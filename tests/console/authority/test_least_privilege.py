@@ -33,8 +33,9 @@ from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers
 from console.policies import services as policies
-from console.sessions import jobs, moves, services
-from console.sessions.models import Phase, Shard
+from console.sessions import services
+from console.sessions.changes import jobs, moves
+from console.sessions.models import Phase, Stream
 from kvss_agent.security import capabilities
 from kvss_agent.security.certificates import Peer
 from kvss_agent.security.certificates import Role as PeerRole
@@ -44,8 +45,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.conftest import People
 from tests.console.sessions.loads import kv, tokens_of
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_jobs import start_job
-from tests.console.sessions.test_sizes import create
+from tests.console.sessions.requests import create, start_job
 from tests.control_api import Tls, as_console, as_process, certified, control_client
 from tests.hostile.network import Network
 from tests.live import wait_until
@@ -74,10 +74,10 @@ def document_of(kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def on_its_way(people: People) -> tuple[Operation, Shard]:
+def on_its_way(people: People) -> tuple[Operation, Stream]:
     """A shard of job7 that is to go on at ax2, of which its driver has not been told yet."""
     on_call = people.principal("platform_on_call")
-    one = Shard.objects.filter(job__driver__name="job7", node__name="ax1").select_related("node")[0]
+    one = Stream.objects.filter(job__driver__name="job7", node__name="ax1").select_related("node")[0]
     with transaction.atomic():
         session = services.for_change(on_call, "chat", at_least=Role.ON_CALL)
         moving = moves.move(on_call, session, one, Node.objects.get(name="ax2"))
@@ -144,7 +144,7 @@ def test_all_of_a_drivers_document_opens_nothing_but_its_own_move(people: People
     assert not held & agents_tokens, "no agent's token ever leaves the console"
     [capability] = [one for one in held if one.startswith(capabilities.PREFIX)]
 
-    theirs = Shard.objects.filter(job__driver__name="job8").select_related("node")
+    theirs = Stream.objects.filter(job__driver__name="job8").select_related("node")
     identity = ProcessIdentity.load(fleet.directory / "job7", "driver:job7")
     thief = ProcessIdentity.load(fleet.directory / "job8", "driver:job8")
     before = {name: agent.observed() for name, agent in fleet.agents.items()}

@@ -11,14 +11,14 @@ import pytest
 from django.test import Client
 
 from console.accounts.models import User
+from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
-from console.sessions.sizing import new_session
 from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.slowest import store_slowest
 from tests.conftest import People
-from tests.console.charts.test_charts import drawn, tell
+from tests.console.charts.numbers import drawn, tell
 from tests.console.sessions.fleets import make_driver
-from tests.swdriver_shim.test_slowest import transfer
+from tests.swdriver_shim.transfers import transfer
 
 pytestmark = pytest.mark.django_db
 

@@ -24,11 +24,11 @@ from console.control.models import BadAnswers, Target
 from console.control.observed import Observed
 from console.control.sending import SUSPECTS_AT_ONCE_MAX, Call, Endpoint, ask_all
 from console.fleet.models import Driver
-from console.sessions.asking import Facts
+from console.sessions.steps.observations import Observations
 from kvss_agent.http.exchange import Budget, Reply
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
-from tests.console.control.test_control import save, target
+from tests.console.control.targets import save, target
 from tests.hostile.agent import Peer
 from tests.hostile.answers import EXHAUSTING, OBSERVED, Answer, Asked, bomb, says, says_json
 from tests.kvss_agent.plane import SECRET
@@ -352,7 +352,7 @@ def test_a_driver_that_has_lost_its_agent_is_understood(people: People, drivers:
         return bool(shard["state"] == "lost")
 
     wait_until("it has lost its agent", is_lost)
-    shard = Facts(set(), set(Driver.objects.filter(name="one"))).shard_of("one", "full", 0)
+    shard = Observations(set(), set(Driver.objects.filter(name="one"))).shard_of("one", "full", 0)
     assert shard
     assert (shard.state, shard.slots) == ("lost", None)
     Target.objects.update(observed_at=None)

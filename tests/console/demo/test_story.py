@@ -12,9 +12,9 @@ from console.demo import engine, places, story
 from console.fleet import description
 from swdriver_shim.adapters.wafer import Wafer
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.prefixes import Here
+from swdriver_shim.prefixes import LocalPrefixes
 from tests.kvss_agent.plane import running
-from tests.swdriver_shim.test_driver import LAYOUT, Fleet, driving
+from tests.swdriver_shim.fleets import LAYOUT, Fleet, driving
 
 SECONDS = 900.0
 
@@ -79,7 +79,7 @@ def test_an_engine_of_the_demo_gets_back_what_it_has_stored(tmp_path: Path) -> N
         agents = Fleet(plane)
         agents.make()
         with driving(agents) as driven:
-            prefixes = Here(driven.driver, Keys("acme", bytes(32), wafer.namespace))
+            prefixes = LocalPrefixes(driven.driver, Keys("acme", bytes(32), wafer.namespace))
             first = story.Ask(0.0, "acme", served, tuple(range(200)), tuple(range(50)))
             assert engine.serve(prefixes, wafer, first) == (200, 0, 0)
             more = story.Ask(1.0, "acme", served, (*first.tokens, *first.answer, 7, 7), (1,))

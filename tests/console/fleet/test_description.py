@@ -25,7 +25,7 @@ from console.fleet.importing import Moved, apply, current, difference, preview
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
-from console.sessions import leaving
+from console.sessions.changes import drains
 from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
@@ -267,17 +267,6 @@ def test_an_import_can_be_taken_back_as_long_as_nothing_has_moved(people: People
         audit.undo(admin, entry, "")
 
 
-def many(nodes: int) -> Things:
-    """One stamp of 20 leaves and so many nodes."""
-    things: Things = {("stamp", "east"): {}}
-    for leaf in range(20):
-        things["leaf", f"leaf-{leaf}"] = {"stamp": "east"}
-    for node in range(nodes):
-        nic = {"leaf": f"leaf-{node % 20}", "wio": 16, "gbits": 100}
-        things["node", f"ax-{node}"] = {"stamp": "east", "nics": {"eth0": nic}}
-    return things
-
-
 def test_a_thousand_nodes_are_imported_in_few_queries(
     db: None, django_assert_max_num_queries: Any
 ) -> None:
@@ -417,7 +406,7 @@ def test_what_a_session_needs_is_not_removed(world: World) -> None:
 
 
 def test_a_node_that_is_being_upgraded_is_not_removed(world: World) -> None:
-    upgraded = leaving.upgrade(SYSTEM, "ax-1")
+    upgraded = drains.upgrade(SYSTEM, "ax-1")
     while operations.advance(upgraded.pk):
         pass
     without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})

@@ -21,10 +21,10 @@ from console.fleet.description import dump
 from console.fleet.models import Driver, JoinToken, Node
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.models import Job, JobBox, Session, SessionBox, Shard
+from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from kvss_agent.process.membership import credential
 from tests.conftest import People
-from tests.console.fleet.test_description import many
+from tests.console.fleet.descriptions import many
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
 from tests.html import compact
 
@@ -227,7 +227,7 @@ def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
 
 
 @pytest.fixture
-def shards(world: World) -> list[Shard]:
+def shards(world: World) -> list[Stream]:
     """Two streams: one on a rail of ax-1, one that crosses the spine from a leaf of another stamp."""
     session = Session.objects.create(name="prod", boxes_desired=1, boxes_min=1, boxes_increment=1)
     job = Job.objects.create(
@@ -244,13 +244,13 @@ def shards(world: World) -> list[Shard]:
         "nic_leaf": "leaf-1",
     }
     return [
-        Shard.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
-        Shard.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
+        Stream.objects.create(index=0, domain=1, tier=Tier.RAIL, port_leaf="leaf-1", **common),
+        Stream.objects.create(index=1, domain=0, tier=Tier.SPINE, port_leaf="leaf-2", **common),
     ]
 
 
 def test_what_runs_on_a_node_is_shown_with_its_path(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
     assert "job-7.full.0" in page
@@ -275,7 +275,7 @@ def test_a_node_says_what_it_keeps_beside_memory(
 
 
 def test_a_box_says_whose_it_is_and_where_its_streams_go(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     viewer = browser_of(people.platform_viewer)
     page = compact(viewer.get("/fleet/boxes/cs-1/"))
@@ -291,7 +291,7 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
 
 
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(
-    world: World, shards: list[Shard], people: People, browser_of: Browser
+    world: World, shards: list[Stream], people: People, browser_of: Browser
 ) -> None:
     page = compact(browser_of(people.platform_viewer).get("/fleet/"))
     assert "line--crossed" in page

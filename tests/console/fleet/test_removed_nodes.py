@@ -13,7 +13,7 @@ from console.alerts.world import world as known
 from console.fleet import importing, joining, retiring
 from console.fleet.models import Node, RetiringStore
 from console.fleet.nodes import Impossible
-from console.sessions.documents import agents_removed
+from console.sessions.desired import agents_removed
 from swdriver_shim.desired import Desired
 from telemetry.models import Source
 from tests.console.fleet.worlds import CONTROL_TOKEN, FACTS, World, new_token

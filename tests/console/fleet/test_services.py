@@ -21,7 +21,7 @@ from console.fleet.nodes import Impossible
 from console.fleet.versions import Fit, protocols_meet, skew
 from console.operations import services as operations
 from console.placement.topology import State
-from console.sessions import leaving
+from console.sessions.changes import drains
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.fleet.worlds import World, refreshed
@@ -87,7 +87,7 @@ def test_while_a_node_is_drained_nobody_says_what_else_it_should_be(
     world: World, people: People
 ) -> None:
     on_call = people.principal("platform_on_call")
-    drained = leaving.drain(on_call, "ax-1")
+    drained = drains.drain(on_call, "ax-1")
     operations.advance(drained.pk)
     with pytest.raises(operations.Busy, match="“Drain ax-1” is not done yet"):
         cordon(on_call, State.READY)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from console.placement import exact, planner, windows
-from console.placement.bringing_back import bring_back
 from console.placement.grants import Stream
 from console.placement.loads import NOWHERE, Cost, Problem, cost
 from console.placement.plan import Placed, Plan, Reason, Unplaced
 from console.placement.planner import plan
+from console.placement.rails import restore_rails
 from console.placement.rules import Cause, Limit
 from console.placement.topology import Fleet, Misconfigured, State, Tier
 from tests.console.placement.worlds import (
@@ -337,6 +337,7 @@ def test_a_window_makes_room_that_rounds_did_not_see() -> None:
     assert changed == {first: problem.node("one"), second: problem.node("two")}
 
 
+@pytest.mark.slow
 def test_a_search_that_reaches_its_limit_gives_what_it_has() -> None:
     fleet = two_leaves(*(node(f"ax{number}", "l1", memory=97) for number in range(4)))
     rng = random.Random(7)
@@ -363,7 +364,7 @@ def test_a_node_with_more_than_it_may_have_gets_nothing_and_harms_nobody(exact_p
     found = planned(exact_pairs_max, fleet, wanted, running)
     assert [one.node for one in found.placed] == ["far"]
     assert len(found.unplaced) == 1
-    assert bring_back(fleet, {**running, wanted[0]: "far"}).moves == ()
+    assert restore_rails(fleet, {**running, wanted[0]: "far"}).moves == ()
 
 
 def test_contradictions_are_refused() -> None:

@@ -19,8 +19,8 @@ from console.control.models import Change, Target
 from console.orgs.models import Org
 from console.policies.drivers import orgs
 from console.policies.models import PolicyVersion
+from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
-from console.sessions.sizing import new_session
 from swdriver_shim.cache.reuse.sample import Sample
 from tests.conftest import People
 from tests.console.control.drivers import join

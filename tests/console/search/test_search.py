@@ -15,7 +15,7 @@ from console.operations.models import Operation
 from console.operations.services import start
 from console.orgs.models import Org
 from console.search.services import kinds, search
-from console.sessions.sizing import new_session
+from console.sessions.changes.sizes import new_session
 from tests.conftest import People
 from tests.console.alerts.things import make_alert
 from tests.console.fleet.worlds import make_world

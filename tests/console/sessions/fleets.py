@@ -12,8 +12,10 @@ from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, Sta
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
-from console.sessions import jobs, moving, services
-from console.sessions.models import Job, Session, SessionBox, Shard
+from console.sessions import services
+from console.sessions.changes import jobs
+from console.sessions.models import Job, Session, SessionBox, Stream
+from console.sessions.steps import relocation
 from tests.conftest import People
 
 WIO = (3, 4, 3, 2)
@@ -86,7 +88,7 @@ def make_across(org: Org) -> Session:
     job = Job.objects.create(session=session, name="serve", driver=make_driver("job7"), running=True)
     for index in range(4):
         across = index == 1
-        Shard.objects.create(
+        Stream.objects.create(
             job=job,
             group="full",
             index=index,
@@ -106,9 +108,9 @@ def make_across(org: Org) -> Session:
 
 def arrive(operation: Operation) -> None:
     """As if agents and drivers had done all that this operation wants of them."""
-    for shard in moving.of_operation(operation):
+    for shard in relocation.of_operation(operation):
         assert shard.next_node is not None
-        moving._finish(shard, shard.next_node, moving._Told())
+        relocation._finish(shard, shard.next_node, relocation._Changes())
 
 
 def run_job(people: People, driver: Driver) -> None:

@@ -12,13 +12,12 @@ from console.operations.core import State
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers
-from console.sessions import leaving
+from console.sessions.changes import drains
 from console.sessions.models import Job, Session
 from tests.conftest import People
 from tests.console.sessions.loads import Load
 from tests.console.sessions.planes import plane, push, run
-from tests.console.sessions.test_jobs import shards, start_job
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
@@ -55,7 +54,7 @@ def test_no_request_fails_no_byte_is_wrong_and_no_job_ends(people: People, tmp_p
             served_more(load)
 
             moved = next(name for name in ("ax2", "ax3") if fleet.slots(name))
-            done(leaving.drain(on_call, moved))
+            done(drains.drain(on_call, moved))
             assert fleet.slots(moved) == {}
             served_more(load)
 
@@ -63,7 +62,7 @@ def test_no_request_fails_no_byte_is_wrong_and_no_job_ends(people: People, tmp_p
             fleet.agents[dead].kill()
             Node.objects.filter(name=dead).update(state="lost", held_state="ready")
             served_more(load)
-            done(leaving.drain(on_call, dead))
+            done(drains.drain(on_call, dead))
             push()
             served_more(load)
             served_more(load)

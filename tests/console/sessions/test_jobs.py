@@ -9,17 +9,17 @@ import pytest
 from django.db import transaction
 
 from console.accounts.roles import Role
-from console.fleet.models import Driver, Node
+from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
-from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions import jobs, leaving, moves, services
-from console.sessions.models import Phase, Session, Shard
+from console.sessions import services
+from console.sessions.changes import drains, moves
+from console.sessions.models import Phase, Session
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -29,17 +29,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 def two_nodes(db: None, tmp_path: Path) -> Iterator[Plane]:
     with plane(tmp_path) as made:
         yield made
-
-
-def start_job(people: People, driver: Driver, **more: object) -> Operation:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        session = services.for_change(admin, "chat")
-        return jobs.start_job(admin, session, "serve", driver, **more)  # type: ignore[arg-type]
-
-
-def shards() -> list[Shard]:
-    return list(services.shards_of(Session.objects.get(name="chat")))
 
 
 def test_a_job_gets_its_shards_and_they_grow_and_shrink_with_its_session(
@@ -110,7 +99,7 @@ def test_a_node_is_drained_and_used_again_while_the_job_goes_on(
     run(create(people, boxes=2, bytes_per_token=512))
     run(start_job(people, two_nodes.add_driver("job7")))
     on_call = people.principal("platform_on_call")
-    drained = run(leaving.drain(on_call, "ax1"))
+    drained = run(drains.drain(on_call, "ax1"))
     assert drained.state == State.SUCCEEDED, drained.message
     push()
     assert Node.objects.get(name="ax1").state == "draining"
@@ -118,7 +107,7 @@ def test_a_node_is_drained_and_used_again_while_the_job_goes_on(
     assert two_nodes.slots("ax1") == {}
     seen = two_nodes.drivers["job7"].control("observed").json()["shards"]
     assert [shard["state"] for shard in seen] == ["here"] * 4
-    upgraded = leaving.upgrade(on_call, "ax1", version="2.0")
+    upgraded = drains.upgrade(on_call, "ax1", version="2.0")
     for _ in range(3):
         while operations.advance(upgraded.pk):
             pass
@@ -137,7 +126,7 @@ def test_a_drain_that_finds_no_room_says_so_and_can_be_taken_back(
     run(start_job(people, two_nodes.add_driver("job7")))
     Node.objects.filter(name="ax2").update(memory_bytes=1 << 12, shards_max=1)
     before = {shard.name: shard.node.name for shard in shards()}
-    operation = leaving.drain(people.principal("platform_on_call"), "ax1")
+    operation = drains.drain(people.principal("platform_on_call"), "ax1")
     for _ in range(5):
         operations.advance(operation.pk)
         push()
@@ -164,9 +153,9 @@ def test_streams_across_the_spine_warn_once_and_come_back_on_rails(
         on_call = people.principal("platform_on_call")
         with transaction.atomic():
             session = services.for_change(on_call, "chat", Role.ON_CALL)
-            plan = moves.plan_back_on_rails(session)
+            plan = moves.plan_rails(session)
             assert (plan.spine_wio_gained, len(plan.moves)) == (12, 4)
-            moving = moves.bring_back(on_call, session)
+            moving = moves.restore_rails(on_call, session)
         moved = run(moving)
         assert moved.state == State.SUCCEEDED, moved.message
         assert {Tier(shard.tier) for shard in shards()} == {Tier.RAIL}

@@ -17,14 +17,14 @@ from console.fleet.models import Node
 from console.operations.core import State
 from console.orgs import services as orgs
 from console.policies import callers
-from console.sessions import moves, services
+from console.sessions import services
+from console.sessions.changes import moves
 from tests.conftest import People
 from tests.console.sessions import laboratory as lab
 from tests.console.sessions import network
 from tests.console.sessions.laboratory import Laboratory, kv, laboratory, tokens_of
 from tests.console.sessions.planes import run
-from tests.console.sessions.test_jobs import shards, start_job
-from tests.console.sessions.test_sizes import create, set_rules
+from tests.console.sessions.requests import create, set_rules, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack]
@@ -87,7 +87,7 @@ def test_spine_bytes_of_telemetry_are_those_of_the_interfaces_and_rails_are_wort
 
     Node.objects.filter(name="ax1").update(state="ready")
     with transaction.atomic():
-        brought = moves.bring_back(admin, services.for_change(admin, "chat"))
+        brought = moves.restore_rails(admin, services.for_change(admin, "chat"))
     assert run(brought).state == State.SUCCEEDED, brought.message
     assert {shard.path for shard in shards()} == {"rail"}
     agree(spine)

@@ -27,19 +27,21 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Rules
 from console.placement.topology import Tier
-from console.sessions import leaving, moves, reserving, rules, services, sizing
-from console.sessions.models import RuleSet, Session, SessionBox, Shard
-from console.sessions.planning import CannotPlan, refusals
-from console.sessions.world import World
+from console.sessions import rules, services
+from console.sessions.changes import drains, moves, sizes
+from console.sessions.models import RuleSet, Session, SessionBox, Stream
+from console.sessions.plans import reservations
+from console.sessions.plans.proposals import CannotPlan, refusals
+from console.sessions.plans.snapshot import Snapshot
 from telemetry.models import Event
 from tests.conftest import People
-from tests.console.operations.test_operations import Killed, killed_at_query, run
+from tests.console.operations.runs import Killed, killed_at_query, run
 from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node, run_job
-from tests.console.sessions.test_sizes import boxes_of, create, resize, set_rules
+from tests.console.sessions.requests import boxes_of, create, resize, set_rules
 
 NAMES = st.sampled_from(["s1", "s2", "s3"])
 BOXES = st.integers(1, 7)
-REFUSED = (CannotPlan, operations.Busy, rules.Impossible, sizing.JobsRun)
+REFUSED = (CannotPlan, operations.Busy, rules.Impossible, sizes.JobsRun)
 
 
 class Sessions(RuleBasedStateMachine):
@@ -64,24 +66,20 @@ class Sessions(RuleBasedStateMachine):
     def create(self, name: str, boxes: int, wait: int) -> None:
         if not Session.objects.filter(name=name).exists():
             self.attempt(
-                lambda: sizing.create(
-                    SYSTEM, sizing.new_session(name, self.org, boxes), wait_seconds=wait
-                )
+                lambda: sizes.create(SYSTEM, sizes.new_session(name, self.org, boxes), wait_seconds=wait)
             )
 
     @rule(name=NAMES, boxes=BOXES, wait=st.sampled_from([0, 3600]))
     def resize(self, name: str, boxes: int, wait: int) -> None:
         if Session.objects.filter(name=name).exists():
             self.attempt(
-                lambda: sizing.resize(
-                    SYSTEM, services.for_change(SYSTEM, name), boxes, wait_seconds=wait
-                )
+                lambda: sizes.resize(SYSTEM, services.for_change(SYSTEM, name), boxes, wait_seconds=wait)
             )
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         if Session.objects.filter(name=name).exists():
-            self.attempt(lambda: sizing.delete(SYSTEM, services.for_change(SYSTEM, name)))
+            self.attempt(lambda: sizes.delete(SYSTEM, services.for_change(SYSTEM, name)))
 
     @rule(low=st.integers(1, 4), by=st.integers(1, 3), high=st.none() | st.integers(1, 7))
     def set_rules(self, low: int, by: int, high: int | None) -> None:
@@ -133,12 +131,13 @@ class Sessions(RuleBasedStateMachine):
                 assert session.cause == ""
 
 
-def without_quotas(world: World, session: Session, boxes: int) -> None:
-    """`reserving.check_size` by somebody who forgot the quota."""
+def without_quotas(world: Snapshot, session: Session, boxes: int) -> None:
+    """`reservations.check_size` by somebody who forgot the quota."""
     for refused in refusals(rules.in_force(session.org, session.path), boxes, world.fleet):
         raise CannotPlan(refused.cause, refused.sentence)
 
 
+@pytest.mark.slow
 class TestSessions(TestCase):
     ANYTHING = settings(
         max_examples=30,
@@ -158,7 +157,7 @@ class TestSessions(TestCase):
             database=None,
             phases=[Phase.generate],
         )
-        disabled = mock.patch.object(reserving, "check_size", without_quotas)
+        disabled = mock.patch.object(reservations, "check_size", without_quotas)
         with disabled, pytest.raises(AssertionError, match="quota"):
             run_state_machine_as_test(Sessions, settings=once)
 
@@ -251,7 +250,7 @@ def test_a_stream_may_come_nearer_even_if_not_as_near_as_the_rules_want(people: 
 
     def move(to: str) -> Operation:
         session = services.for_change(admin, "chat")
-        shard = Shard.objects.get(box__name="cs1", domain=1)
+        shard = Stream.objects.get(box__name="cs1", domain=1)
         return moves.move(admin, session, shard, Node.objects.get(name=to))
 
     with transaction.atomic():
@@ -262,7 +261,7 @@ def test_a_stream_may_come_nearer_even_if_not_as_near_as_the_rules_want(people: 
         move("ax3")  # no nearer than that
     with transaction.atomic():
         arrive(move("ax2"))
-    assert Shard.objects.get(domain=1).tier == Tier.RAIL
+    assert Stream.objects.get(domain=1).tier == Tier.RAIL
 
 
 @pytest.mark.django_db
@@ -273,18 +272,18 @@ def test_a_stream_that_is_on_its_way_is_not_brought_back_too(people: People) -> 
     run(create(people, boxes=1))
     run_job(people, make_driver("job7"))
     Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
-    drained = leaving.drain(admin, "ax1")
+    drained = drains.drain(admin, "ax1")
     for _ in range(2):
         operations.advance(drained.pk)
-    assert Shard.objects.get(next_node__name="far").next_tier == Tier.SPINE
+    assert Stream.objects.get(next_node__name="far").next_tier == Tier.SPINE
     Node.objects.filter(state="cordoned").update(
         state="ready", memory_bytes=8 << 30
     )  # it could be nearer
     with transaction.atomic():
         session = services.for_change(admin, "chat")
-        assert moves.plan_back_on_rails(session).moves == ()
+        assert moves.plan_rails(session).moves == ()
         with pytest.raises(CannotPlan, match="Everything is on rails"):
-            moves.bring_back(admin, session)
+            moves.restore_rails(admin, session)
 
 
 @pytest.mark.django_db
@@ -297,17 +296,17 @@ def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_wher
     run(create(people, boxes=1))
     driver = make_driver("job7")
     run_job(people, driver)
-    assert {Tier(shard.tier) for shard in Shard.objects.all()} == {Tier.RAIL}
+    assert {Tier(shard.tier) for shard in Stream.objects.all()} == {Tier.RAIL}
     Node.objects.filter(name__in=["ax2", "ax3", "ax4"]).update(state="cordoned")
 
     set_rules(people, refuse_spine=True)
-    drained = leaving.drain(admin, "ax1")
+    drained = drains.drain(admin, "ax1")
     for _ in range(3):
         operations.advance(drained.pk)
     drained.refresh_from_db()
     assert "which the rules refuse" in drained.message
-    assert not Shard.objects.filter(next_node__name="far").exists()
-    on_ax1 = Shard.objects.get(node__name="ax1")
+    assert not Stream.objects.filter(next_node__name="far").exists()
+    on_ax1 = Stream.objects.get(node__name="ax1")
     with transaction.atomic():
         locked = services.for_change(admin, "chat")
     with pytest.raises(CannotPlan) as refused:
@@ -320,7 +319,7 @@ def test_promise_7_no_spine_placement_where_rules_forbid_it_and_one_warning_wher
     arrive(drained)
     for _ in range(2):
         operations.advance(drained.pk)
-    assert Shard.objects.get(pk=on_ax1.pk).tier == Tier.SPINE
+    assert Stream.objects.get(pk=on_ax1.pk).tier == Tier.SPINE
     [event] = Event.objects.filter(kind="session.spine")
-    assert event.data["shard"] == on_ax1.name
+    assert event.data["stream"] == on_ax1.name
     assert set(event.topics) == {"session:chat", "node:far", "fleet"}

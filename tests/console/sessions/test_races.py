@@ -23,13 +23,15 @@ from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.placement.topology import State
 from console.policies import purges
-from console.sessions import jobs, leaving, machines, moves, moving, removal, services
-from console.sessions.asking import Facts
-from console.sessions.models import Phase, Session, Shard
+from console.sessions import services
+from console.sessions.changes import drains, driver_removal, jobs, moves
+from console.sessions.models import Phase, Session, Stream
+from console.sessions.steps import machines, relocation
+from console.sessions.steps.observations import Observations
 from tests.conftest import People
-from tests.console.operations.test_operations import run
+from tests.console.operations.runs import run
 from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize
 from tests.live import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,7 +79,7 @@ class Beside(threading.Thread):
 def held_until(beside: Callable[[], Any]) -> Iterator[Beside]:
     """The fleet is held while something else begins, and until that waits, or has ended without."""
     with transaction.atomic():
-        fleet.hold()
+        fleet.lock_fleet()
         other = Beside(beside)
         wait_until("it waits", other.waits_or_has_ended, 30)
         yield other
@@ -101,7 +103,7 @@ def test_a_node_that_is_drained_has_nothing_even_of_what_was_planned_before(
 ) -> None:
     make_fleet()
     run(create(people, boxes=1))
-    drained = leaving.drain(people.principal("platform_on_call"), "ax1")
+    drained = drains.drain(people.principal("platform_on_call"), "ax1")
     take_job, beside = machines.take_job, []
 
     def planned_before(*given: Any) -> None:
@@ -113,8 +115,8 @@ def test_a_node_that_is_drained_has_nothing_even_of_what_was_planned_before(
     monkeypatch.setattr(machines, "take_job", planned_before)
     begun_job(people)
     ended = beside[0].result()
-    assert not (ended.done and Shard.objects.filter(node__name="ax1").exists())
-    assert Shard.objects.filter(node__name="ax1", operation__isnull=False).exists()
+    assert not (ended.done and Stream.objects.filter(node__name="ax1").exists())
+    assert Stream.objects.filter(node__name="ax1", operation__isnull=False).exists()
 
 
 def test_a_session_that_is_placed_and_one_that_is_changed_do_not_wait_for_each_other(
@@ -140,12 +142,12 @@ def test_shards_that_go_back_and_a_change_of_their_session_do_not_wait_for_each_
     Operation.objects.filter(pk=started.pk).delete()
     resized = resize(people, 2)
     run(resized)
-    first = moving.of_operation(resized)[0]
+    first = relocation.of_operation(resized)[0]
     assert first.next_node is not None
-    moving._finish(first, first.next_node, moving._Told())
+    relocation._finish(first, first.next_node, relocation._Changes())
     operations.cancel(SYSTEM, resized.pk)
     with held_until(lambda: operations.advance(resized.pk)) as going_back:
-        Shard.objects.update(why="planned anew")
+        Stream.objects.update(why="planned anew")
     going_back.result()
     resized.refresh_from_db()
     assert (resized.state, resized.attempts) == ("undoing", 0)
@@ -179,7 +181,7 @@ def test_of_a_resize_and_a_drain_at_once_both_are_done(people: People) -> None:
 
     def drain() -> Operation:
         barrier.wait(30)
-        return run(leaving.drain(on_call, "ax1"))
+        return run(drains.drain(on_call, "ax1"))
 
     def grow() -> Operation:
         barrier.wait(30)
@@ -192,8 +194,8 @@ def test_of_a_resize_and_a_drain_at_once_both_are_done(people: People) -> None:
         arrive(grown)
         drained, grown = run(drained), run(grown)
     assert (drained.state, grown.state) == ("succeeded", "succeeded")
-    assert not Shard.objects.filter(node__name="ax1").exists()
-    assert not Shard.objects.exclude(operation=None).exists()
+    assert not Stream.objects.filter(node__name="ax1").exists()
+    assert not Stream.objects.exclude(operation=None).exists()
 
 
 def test_a_driver_is_removed_between_steps_of_a_move_and_not_in_one(
@@ -202,22 +204,22 @@ def test_a_driver_is_removed_between_steps_of_a_move_and_not_in_one(
     make_across(people.acme)
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        moved = moves.bring_back(admin, services.for_change(admin, "chat"))
-    Shard.objects.filter(operation=moved).update(phase=Phase.MOVING)
+        moved = moves.restore_rails(admin, services.for_change(admin, "chat"))
+    Stream.objects.filter(operation=moved).update(phase=Phase.MOVING)
     Driver.objects.update(lost_at=timezone.now())
-    facts, beside = moving._facts, list[Beside]()
+    facts, beside = relocation._facts, list[Beside]()
 
-    def removed_meanwhile(shards: Sequence[Shard]) -> Facts:
+    def removed_meanwhile(shards: Sequence[Stream]) -> Observations:
         """The step has read its shards, and writes them down when the removal waits, or has ended."""
         if not beside:
-            beside.append(Beside(lambda: removal.remove(admin, "job7")))
+            beside.append(Beside(lambda: driver_removal.remove(admin, "job7")))
             wait_until("the removal waits, or is done", beside[0].waits_or_has_ended, 30)
         return facts(shards)
 
-    monkeypatch.setattr(moving, "_facts", removed_meanwhile)
+    monkeypatch.setattr(relocation, "_facts", removed_meanwhile)
     assert run(moved).state == "succeeded", "it was there already"
     removed = beside[0].result()
-    assert not Shard.objects.exists()
+    assert not Stream.objects.exists()
     assert removed.target in ("session:chat", "driver:job7")
 
 
@@ -232,7 +234,7 @@ def test_an_operation_that_goes_on_by_itself_meanwhile_does_not_keep_a_driver_fr
     Operation.objects.filter(pk=run(purging).pk).update(state="stuck")
     with transaction.atomic():
         operations.retry(admin, purging.pk)
-        removing = Beside(lambda: removal.remove(admin, "job7"))
+        removing = Beside(lambda: driver_removal.remove(admin, "job7"))
         wait_until("it waits", removing.waits_or_has_ended, 30)
     removing.result()
     assert not Driver.objects.exists()

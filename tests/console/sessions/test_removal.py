@@ -26,8 +26,10 @@ from console.operations.plans import StalePlan
 from console.orgs import services as orgs
 from console.policies import purges
 from console.policies.models import PurgeReceipt
-from console.sessions import jobs, machines, moves, removal, services
-from console.sessions.models import Job, Phase, Session, Shard
+from console.sessions import services
+from console.sessions.changes import driver_removal, jobs, moves
+from console.sessions.models import Job, Phase, Session, Stream
+from console.sessions.steps import machines
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import ProcessIdentity
 from tests.conftest import People
@@ -35,7 +37,7 @@ from tests.console.control.drivers import join
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, new_token
 from tests.console.sessions.fleets import make_across, make_driver, make_fleet, run_job
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize
 from tests.html import compact
 
 pytestmark = pytest.mark.django_db
@@ -51,7 +53,7 @@ def two_nodes(db: None, tmp_path: Path) -> Iterator[Plane]:
 
 
 def remove(people: People, **more: Any) -> Operation:
-    return removal.remove(people.principal("platform_admin"), "job7", **more)
+    return driver_removal.remove(people.principal("platform_admin"), "job7", **more)
 
 
 def advanced(operation: Operation) -> Operation:
@@ -68,7 +70,7 @@ def test_a_driver_is_removed_with_its_job(people: People) -> None:
     operation = remove(people, reason="its machine burned")
     assert not Driver.objects.exists()
     assert not Job.objects.exists()
-    assert not Shard.objects.exists()
+    assert not Stream.objects.exists()
     assert Session.objects.get().version == session.version + 1
     told = Compiler("node").compile("ax1", {}).content
     assert b'"shards":[]' in told, "agents give its memory back,"
@@ -96,8 +98,8 @@ def move_that_waits(people: People) -> Operation:
     make_across(people.acme)
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        moving = moves.bring_back(admin, services.for_change(admin, "chat"))
-    assert Shard.objects.filter(operation=moving).update(phase=Phase.MOVING) == 1
+        moving = moves.restore_rails(admin, services.for_change(admin, "chat"))
+    assert Stream.objects.filter(operation=moving).update(phase=Phase.MOVING) == 1
     assert advanced(moving).message.endswith("Driver job7 does not answer.")
     return moving
 
@@ -106,7 +108,7 @@ def test_a_move_that_waits_for_a_driver_ends_with_the_driver(
     people: People, browser_of: Browser
 ) -> None:
     moving = move_that_waits(people)
-    found = removal.consequences(Driver.objects.get())
+    found = driver_removal.consequences(Driver.objects.get())
     assert (found.moving, found.in_the_way) == ((moving,), None)
     page = compact(browser_of(people.platform_admin).get("/fleet/drivers/job7/remove/"))
     assert "changes its streams and continues without them" in page
@@ -156,11 +158,11 @@ def test_a_job_that_waits_for_room_is_given_up_where_its_driver_was_removed(peop
 
 def test_what_somebody_decides_on_is_what_they_have_seen(people: People) -> None:
     make_across(people.acme)
-    seen = removal.consequences(Driver.objects.get())
+    seen = driver_removal.consequences(Driver.objects.get())
     Job.objects.all().delete()
     with pytest.raises(StalePlan):
         remove(people, plan_token=seen.token)
-    now = removal.consequences(Driver.objects.get())
+    now = driver_removal.consequences(Driver.objects.get())
     assert advanced(remove(people, plan_token=now.token)).state == State.SUCCEEDED
 
 
@@ -223,7 +225,7 @@ def purge_that_waits(people: People) -> Operation:
 def test_a_purge_goes_on_without_it_and_its_receipt_says_so(people: People, browser_of: Browser) -> None:
     purging = purge_that_waits(people)
     assert "drivers of other sessions" in purging.message
-    assert removal.consequences(Driver.objects.get()).waiting == (purging,)
+    assert driver_removal.consequences(Driver.objects.get()).waiting == (purging,)
     remove(people)
     assert advanced(purging).state == State.SUCCEEDED
     receipt = PurgeReceipt.objects.get()
@@ -299,7 +301,7 @@ def test_the_page_says_what_becomes_of_it_and_removes_it(people: People, browser
         "No purge waits for it",
     ):
         assert said in page
-    token = removal.consequences(Driver.objects.get()).token
+    token = driver_removal.consequences(Driver.objects.get()).token
     assert token in page
     refused = admin.post(address, {"typed": "job8", "plan_token": token})
     assert "Type “job7”" in compact(refused)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from console.audit.models import AuditEntry
-from console.fleet.models import Box, Node
+from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
-from console.operations.models import Operation
 from console.operations.plans import StalePlan
-from console.orgs.models import Org
 from console.placement.rules import Cause
-from console.sessions import rules, services, sizing
-from console.sessions.models import RuleSet, Session
-from console.sessions.planning import CannotPlan
+from console.sessions import rules, services
+from console.sessions.changes import sizes
+from console.sessions.models import Session
+from console.sessions.plans.proposals import CannotPlan
 from telemetry.models import Event
 from tests.conftest import People
-from tests.console.operations.test_operations import run
+from tests.console.operations.runs import run
 from tests.console.sessions.fleets import make_box, make_fleet, make_node
+from tests.console.sessions.requests import boxes_of, create, resize, set_rules
 
 pytestmark = pytest.mark.django_db
 
@@ -30,35 +28,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def fleet(db: None) -> None:
     make_fleet()
-
-
-def create(
-    people: People,
-    name: str = "chat",
-    boxes: int = 2,
-    org: Org | None = None,
-    bytes_per_token: int | None = None,
-    **more: Any,
-) -> Operation:
-    with transaction.atomic():
-        session = sizing.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
-        return sizing.create(people.principal("platform_admin"), session, **more)
-
-
-def resize(people: People, boxes: int, name: str = "chat", **more: Any) -> Operation:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        return sizing.resize(admin, services.for_change(admin, name), boxes, **more)
-
-
-def set_rules(people: People, org: Org | None = None, **values: Any) -> RuleSet:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        return rules.set_rules(admin, rules.for_change(admin, org), values)
-
-
-def boxes_of(name: str = "chat") -> list[str]:
-    return list(Box.objects.filter(session_box__session__name=name).values_list("name", flat=True))
 
 
 def test_a_session_is_made_grown_and_shrunk(people: People) -> None:
@@ -101,7 +70,7 @@ def test_the_fleet_and_the_quota_of_an_org_bound_it(people: People) -> None:
     with pytest.raises(CannotPlan) as refused:
         create(people, "another", boxes=2)
     assert refused.value.cause is Cause.EXCEEDS_ORG_QUOTA
-    assert "ask for 1 at most" in refused.value.sentence
+    assert "request at most 1" in refused.value.sentence
     create(people, "of-globex", boxes=2, org=people.globex)
     with pytest.raises(ValidationError, match="set one for each org"):
         set_rules(people, None, boxes_quota=3)
@@ -126,7 +95,7 @@ def test_it_waits_for_boxes_and_gets_them_when_others_give_them_back(people: Peo
 
 def test_a_fleet_whose_agents_have_not_joined_yet_is_waited_for(people: People) -> None:
     Node.objects.update(memory_bytes=0)
-    with pytest.raises(CannotPlan, match="No node has told of its memory yet") as refused:
+    with pytest.raises(CannotPlan, match="No node has reported memory yet") as refused:
         create(people)
     assert not refused.value.cause.is_never
     waiting = run(create(people, wait_seconds=3600))
@@ -196,7 +165,7 @@ def test_the_database_itself_refuses_a_size_off_the_rules(people: People) -> Non
 
 def test_a_plan_holds_only_while_the_world_is_as_it_was(people: People) -> None:
     with transaction.atomic():
-        plan = sizing.plan_size(sizing.new_session("chat", people.acme, 2), 2)
+        plan = sizes.plan_size(sizes.new_session("chat", people.acme, 2), 2)
     assert (plan.added, plan.is_trial, plan.paths) == (
         ("cs1", "cs2"),
         True,
@@ -206,7 +175,7 @@ def test_a_plan_holds_only_while_the_world_is_as_it_was(people: People) -> None:
     with pytest.raises(StalePlan):
         create(people, plan_token=plan.token)
     with transaction.atomic():
-        plan = sizing.plan_size(sizing.new_session("chat", people.acme, 2), 2)
+        plan = sizes.plan_size(sizes.new_session("chat", people.acme, 2), 2)
     run(create(people, plan_token=plan.token))
     assert boxes_of() == list(plan.added)
 
@@ -237,7 +206,7 @@ def test_deleting_gives_the_boxes_back(people: People) -> None:
     run(create(people))
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        operation = sizing.delete(admin, services.for_change(admin, "chat"))
+        operation = sizes.delete(admin, services.for_change(admin, "chat"))
     assert run(operation).state == State.SUCCEEDED
     assert not Session.objects.exists()
     assert run(create(people, "next", boxes=4)).state == State.SUCCEEDED

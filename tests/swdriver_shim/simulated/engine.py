@@ -260,7 +260,7 @@ class Engine:
     def find_out(self) -> None:
         """Who sends something hears that a connection has broken."""
         kind = 10
-        while any(group.slots < 12 for group in self._driver.groups()):
+        while any(group.slots < 12 for group in self._driver.statistics.groups()):
             kind += 1
             self._store_all(keys().prompt([kind] * C))
             self._turns.wait(None, 0.5)
@@ -282,7 +282,7 @@ class Engine:
             assert driver.purge(org, tag=keys(org).tag, seconds=30).done
         self._world.inspect()
         assert not any(disk.contents for disk in self._world.disks)
-        assert not any(pool.used for pool in driver.ledger.slots.pools)
+        assert not any(pool.used for pool in driver.ledger.pools)
 
     def _store_all(self, asked: Prompt) -> bool:
         written = self._judge.begins(asked, asked.tokens, Rules())

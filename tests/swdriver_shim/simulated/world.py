@@ -20,18 +20,20 @@ from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.parts import execution, statistics
-from swdriver_shim import deciding, driver
-from swdriver_shim.cache import spilling
+from kvss_agent.tier2.parts import execution
+from kvss_agent.tier2.parts import statistics as store_statistics
+from swdriver_shim import driver
+from swdriver_shim.cache import spills
 from swdriver_shim.data_plane import tier2
 from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
 from swdriver_shim.data_plane.shard import shard as shards
+from swdriver_shim.decider import decider, housekeeping, removals, shard_threads, statistics
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
-from tests.swdriver_shim.judge import Judge, Watched, WatchedDriver
+from tests.swdriver_shim.judge import Judge, Watched, WatchedRemovals
 from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
 from tests.swdriver_shim.simulated.disk import Disk
@@ -44,10 +46,11 @@ EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(deciding, driver, tier2, connections, former_homes, moves, reads, shards, slots),
+    *(decider, housekeeping, removals, shard_threads, statistics),
+    *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, hosted, pulls, server),
-    *(stores, execution, statistics),
+    *(stores, execution, store_statistics),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
@@ -79,8 +82,9 @@ class World:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
-        enter(mock.patch.object(deciding, "Ledger", partial(Watched, self.judge)))
-        enter(mock.patch.object(spilling, "RESERVE_PART", self.chance.choice((3, 5, 32))))
+        enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
+        enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
+        enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
         enter(mock.patch.object(moves, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
         self._make()
         return self
@@ -109,14 +113,13 @@ class World:
             [self._shard((group, index)) for index in range(len(of.bytes_per_token))]
             for group, of in enumerate(LAYOUT.groups)
         ]
-        self.driver = WatchedDriver(
+        self.driver = Driver(
             LAYOUT,
             "llama",
             self.shards,
             clock=lambda: self.turns.now,
             wall_clock=self.turns.calendar,
         )
-        self.driver.judge = self.judge
         self.driver.set_policies(self.policies)
 
     def caps(self) -> Caps:

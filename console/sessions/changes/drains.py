@@ -1,0 +1,215 @@
+"""Taking everything off a node while jobs go on, and what is done with it then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import transaction
+from django.db.models import Q
+
+from console.accounts.principal import SYSTEM, Principal
+from console.accounts.roles import Role
+from console.audit.services import record
+from console.fleet.models import Node
+from console.fleet.nodes import Impossible, set_state, wanted
+from console.fleet.services import for_change, lock_fleet, visible_nodes
+from console.operations import services as operations
+from console.operations.core import Done, Failed, Outcome, Waiting
+from console.operations.machines import Machine, Step, machine
+from console.operations.models import Operation
+from console.placement import sentences
+from console.placement.topology import State
+from console.sessions.models import Stream
+from console.sessions.plans.proposals import away_from
+from console.sessions.plans.snapshot import Snapshot
+from console.sessions.rules import in_force
+from console.sessions.steps import relocation
+from console.sessions.steps.relocation import Place, send_to
+from telemetry.topics import of_source
+
+PLAN_AGAIN_SECONDS: Final = 5.0
+LEAVING: Final = timedelta(hours=6)
+BY_A_PERSON: Final = timedelta(days=1)
+
+
+@transaction.atomic
+def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
+    """Move all that runs on a node to others, while jobs go on. It takes nothing new from then on.
+
+    Raises operations' Busy.
+    """
+    node = _for_change(principal, name)
+    return _begin(principal, "node.drain", node, f"Drain {name}", {}, reason)
+
+
+@transaction.atomic
+def upgrade(principal: Principal, name: str, *, version: str = "", reason: str = "") -> Operation:
+    """Drain a node, wait until its agent is of this version, or of another one, and use it again.
+
+    Raises operations' Busy, and Impossible where it is of this version already.
+    """
+    node = _for_change(principal, name)
+    if version and node.software_version == version:
+        raise Impossible(f"{name} runs {version} already.")
+    to = f" to {version}" if version else ""
+    plan = {"version": version}
+    return _begin(principal, "node.upgrade", node, f"Upgrade {name}{to}", plan, reason)
+
+
+def _for_change(principal: Principal, name: str) -> Node:
+    return for_change(principal, visible_nodes(principal), name, Role.ON_CALL)
+
+
+def _begin(
+    principal: Principal, kind: str, node: Node, sentence: str, plan: dict[str, Any], reason: str
+) -> Operation:
+    topic = of_source("agent", node.name)
+    state, held_reason = wanted(node)
+    before = {
+        "state": state.value,
+        "reason": held_reason,
+        "software_version": node.software_version,
+    }
+    operation = operations.start(
+        principal,
+        kind,
+        topic,
+        sentence,
+        plan={"node": node.name, **plan},
+        before=before,
+    )
+    record(
+        principal,
+        kind,
+        object_type="node",
+        object_id=node.name,
+        object_name=node.name,
+        before=before,
+        after=plan,
+        reason=reason,
+        topics=[topic],
+        sentence=f"{sentence}.",
+    )
+    return operation
+
+
+def _node(operation: Operation) -> Node:
+    lock_fleet()
+    return Node.objects.select_for_update().get(name=operation.plan["node"])
+
+
+def _be(operation: Operation, state: State, reason: str) -> Outcome:
+    try:
+        set_state(SYSTEM, _node(operation), state, reason=reason, operation=operation)
+    except Impossible as error:
+        return Failed("Impossible", str(error))
+    return Done()
+
+
+def _drain(operation: Operation) -> Outcome:
+    return _be(operation, State.DRAINING, operation.sentence)
+
+
+def _as_before(operation: Operation) -> Outcome:
+    return _be(operation, State(operation.before["state"]), operation.before["reason"])
+
+
+def _leave(operation: Operation) -> Outcome:
+    """Send away what is on the node and nobody else has taken, and wait for the rest.
+
+    Either it asks agents and drivers, or it holds the fleet: others would wait for who does both. And
+    that nothing is here is only known while it is held, since others may have planned before the node
+    was draining, and be about to come.
+    """
+    if relocation.of_operation(operation).exists():
+        outcome = relocation.settle(operation, operation.notes["total"])
+        return outcome if isinstance(outcome, Waiting) else Waiting("Those have moved.", seconds=0)
+    lock_fleet()
+    node = Node.objects.get(name=operation.plan["node"])
+    here = Stream.objects.filter(Q(node=node) | Q(next_node=node))
+    left = here.count()
+    if not left:
+        return Done(f"Nothing runs on {node.name} any more.")
+    total = operation.notes["total"] = max(left, operation.notes.get("total", 0))
+    refused = _send_away(operation, node)
+    if going := relocation.of_operation(operation).count():
+        return Waiting(f"{going} streams are to move.", 1 - left / total)
+    said = refused or "Another operation moves what is left."
+    return Waiting(said, 1 - left / total, seconds=PLAN_AGAIN_SECONDS)
+
+
+def _send_away(operation: Operation, node: Node) -> str:
+    """Reserve places for what has none yet. What keeps the rest here."""
+    snapshot = Snapshot.now()
+    related = ("job__session__org", "job__driver", "box", "node")
+    waiting = Stream.objects.filter(node=node, operation=None).select_related(*related)
+    streams = list(waiting.order_by("pk"))
+    limits = {
+        session.name: in_force(session.org, session.path).limit(float("inf"))
+        for session in {stream.job.session for stream in streams}
+    }
+    placed, unplaced = away_from(snapshot, node.name, streams, limits)
+    nodes = {one.name: one for one in Node.objects.filter(name__in=[at.node for _, at in placed])}
+    for stream, at in placed:
+        why = sentences.why(at.refused, at)[:500]
+        route = at.route
+        send_to(
+            stream,
+            Place(nodes[at.node], stream.slots, int(route.tier), route.port_leaf, route.nic_leaf, why),
+            operation,
+        )
+    return sentences.unplaced(unplaced[0]) if unplaced else ""
+
+
+def _stay(operation: Operation) -> Outcome:
+    """Moves that have not begun are forgotten; those that have are finished, which harms nobody."""
+    relocation.forget_unbegun(operation)
+    return relocation.settle(operation, int(operation.notes.get("total", 0)))
+
+
+@machine("node.drain")
+class Drain(Machine):
+    steps = (
+        Step("drain", "Let nothing new come", _drain, _as_before),
+        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
+    )
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return {"node": operation.plan["node"], "moved": operation.notes.get("total", 0)}
+
+
+def _rest(operation: Operation) -> Outcome:
+    return _be(operation, State.MAINTENANCE, operation.sentence)
+
+
+def _upgraded(operation: Operation) -> Outcome:
+    """Whoever upgrades nodes does so now. It is done when the agent tells of another version."""
+    node = Node.objects.get(name=operation.plan["node"])
+    before, asked = operation.before["software_version"], operation.plan["version"]
+    is_other = node.software_version == asked if asked else node.software_version != before
+    if is_other and node.state != State.LOST.value:
+        return Done(f"{node.name} runs {node.software_version}.")
+    target = asked or "another version"
+    return Waiting(f"Install {target} on {node.name} and start its agent: it runs {before}.")
+
+
+def _ready(operation: Operation) -> Outcome:
+    return _be(operation, State.READY, "")
+
+
+@machine("node.upgrade")
+class Upgrade(Machine):
+    steps = (
+        Step("drain", "Let nothing new come", _drain, _as_before),
+        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
+        Step("rest", "Take it out of service", _rest),
+        Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
+        Step("ready", "Take it into service again", _ready),
+    )
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        node = Node.objects.get(name=operation.plan["node"])
+        return {"node": node.name, "software_version": node.software_version}

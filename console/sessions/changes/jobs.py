@@ -1,0 +1,98 @@
+"""Jobs of a session: registering one, which makes its streams and tells its driver, and ending it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.fleet.models import Driver
+from console.operations.models import Operation
+from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
+from console.sessions.models import Job, Session
+from console.sessions.plans import reservations
+from console.sessions.plans.proposals import Proposal
+from console.sessions.plans.snapshot import Snapshot
+from console.sessions.services import get_job
+from console.sessions.steps import machines
+
+
+def plan_job(session: Session, name: str, driver: Driver, boxes: Sequence[str]) -> Proposal:
+    """What it would be with this job. Raises CannotPlan, and Misconfigured."""
+    return reservations.propose_job(Snapshot.now(), session, name, driver, boxes, timezone.now())
+
+
+@transaction.atomic
+def start_job(
+    principal: Principal,
+    session: Session,
+    name: str,
+    driver: Driver,
+    boxes: Sequence[str] = (),
+    *,
+    wait_seconds: int = 0,
+    plan_token: str | None = None,
+    reason: str = "",
+) -> Operation:
+    """Register a job on these boxes of a session that came from `for_change`, or on those that it needs.
+
+    Its streams are made and its driver is told. Raises CannotPlan, Misconfigured, StalePlan,
+    ValidationError, and operations' Busy.
+    """
+    _check_new_job(session, name, driver)
+    operation = start(
+        principal,
+        "session.start-job",
+        session,
+        f"Start job {name} in session {session.name}",
+        plan={
+            "job": name,
+            "driver": driver.name,
+            "boxes": list(boxes),
+            "wait_seconds": wait_seconds,
+        },
+    )
+    proposal = now_or_later(
+        lambda: plan_job(session, name, driver, boxes),
+        wait_seconds=wait_seconds,
+        plan_token=plan_token,
+    )
+    wait_or_not(session, proposal)
+    session.version += 1
+    session.save()
+    told = {"job": name, "driver": driver.name, "boxes": list(boxes)}
+    record(principal, operation, session, after=told, reason=reason)
+    if proposal is not None:
+        machines.take_job(operation, session, driver, proposal)
+    return operation
+
+
+@transaction.atomic
+def end_job(principal: Principal, session: Session, name: str, *, reason: str = "") -> Operation:
+    """Take the streams of a job off their nodes. Raises Http404, and operations' Busy."""
+    job = get_job(session, name)
+    operation = start(
+        principal,
+        "session.end-job",
+        session,
+        f"End job {name} of session {session.name}",
+        plan={"job": name},
+        role=Role.ORG_ADMIN,
+    )
+    session.version += 1
+    session.save()
+    told = {"job": name, "driver": job.driver.name}
+    record(principal, operation, session, before=told, reason=reason)
+    return operation
+
+
+def _check_new_job(session: Session, name: str, driver: Driver) -> None:
+    if session.jobs.filter(name=name).exists():
+        raise ValidationError({"name": f"{session.name} has a job {name} already."})
+    # Which job it is may be none of their business: who knows of it finds it on the driver's page.
+    if Job.objects.filter(driver=driver).exists():
+        raise ValidationError({"driver": f"Driver {driver.name} has a job already."})

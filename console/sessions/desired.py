@@ -1,0 +1,162 @@
+"""The parts of desired documents that follow from sessions: a driver's homes, and a node's shards."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from console.authority.capabilities import for_move
+from console.control.documents import NotYet, common_part, part
+from console.control.services import secret_of
+from console.fleet.models import Driver, Node, Removed, SpineLink
+from console.placement.topology import Tier
+from console.sessions import endpoints
+from console.sessions.models import Job, Phase, Stream
+from console.sessions.plans.snapshot import model_of
+from console.sessions.rules import in_force
+from kvss_agent.security.identity import fingerprint
+from swdriver_shim.desired import AGENTS_REMOVED_MAX
+
+
+@part("driver")
+def homes(name: str) -> Mapping[str, Any]:
+    """Where the streams of its job are: while one moves, where it goes on."""
+    related = ("session__org", "driver")
+    job = Job.objects.filter(driver__name=name).select_related(*related).first()
+    if job is None:
+        raise NotYet("It has no job: register one in a session.")
+    if not job.running:
+        raise NotYet("The streams of its job are being made.")
+    streams = job.streams.select_related("node", "next_node", "box")
+    worst = in_force(job.session.org, job.session.path).limit(float("inf")).worst
+    return {"homes": [_home(job, stream, worst) for stream in streams]}
+
+
+@common_part("driver")
+def agents_removed() -> Mapping[str, Any]:
+    """Where nobody is any more. Left out while there is none: older drivers refuse the field."""
+    there = {address for node in Node.objects.all() for address in _addresses(node)}
+    gone = Removed.objects.filter(kind="node")[:AGENTS_REMOVED_MAX]
+    former = (
+        Node(name=one.name, data_address=one.data_address, public_key=one.public_key) for one in gone
+    )
+    # Newest first; each once.
+    found = dict.fromkeys(address for node in former for address in _addresses(node))
+    left = [address for address in found if address not in there][:AGENTS_REMOVED_MAX]
+    return {"agents_removed": sorted(left)} if left else {}
+
+
+def _addresses(node: Node) -> set[str]:
+    return {endpoints.address(node, tier) for tier in Tier}
+
+
+def _home(job: Job, stream: Stream, worst: Tier) -> dict[str, Any]:
+    stream.job = job
+    goes_on = stream.phase == Phase.MOVING
+    node = stream.next_node if goes_on and stream.next_node else stream.node
+    tier, port_leaf, nic_leaf = (
+        (stream.next_tier, stream.next_port_leaf, stream.next_nic_leaf)
+        if goes_on
+        else (stream.tier, stream.port_leaf, stream.nic_leaf)
+    )
+    path = Tier(tier or 0)
+    return {
+        "group": stream.group,
+        "index": stream.index,
+        "address": endpoints.address(node, path),
+        "shard": stream.name,
+        **_control(job, stream, node),
+        "path": {
+            "session": job.session.name,
+            "tier": path.name.lower(),
+            "box": stream.box.name,
+            "domain": stream.domain,
+            "port_leaf": port_leaf,
+            "nic_leaf": nic_leaf,
+            "node": node.name,
+            "link": _link(stream.name, port_leaf) if path is Tier.SPINE else "",
+            "allowed": path <= worst,
+        },
+    }
+
+
+def _control(job: Job, stream: Stream, node: Node) -> dict[str, Any]:
+    """While it moves: what its driver may ask of the node where it goes on. Nobody is given a token."""
+    if stream.phase != Phase.MOVING or stream.next_node is None:
+        return {}
+    source = endpoints.address(stream.node, Tier(stream.tier))
+    capability = for_move(
+        job.driver,
+        node,
+        shard=stream.name,
+        source=source,
+        slots=max(stream.slots, stream.next_slots or 0),
+    )
+    if capability is None:
+        return {}
+    key = fingerprint(node.public_key)
+    return {"control": {"url": node.control_url, "capability": capability, "key": key}}
+
+
+def _link(stream: str, leaf: str) -> str:
+    """Of a leaf's links to the spine the one that this stream's bytes are booked on: always the same."""
+    links = list(
+        SpineLink.objects.filter(leaf__name=leaf).order_by("name").values_list("name", flat=True)
+    )
+    return links[zlib.crc32(stream.encode()) % len(links)] if links else ""
+
+
+def _on(node: Node) -> QuerySet[Stream]:
+    return Stream.objects.filter(
+        Q(node=node) & (Q(slots__gt=0) | Q(phase=Phase.SIZING))
+        | Q(next_node=node, phase__in=[Phase.MAKING, Phase.MOVING])
+    )
+
+
+def streams_of_node(node: Node) -> set[str]:
+    """What its document names."""
+    return {stream.name for stream in _on(node).select_related("job__driver", "job__session")}
+
+
+def streams_of_driver(name: str) -> set[tuple[str, int]]:
+    """What its document names, by group and number."""
+    streams = Stream.objects.filter(job__driver__name=name, job__running=True)
+    return set(streams.values_list("group", "index"))
+
+
+@part("node")
+def streams(name: str) -> Mapping[str, Any]:
+    """All that it has or is about to have, and the drivers that may connect."""
+    node = Node.objects.get(name=name)
+    found = _on(node)
+    related = ("job__driver", "job__session")
+    specs = [_spec(stream, node) for stream in found.select_related(*related).order_by("pk")]
+    drivers = sorted({spec["driver"] for spec in specs})
+    return {
+        "shards": specs,
+        "peers": [_peer(driver, node) for driver in drivers],
+    }
+
+
+def _peer(driver: str, node: Node) -> dict[str, Any]:
+    """An agent that has no key itself is of a version that knows of none."""
+    key = Driver.objects.values_list("public_key", flat=True).get(name=driver)
+    said = {"name": driver, "secret": secret_of("driver", driver)}
+    return {**said, "key": fingerprint(key)} if key and node.public_key else said
+
+
+def _spec(stream: Stream, node: Node) -> dict[str, Any]:
+    comes = stream.node_id != node.pk
+    sizing = stream.phase == Phase.SIZING
+    return {
+        "name": stream.name,
+        "driver": stream.job.driver.name,
+        "slot_bytes": stream.slot_bytes,
+        "slots": stream.next_slots if comes or sizing else stream.slots,
+        "applied": stream.next_count_from if comes else stream.count_from,
+        "namespace": model_of(stream.job.driver).namespace().digest().hex(),
+        "part": f"{stream.group.lower()}.{stream.index}",
+    }

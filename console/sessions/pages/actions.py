@@ -1,0 +1,163 @@
+"""Pages of what runs: jobs, moves, bringing back on rails, drains and upgrades of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.forms import ReasonMixin
+from console.accounts.roles import Role
+from console.fleet.nodes import Impossible
+from console.operations.models import Operation
+from console.operations.plans import StalePlan
+from console.operations.services import Busy
+from console.placement import sentences
+from console.placement.topology import Misconfigured
+from console.sessions import services
+from console.sessions.changes import drains, jobs, moves
+from console.sessions.pages.forms import JobForm, LeavingForm, MoveForm
+from console.sessions.pages.sessions import planned, refusal
+from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.visibility import sees_fleet
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def start_job(request: SignedInRequest, name: str) -> HttpResponse:
+    session = services.get_session(request.principal, name, Role.ORG_ADMIN)
+    form = JobForm(
+        request.POST or None,
+        drivers=services.usable_drivers(request.principal),
+        are_named=sees_fleet(request.principal),
+    )
+
+    def begin() -> Operation:
+        values = form.cleaned_data
+        return jobs.start_job(
+            request.principal,
+            services.for_change(request.principal, name),
+            values["name"],
+            values["driver"],
+            values["boxes"],
+            wait_seconds=values["wait_minutes"] * 60,
+            plan_token=values["plan_token"] or None,
+            reason=values["reason"],
+        )
+
+    def plan() -> Proposal:
+        values = form.cleaned_data
+        return jobs.plan_job(session, values["name"], values["driver"], values["boxes"])
+
+    context = {"form": form, "session": session}
+    return planned(request, form, plan, begin, "sessions/new_job.html", context)
+
+
+@require_POST
+@signed_in
+def end_job(request: SignedInRequest, name: str, job: str) -> HttpResponse:
+    def begin() -> Operation:
+        session = services.for_change(request.principal, name)
+        return jobs.end_job(request.principal, session, job)
+
+    return _begun(request, begin, "session", name)
+
+
+@require_POST
+@signed_in
+def move(request: SignedInRequest, name: str) -> HttpResponse:
+    session = services.get_session(request.principal, name, Role.ON_CALL)
+    form = MoveForm(
+        request.POST,
+        streams=[stream.name for stream in services.streams_of(session)],
+        nodes=services.reachable_nodes(request.principal, session),
+    )
+    if not form.is_valid():
+        messages.error(request, "Choose a stream of this session, and a node that is ready.")
+        return redirect("session", name)
+
+    def begin() -> Operation:
+        locked = services.for_change(request.principal, name, Role.ON_CALL)
+        values = form.cleaned_data
+        stream = services.get_stream(locked, values["stream"])
+        return moves.move(request.principal, locked, stream, values["node"], reason=values["reason"])
+
+    return _begun(request, begin, "session", name)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
+    session = services.get_session(request.principal, name, Role.ON_CALL)
+    form = ReasonMixin(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+
+        def begin() -> Operation:
+            locked = services.for_change(request.principal, name, Role.ON_CALL)
+            return moves.restore_rails(request.principal, locked, reason=form.cleaned_data["reason"])
+
+        return _begun(request, begin, "session", name)
+    found = moves.plan_rails(session)
+    context = {
+        "session": session,
+        "form": form,
+        "found": found,
+        "summary": sentences.restore_rails(found),
+        "moves": [
+            {
+                "stream": one.stream.name,
+                "source": one.source,
+                "target": one.target,
+                "before": one.tier_before.name.lower(),
+                "after": one.tier_after.name.lower(),
+                "wio": one.stream.wio,
+                "bytes": one.stream.memory_bytes,
+            }
+            for one in found.moves
+        ],
+        "left": [sentences.placed(one, named=sees_fleet(request.principal)) for one in found.left[:20]],
+    }
+    return render(request, "sessions/restore_rails.html", context)
+
+
+@require_POST
+@signed_in
+def drain(request: SignedInRequest, name: str) -> HttpResponse:
+    return _left(request, name, ReasonMixin(request.POST), drains.drain)
+
+
+@require_POST
+@signed_in
+def upgrade(request: SignedInRequest, name: str) -> HttpResponse:
+    return _left(request, name, LeavingForm(request.POST), drains.upgrade)
+
+
+def _left(
+    request: SignedInRequest, name: str, form: ReasonMixin, leave: Callable[..., Operation]
+) -> HttpResponse:
+    if form.is_valid():
+        return _begun(
+            request, lambda: leave(request.principal, name, **form.cleaned_data), "fleet-node", name
+        )
+    for field, errors in form.errors.items():
+        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+    return redirect("fleet-node", name)
+
+
+def _begun(
+    request: SignedInRequest, begin: Callable[[], Operation], back: str, name: str
+) -> HttpResponse:
+    """To the operation; or back, with why there is none."""
+    try:
+        with transaction.atomic():
+            operation = begin()
+    except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
+        messages.error(request, refusal(error)["sentence"])
+        return redirect(back, name)
+    return redirect("operation", operation.pk)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.db.models import QuerySet
+
+from console.accounts.forms import ReasonMixin
+from console.fleet.models import Driver, Node
+from console.orgs.models import SLUG, Org
+from console.sessions.models import BOXES_MAX, PATHS, WAIT_SECONDS_MAX
+
+WAIT_MINUTES_MAX = WAIT_SECONDS_MAX // 60
+AS_THE_RULES_SAY = [("", "as the rules say"), *PATHS]
+
+
+class FilterForm(forms.Form):
+    """The filters of the list of sessions; all of them live in the address, as in the API."""
+
+    org = forms.CharField(max_length=48, required=False, help_text="Its short name.")
+    waiting = forms.NullBooleanField(
+        required=False,
+        label="State",
+        widget=forms.Select(choices=[("", "all"), ("true", "waiting"), ("false", "not waiting")]),
+    )
+
+
+class PlannedForm(ReasonMixin):
+    """Something that is planned first, and may wait for its place."""
+
+    wait_minutes = forms.IntegerField(
+        min_value=0,
+        max_value=WAIT_MINUTES_MAX,
+        initial=0,
+        label="May wait, in minutes",
+        help_text="For what is not there now. 0: it is refused instead.",
+    )
+    plan_token = forms.CharField(max_length=64, required=False, widget=forms.HiddenInput)
+
+
+class ResizeForm(PlannedForm):
+    boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX)
+    field_order = ["boxes", "wait_minutes", "reason"]
+
+
+class NewSessionForm(PlannedForm):
+    name = forms.RegexField(
+        SLUG,
+        max_length=48,
+        help_text="Lower-case letters, digits and dashes. Can't be changed later.",
+    )
+    org = forms.ModelChoiceField(
+        Org.objects.none(),
+        required=False,
+        empty_label="shared by orgs",
+        to_field_name="slug",
+        help_text="Whose rules and quota hold.",
+    )
+    boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX, initial=2)
+    path = forms.ChoiceField(
+        choices=AS_THE_RULES_SAY, required=False, help_text="It can only be stricter than the rules."
+    )
+    kib_per_token = forms.IntegerField(
+        min_value=1,
+        max_value=1 << 20,
+        initial=64,
+        label="KiB per token",
+        help_text="Of a job over all its boxes: the plan goes by it until there is one.",
+    )
+    field_order = ["name", "org", "boxes", "path", "kib_per_token", "wait_minutes", "reason"]
+
+    def __init__(self, *args: Any, orgs: Any, may_share: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["org"]
+        if isinstance(field, forms.ModelChoiceField):
+            field.queryset = orgs
+            field.required = not may_share
+            if not may_share:
+                field.empty_label = None
+
+
+class JobForm(PlannedForm):
+    name = forms.RegexField(SLUG, max_length=48, help_text="Lower-case letters, digits and dashes.")
+    driver = forms.ModelChoiceField(
+        Driver.objects.none(),
+        to_field_name="name",
+        empty_label=None,
+        help_text="That has joined and has no job yet.",
+    )
+    boxes = forms.CharField(
+        required=False,
+        max_length=2000,
+        help_text="Names with commas between them; none: as many as its model needs.",
+    )
+    field_order = ["name", "driver", "boxes", "wait_minutes", "reason"]
+
+    def __init__(self, *args: Any, drivers: QuerySet[Driver], are_named: bool, **kwargs: Any) -> None:
+        """`are_named`: whether they are offered by name; else a name has to be known, and is typed."""
+        super().__init__(*args, **kwargs)
+        field = self.fields["driver"]
+        if isinstance(field, forms.ModelChoiceField):
+            if not are_named:
+                field.widget = forms.TextInput(attrs={"autocomplete": "off"})
+            field.queryset = drivers.filter(job=None)
+
+    def clean_boxes(self) -> list[str]:
+        return [name.strip() for name in str(self.cleaned_data["boxes"]).split(",") if name.strip()]
+
+
+class MoveForm(ReasonMixin):
+    stream = forms.ChoiceField(label="Stream")
+    # Of a thousand nodes nobody scrolls to one: its name is typed, and the browser offers what fits.
+    node = forms.ModelChoiceField(
+        Node.objects.none(),
+        to_field_name="name",
+        label="To node",
+        widget=forms.TextInput(attrs={"list": "nodes-ready", "autocomplete": "off"}),
+    )
+    field_order = ["stream", "node", "reason"]
+
+    def __init__(self, *args: Any, streams: list[str], nodes: QuerySet[Node], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        stream, node = self.fields["stream"], self.fields["node"]
+        if isinstance(stream, forms.ChoiceField):
+            stream.choices = [(name, name) for name in streams]
+        if isinstance(node, forms.ModelChoiceField):
+            node.queryset = nodes.filter(state="ready").order_by("name")
+
+
+class DeleteForm(ReasonMixin):
+    typed = forms.CharField(max_length=48, label="Type the session's name to confirm")
+    end_jobs = forms.BooleanField(required=False, label="End its jobs, too")
+    field_order = ["typed", "end_jobs", "reason"]
+
+
+class RemovalForm(ReasonMixin):
+    """For removing a driver, by who has seen what becomes of it."""
+
+    typed = forms.CharField(max_length=63, label="Type the driver's name to confirm")
+    plan_token = forms.CharField(max_length=64, widget=forms.HiddenInput)
+    field_order = ["typed", "reason"]
+
+
+class LeavingForm(ReasonMixin):
+    """For draining a node, and for upgrading it."""
+
+    version = forms.RegexField(
+        r"^[\x21-\x7e]*$",
+        max_length=60,
+        required=False,
+        label="Upgrade to",
+        help_text="A version; none: any other than it runs now.",
+    )
+    field_order = ["reason", "version"]
+
+
+class RulesForm(ReasonMixin):
+    path = forms.ChoiceField(choices=PATHS, label="Paths of streams")
+    refuse_spine = forms.BooleanField(
+        required=False,
+        label="Refuse the spine",
+        help_text="No stream is placed across it, whatever sessions want.",
+    )
+    wait_for_rail_seconds = forms.IntegerField(
+        min_value=0,
+        max_value=WAIT_SECONDS_MAX,
+        label="Wait for a rail, in seconds",
+        help_text="Then sessions that prefer rails take the spine.",
+    )
+    boxes_min = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Smallest session, in boxes")
+    boxes_increment = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Grows by, in boxes")
+    boxes_max = forms.IntegerField(
+        min_value=1, max_value=BOXES_MAX, required=False, label="Largest session, in boxes"
+    )
+    grant_percent = forms.IntegerField(
+        min_value=1,
+        max_value=100,
+        label="Granted of the fair share of memory, in percent",
+        help_text="Less leaves room, and so more streams find a rail.",
+    )
+    boxes_quota = forms.IntegerField(
+        min_value=0,
+        max_value=BOXES_MAX,
+        required=False,
+        label="Quota of boxes",
+        help_text="Of all sessions of the org. A platform admin sets it.",
+    )
+    field_order = [
+        *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
+        *("boxes_max", "grant_percent", "boxes_quota", "reason"),
+    ]
+
+    def __init__(self, *args: Any, has_quota: bool, may_set_quota: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not has_quota:
+            del self.fields["boxes_quota"]
+        elif not may_set_quota:
+            self.fields["boxes_quota"].disabled = True

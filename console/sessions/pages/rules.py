@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.roles import Role
+from console.audit.services import visible_entries
+from console.orgs.models import Org
+from console.orgs.services import get_org
+from console.placement.topology import Misconfigured
+from console.sessions import rules as services
+from console.sessions.models import Session
+from console.sessions.pages.forms import RulesForm
+
+RECENT = 10
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def cluster_rules(request: SignedInRequest) -> HttpResponse:
+    return _page(request, None)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def org_rules(request: SignedInRequest, slug: str) -> HttpResponse:
+    return _page(request, get_org(request.principal, slug))
+
+
+def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
+    principal = request.principal
+    rules = services.get_rules(principal, org)
+    form = RulesForm(
+        request.POST or None,
+        initial=rules.snapshot(),
+        has_quota=org is not None,
+        may_set_quota=principal.on_platform(Role.PLATFORM_ADMIN),
+    )
+    if request.method == "POST" and form.is_valid():
+        values = form.cleaned_data
+        reason = values.pop("reason")
+        try:
+            with transaction.atomic():
+                services.set_rules(principal, services.for_change(principal, org), values, reason=reason)
+        except (services.Impossible, Misconfigured, ValidationError) as error:
+            form.add_error(None, str(error))
+        else:
+            messages.success(request, "The rules are saved. They hold for every session from now on.")
+            return redirect(request.path)
+    entries = visible_entries(principal).filter(
+        object_type="rules", object_id=org.slug if org else services.CLUSTER
+    )
+    context = {
+        "form": form,
+        "org": org,
+        "rules": rules,
+        "in_force": services.in_force(org),
+        "may_change": services.may_change(principal, org),
+        "entries": entries[:RECENT],
+        "sessions": Session.objects.filter(org=org).count() if org else Session.objects.count(),
+    }
+    return render(request, "sessions/rules.html", context)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db import transaction
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.roles import Role
+from console.audit.services import visible_entries
+from console.fleet.models import Node
+from console.operations.models import Operation
+from console.operations.plans import StalePlan
+from console.operations.services import Busy, running_on
+from console.orgs.models import Org
+from console.orgs.services import visible_orgs
+from console.placement.topology import Misconfigured, State, Tier
+from console.sessions import diagram, services
+from console.sessions import rules as ruling
+from console.sessions.changes import sizes
+from console.sessions.changes.sizes import JobsRun
+from console.sessions.memory import memory_of
+from console.sessions.models import Session, Stream
+from console.sessions.pages.forms import (
+    DeleteForm,
+    FilterForm,
+    MoveForm,
+    NewSessionForm,
+    PlannedForm,
+    ResizeForm,
+)
+from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.visibility import Sight, without_places
+from telemetry.events import events_of
+from telemetry.topics import of_session
+
+PER_PAGE = 50
+RECENT = 10
+STREAMS_SHOWN_MAX = 200
+
+Plan = Callable[[], Proposal]
+Begin = Callable[[], Operation]
+
+
+@require_safe
+@signed_in
+def list_sessions(request: SignedInRequest) -> HttpResponse:
+    form = FilterForm(request.GET)
+    values = form.cleaned_data if form.is_valid() else {}
+    found = services.filtered(services.visible_sessions(request.principal), **values).order_by("name")
+    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
+    query = request.GET.copy()
+    query.pop("page", None)
+    context = {
+        "form": form,
+        "page": page,
+        "rows": [(session, services.sizes(session)) for session in page],
+        "query": query.urlencode(),
+        "filtered": any(query.values()),
+        "may_add": any(_orgs_for_new(request)),
+    }
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "sessions/list_live.html" if fragment else "sessions/list.html", context)
+
+
+@require_safe
+@signed_in
+def show_session(request: SignedInRequest, name: str) -> HttpResponse:
+    session = services.get_session(request.principal, name)
+    role = services.role_on(request.principal, session)
+    topic = of_session(name)
+    sight = Sight(request.principal)
+    streams = list(services.streams_of(session)[: STREAMS_SHOWN_MAX + 1])
+    for stream in streams:
+        stream.why = sight.why(stream.why)
+    context = {
+        "session": session,
+        "size": services.sizes(session),
+        "topic": topic,
+        "rules": ruling.in_force(session.org, session.path),
+        "operation": _running_on(request, topic),
+        "jobs": services.jobs_of(session),
+        "memory": memory_of(request.principal, session, timezone.now()),
+        "streams": streams[:STREAMS_SHOWN_MAX],
+        "more_streams": len(streams) > STREAMS_SHOWN_MAX,
+        "picture": diagram.draw([_drawn(stream) for stream in streams]),
+        "events": events_of(topic).order_by("-id")[:RECENT],
+        "entries": visible_entries(request.principal).filter(object_type="session", object_id=name)[
+            :RECENT
+        ],
+        "sees_fleet": request.principal.on_platform(Role.VIEWER),
+        "may_change": role is not None and role >= Role.ORG_ADMIN,
+        "may_move": role is not None and role >= Role.ON_CALL,
+        "move_form": MoveForm(
+            streams=[stream.name for stream in streams],
+            nodes=Node.objects.none(),  # its name is typed
+        ),
+        "nodes_ready": _nodes_ready() if request.principal.on_platform(Role.VIEWER) else (),
+    }
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(
+        request, "sessions/session_live.html" if fragment else "sessions/session.html", context
+    )
+
+
+def _running_on(request: SignedInRequest, topic: str) -> Operation | None:
+    running = running_on(topic)
+    return without_places(request.principal, running) if running else None
+
+
+def _nodes_ready() -> Iterable[str]:
+    """For whom there is a fleet. Others move streams to nodes that they are told of."""
+    return Node.objects.filter(state=State.READY.value).values_list("name", flat=True)
+
+
+def _drawn(stream: Stream) -> diagram.StreamEnds:
+    node = stream.next_node if stream.next_node is not None else stream.node
+    tier = stream.next_tier if stream.next_tier is not None else stream.tier
+    return diagram.StreamEnds(
+        stream.name, stream.box.name, stream.domain, node.name, Tier(tier).name.lower()
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def new_session(request: SignedInRequest) -> HttpResponse:
+    may_share, orgs = _orgs_for_new(request)
+    if not may_share and not orgs:
+        request.principal.check_platform(Role.PLATFORM_ADMIN)
+    choice = visible_orgs(request.principal).filter(pk__in=orgs) if not may_share else Org.objects.all()
+    form = NewSessionForm(request.POST or None, orgs=choice, may_share=may_share)
+
+    def made() -> Session:
+        values = form.cleaned_data
+        services.check_may_create(request.principal, values["org"])
+        return sizes.new_session(
+            values["name"],
+            values["org"],
+            values["boxes"],
+            path=values["path"],
+            bytes_per_token=values["kib_per_token"] << 10,
+        )
+
+    def begin() -> Operation:
+        return sizes.create(request.principal, made(), **_asked(form))
+
+    def plan() -> Proposal:
+        return sizes.plan_size(made(), form.cleaned_data["boxes"])
+
+    context = {"form": form, "example_boxes": form.data.get("boxes") or 2}
+    return planned(request, form, plan, begin, "sessions/new.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
+    session = services.get_session(request.principal, name, Role.ORG_ADMIN)
+    form = ResizeForm(request.POST or None, initial={"boxes": session.boxes_desired})
+
+    def begin() -> Operation:
+        locked = services.for_change(request.principal, name)
+        return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **_asked(form))
+
+    def plan() -> Proposal:
+        return sizes.plan_size(session, form.cleaned_data["boxes"])
+
+    context = {
+        "form": form,
+        "session": session,
+        "size": services.sizes(session),
+        "delete_form": DeleteForm(auto_id="delete_%s"),
+        "rules": ruling.in_force(session.org, session.path),
+    }
+    return planned(request, form, plan, begin, "sessions/resize.html", context)
+
+
+@require_POST
+@signed_in
+def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
+    form = DeleteForm(request.POST)
+    try:
+        with transaction.atomic():
+            session = services.for_change(request.principal, name)
+            if not form.is_valid() or form.cleaned_data["typed"] != name:
+                messages.error(request, f"Not deleted: you have to type “{name}” to confirm.")
+                return redirect("session-resize", name)
+            values = form.cleaned_data
+            operation = sizes.delete(
+                request.principal, session, end_jobs=values["end_jobs"], reason=values["reason"]
+            )
+    except (Busy, JobsRun) as error:
+        messages.error(request, str(error))
+        return redirect("session-resize", name)
+    return redirect("operation", operation.pk)
+
+
+def _asked(form: PlannedForm) -> dict[str, Any]:
+    values = form.cleaned_data
+    return {
+        "wait_seconds": values["wait_minutes"] * 60,
+        "plan_token": values["plan_token"] or None,
+        "reason": values["reason"],
+    }
+
+
+def planned(
+    request: SignedInRequest,
+    form: PlannedForm,
+    plan: Plan,
+    begin: Begin,
+    template: str,
+    context: dict[str, Any],
+) -> HttpResponse:
+    """A form with a plan below it: asked for by a script while somebody types, or by its button; and
+    sent, which begins the operation."""
+    wants_plan = "preview" in request.POST or request.headers.get("HX-Request") == "true"
+    found: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        try:
+            with transaction.atomic():
+                if not wants_plan:
+                    return redirect("operation", begin().pk)
+                found = shown(plan(), Sight(request.principal))
+                transaction.set_rollback(True)
+        except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
+            found = {"refused": refusal(error)}
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "sessions/plan.html", {**found, "form": form})
+    return render(request, template, {**context, **found})
+
+
+def shown(proposal: Proposal, sight: Sight) -> dict[str, Any]:
+    """A plan for its template."""
+    streams = [
+        diagram.StreamEnds(one.name, one.box, one.domain, one.node, one.path) for one in proposal.streams
+    ]
+    return {
+        "plan": proposal,
+        "plan_streams": [
+            replace(one, why=sight.why(one.why)) for one in proposal.streams[:STREAMS_SHOWN_MAX]
+        ],
+        "more_streams": len(proposal.streams) > STREAMS_SHOWN_MAX,
+        "picture": diagram.draw(streams),
+    }
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """For people: what it is, and whether waiting helps."""
+    if isinstance(error, CannotPlan):
+        return {
+            "kind": "error" if error.cause.is_never else "warning",
+            "cause": error.cause.value,
+            "when": "never" if error.cause.is_never else "not now",
+            "sentence": error.sentence,
+        }
+    sentence = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+    return {"kind": "error", "cause": "", "when": "", "sentence": sentence}
+
+
+def _orgs_for_new(request: SignedInRequest) -> tuple[bool, frozenset[int]]:
+    """Whether they may make shared sessions, and in which orgs sessions of its own."""
+    principal = request.principal
+    return principal.on_platform(Role.PLATFORM_ADMIN), principal.orgs_where(Role.ORG_ADMIN)

@@ -1,0 +1,83 @@
+"""Removing drivers over REST."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.http import HttpRequest
+from ninja import Field, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
+from console.api.fields import Input, Reason
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
+from console.api.problems import documented
+from console.fleet import services
+from console.fleet.api import Name
+from console.operations.api import OperationOut, accepted
+from console.sessions.changes import driver_removal
+from console.sessions.changes.driver_removal import Consequences
+from console.sessions.rest.schemas import PlanToken
+
+router = Router(tags=["fleet"])
+
+
+class RemoveDriverIn(Input):
+    reason: Reason = ""
+    plan_token: PlanToken = None
+
+
+class RemovalOut(Schema):
+    """What would become of it. Nothing has."""
+
+    plan_token: str
+    alive: bool = Field(description="It should not be: stop its process first.")
+    last_heartbeat_at: datetime | None
+    session: str | None = Field(description="Of its job, which ends.")
+    job: str | None
+    streams: int
+    memory_bytes: int
+    nodes: list[str] = Field(description="Whose memory becomes free.")
+    waiting: list[str] = Field(
+        description="Operations that wait for it or change its streams, and go on without it."
+    )
+
+
+def show_removal(found: Consequences) -> RemovalOut:
+    return RemovalOut(
+        plan_token=found.token,
+        alive=found.is_alive,
+        last_heartbeat_at=found.driver.last_heartbeat_at,
+        session=found.job.session.name if found.job else None,
+        job=found.job.name if found.job else None,
+        streams=found.streams,
+        memory_bytes=found.memory_bytes,
+        nodes=list(found.nodes),
+        waiting=[str(one.pk) for one in (*found.waiting, *found.moving)],
+    )
+
+
+@router.post(
+    "/drivers/{name}/remove",
+    response={200: RemovalOut, 202: OperationOut, **documented(404, 409, 412)},
+    summary="Remove a driver from the fleet: its job ends, and nobody waits for it any more",
+)
+@with_dry_run
+def remove_driver(
+    request: HttpRequest,
+    name: Name,
+    payload: RemoveDriverIn,
+    validate_only: ValidateOnly = False,
+) -> Answer:
+    principal = requester(request)
+    needs = Authority(None, Role.PLATFORM_ADMIN)
+    if validate_only:
+        driver = services.for_change(
+            principal, services.visible_drivers(principal), name, Role.PLATFORM_ADMIN
+        )
+        return Answer(200, [needs], show_removal(driver_removal.consequences(driver)))
+    operation = driver_removal.remove(
+        principal, name, plan_token=payload.plan_token, reason=payload.reason
+    )
+    return accepted(operation, needs)

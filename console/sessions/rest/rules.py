@@ -1,0 +1,114 @@
+"""Rules of sessions over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Path, Router, Schema
+from pydantic import StrictBool
+
+from console.accounts.browser import requester
+from console.accounts.principal import Principal
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import Input, Reason
+from console.api.problems import ApiError, documented
+from console.orgs.models import SLUG, Org
+from console.orgs.services import get_org
+from console.sessions import rules as services
+from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, RuleSet
+from console.sessions.rest.schemas import PathName
+
+router = Router(tags=["sessions"])
+
+Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
+Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
+
+
+class RulesBody(Schema):
+    path: PathName = Field(description="Which paths streams may take, where the cluster allows them.")
+    refuse_spine: bool = Field(description="No stream crosses the spine, whatever sessions want.")
+    wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
+    boxes_min: Count
+    boxes_increment: Count
+    boxes_max: Count | None
+    grant_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        description="Of the fair share of memory. Less leaves room, and so more streams find a rail."
+    )
+    boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
+        description="Of all sessions of an org; a platform admin sets it."
+    )
+
+
+class RulesOut(RulesBody):
+    version: int = Field(description="Counts changes; it is the ETag.")
+
+
+class RulesIn(Input):
+    path: PathName
+    refuse_spine: StrictBool
+    wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
+    boxes_min: Count
+    boxes_increment: Count
+    boxes_max: Count | None = None
+    grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
+    boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
+    reason: Reason = ""
+
+
+@router.get(
+    "/session-rules", response={200: RulesOut, **documented(404)}, summary="Rules of the cluster"
+)
+def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RulesOut:
+    return _shown(response, services.get_rules(requester(request), None))
+
+
+@router.put(
+    "/session-rules",
+    response={200: RulesOut, **documented(404, 409, 412, 428)},
+    summary="Set the rules of the cluster",
+)
+def set_cluster_rules(
+    request: HttpRequest, response: HttpResponse, payload: RulesIn, if_match: IfMatch
+) -> RulesOut:
+    return _shown(response, _set(requester(request), None, payload, if_match))
+
+
+@router.get(
+    "/orgs/{slug}/session-rules",
+    response={200: RulesOut, **documented(404)},
+    summary="Rules of an org, on top of the cluster's",
+)
+def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> RulesOut:
+    principal = requester(request)
+    return _shown(response, services.get_rules(principal, get_org(principal, slug)))
+
+
+@router.put(
+    "/orgs/{slug}/session-rules",
+    response={200: RulesOut, **documented(404, 409, 412, 428)},
+    summary="Set the rules of an org",
+)
+def set_org_rules(
+    request: HttpRequest, response: HttpResponse, slug: Slug, payload: RulesIn, if_match: IfMatch
+) -> RulesOut:
+    principal = requester(request)
+    return _shown(response, _set(principal, get_org(principal, slug), payload, if_match))
+
+
+@transaction.atomic
+def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str) -> RuleSet:
+    rules = services.for_change(principal, org)
+    check_match(if_match, rules.version)
+    values = payload.model_dump()
+    reason = values.pop("reason")
+    try:
+        return services.set_rules(principal, rules, values, reason=reason)
+    except services.Impossible as error:
+        raise ApiError("Conflict", str(error)) from None
+
+
+def _shown(response: HttpResponse, rules: RuleSet) -> RulesOut:
+    response["ETag"] = etag(rules.version)
+    return RulesOut(version=rules.version, **rules.snapshot())

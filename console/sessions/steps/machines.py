@@ -1,0 +1,319 @@
+"""The operations of sessions: each a few steps that change intent and wait until it has arrived."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from django.utils import timezone
+
+from console.control import services as control
+from console.fleet.models import Driver, Node
+from console.fleet.services import lock_fleet
+from console.operations.core import Done, Failed, Outcome, Waiting
+from console.operations.machines import Machine, Step, machine
+from console.operations.models import Operation
+from console.placement.topology import Misconfigured, State
+from console.sessions.models import WAIT_SECONDS_MAX, Job, Session, Stream
+from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.sessions.plans.reservations import (
+    boxes_of,
+    make_job,
+    places_before,
+    propose_job,
+    propose_size,
+    reserve,
+    send_all,
+)
+from console.sessions.plans.snapshot import Snapshot
+from console.sessions.steps import relocation
+from console.sessions.steps.observations import Observations
+
+PLAN_AGAIN_SECONDS: Final = 5.0
+AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
+COPYING: Final = timedelta(minutes=30)
+TOLD: Final = timedelta(minutes=5)
+
+
+def _session(operation: Operation) -> Session:
+    return Session.objects.select_for_update().get(name=operation.plan["session"])
+
+
+def _cannot(operation: Operation, session: Session, error: CannotPlan) -> Outcome:
+    """Wait for what may come, as long as it was asked for."""
+    now = timezone.now()
+    asked = float(operation.plan.get("wait_seconds", 0))
+    if error.cause.is_never or (now - operation.created_at).total_seconds() >= asked:
+        return Failed(error.cause.value, error.sentence)
+    session.cause, session.cause_sentence = error.cause.value, error.sentence[:500]
+    session.waiting_since = session.waiting_since or now
+    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
+    return Waiting(error.sentence, seconds=PLAN_AGAIN_SECONDS)
+
+
+def stop_waiting(session: Session) -> None:
+    session.cause = session.cause_sentence = ""
+    session.waiting_since = None
+    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
+
+
+def _settle(operation: Operation) -> Outcome:
+    return relocation.settle(operation, int(operation.notes.get("total", 0)))
+
+
+def _take_back(operation: Operation) -> Outcome:
+    return relocation.roll_back(operation, places_before(operation))
+
+
+# Making a session, and giving it another size
+
+
+def _place(operation: Operation) -> Outcome:
+    """Reserve what it needs, unless the request has done so already."""
+    if operation.notes.get("placed"):
+        return Done()
+    lock_fleet()
+    session = _session(operation)
+    try:
+        proposal = propose_size(Snapshot.now(), session, operation.plan["boxes"], timezone.now())
+        proposal.require_whole()
+    except Misconfigured as error:
+        return Failed("Misconfigured", str(error))
+    except CannotPlan as error:
+        return _cannot(operation, session, error)
+    take(operation, session, proposal)
+    return Done(proposal.summary)
+
+
+def take(operation: Operation, session: Session, proposal: Proposal) -> None:
+    """Reserve what the proposal says for this operation."""
+    reserve(operation, session, proposal)
+    stop_waiting(session)
+    operation.notes["placed"] = True
+    operation.save(update_fields=["notes"])
+
+
+def _give_back(operation: Operation) -> Outcome:
+    """The size that it had, and the boxes."""
+    session = _session(operation)
+    session.boxes.filter(box__name__in=operation.before.get("added", ()), ready=False).delete()
+    session.boxes.update(leaving=False)
+    session.boxes_desired = operation.before["boxes"]
+    session.version += 1
+    session.save(update_fields=["boxes_desired", "version"])
+    stop_waiting(session)
+    return Done()
+
+
+def _unmake(operation: Operation) -> Outcome:
+    _session(operation).delete()
+    return Done()
+
+
+def _finish_size(operation: Operation) -> Outcome:
+    session = _session(operation)
+    session.boxes.filter(leaving=True).delete()
+    session.boxes.update(ready=True)
+    return Done()
+
+
+class _Sized(Machine):
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        session = _session(operation)
+        return {"session": session.name, "boxes": list(boxes_of(session))}
+
+
+@machine("session.create")
+class Create(_Sized):
+    steps = (
+        Step("place", "Find boxes with room near them", _place, _unmake, patience=AS_LONG_AS_ASKED),
+        Step("finish", "Hand the boxes over", _finish_size),
+    )
+
+
+@machine("session.resize")
+class Resize(_Sized):
+    steps = (
+        Step("place", "Find boxes and room", _place, _give_back, patience=AS_LONG_AS_ASKED),
+        Step("settle", "Change the streams on their nodes", _settle, _take_back, patience=COPYING),
+        Step("finish", "Hand the boxes over", _finish_size),
+    )
+
+
+# Jobs
+
+
+def _place_job(operation: Operation) -> Outcome:
+    if operation.notes.get("placed"):
+        return Done()
+    lock_fleet()
+    session = _session(operation)
+    driver = Driver.objects.filter(name=operation.plan["driver"]).first()
+    if driver is None:
+        return Failed("NoSuchDriver", f"Driver {operation.plan['driver']} was removed from the fleet.")
+    name, boxes = operation.plan["job"], operation.plan["boxes"]
+    try:
+        proposal = propose_job(Snapshot.now(), session, name, driver, boxes, timezone.now())
+        proposal.require_whole()
+    except Misconfigured as error:
+        return Failed("Misconfigured", str(error))
+    except CannotPlan as error:
+        return _cannot(operation, session, error)
+    take_job(operation, session, driver, proposal)
+    return Done(proposal.summary)
+
+
+def take_job(operation: Operation, session: Session, driver: Driver, proposal: Proposal) -> None:
+    make_job(session, operation.plan["job"], driver, proposal)
+    stop_waiting(session)
+    operation.notes["placed"] = True
+    send_all(operation, session, [one for one in proposal.streams if one.changes])
+
+
+def _job(operation: Operation) -> Job | None:
+    found = Job.objects.filter(session__name=operation.plan["session"], name=operation.plan["job"])
+    return found.select_related("driver").first()
+
+
+def _drop_job(operation: Operation) -> Outcome:
+    job = _job(operation)
+    if job is not None:
+        nodes = nodes_of([job])
+        job.delete()
+        tell_nodes(nodes, operation.sentence)
+    stop_waiting(_session(operation))
+    return Done()
+
+
+def _tell_driver(operation: Operation) -> Outcome:
+    """Its homes, once agents have made its streams; and wait until it has connected to all of them."""
+    job = _job(operation)
+    if job is None:
+        return Failed("NoSuchJob", "The job is no more.")
+    if not job.running:
+        job.running = True
+        job.save(update_fields=["running"])
+        control.changed([("driver", job.driver.name)], operation.sentence)
+        return Waiting(f"Driver {job.driver.name} is being told.")
+    facts = Observations(set(), {job.driver})
+    streams = list(job.streams.all())
+    seen = [facts.shard_of(job.driver.name, stream.group, stream.index) for stream in streams]
+    here = sum(one is not None and one.state == "here" for one in seen)
+    if here == len(streams):
+        return Done(f"Driver {job.driver.name} has all {here} streams.")
+    return Waiting(
+        f"Driver {job.driver.name} has {here} of {len(streams)} streams.", here / len(streams)
+    )
+
+
+def _stop_telling(operation: Operation) -> Outcome:
+    job = _job(operation)
+    if job is not None:
+        job.running = False
+        job.save(update_fields=["running"])
+    return Done()
+
+
+@machine("session.start-job")
+class StartJob(Machine):
+    steps = (
+        Step("place", "Find room for its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
+        Step("make", "Make its streams on their nodes", _settle, _take_back, patience=COPYING),
+        Step("tell", "Tell its driver", _tell_driver, _stop_telling, patience=TOLD),
+    )
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return {"session": operation.plan["session"], "job": operation.plan["job"]}
+
+
+def _end_jobs(operation: Operation) -> Outcome:
+    """Those of the plan, or all. Their streams go, and with them what they kept in memory."""
+    session = _session(operation)
+    jobs = session.jobs.select_related("driver")
+    if "job" in operation.plan:
+        jobs = jobs.filter(name=operation.plan["job"])
+    streams = [stream.name for job in jobs for stream in job.streams.select_related("job__driver")]
+    nodes = nodes_of(list(jobs))
+    operation.notes["streams"], operation.notes["nodes"] = streams, sorted(nodes)
+    jobs.delete()
+    tell_nodes(nodes, operation.sentence)
+    return Done()
+
+
+def gone(operation: Operation) -> Outcome:
+    """Wait until agents have given the memory back. Who is lost has none to give."""
+    nodes = set(Node.objects.filter(name__in=operation.notes["nodes"]).exclude(state=State.LOST.value))
+    facts = Observations(nodes, set())
+    left = [
+        name
+        for name in operation.notes["streams"]
+        if any(facts.shard_at(node.name, name) for node in nodes)
+    ]
+    silent = [node.name for node in nodes if not facts.node_answers(node.name)]
+    if not left and not silent:
+        return Done()
+    total = max(1, len(operation.notes["streams"]))
+    waits = f"{silent[0]} does not answer." if silent else f"{len(left)} streams are still there."
+    return Waiting(waits, 1 - len(left) / total)
+
+
+@machine("session.end-job")
+class EndJob(Machine):
+    steps = (
+        Step("end", "Take its streams off their nodes", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
+    )
+
+
+def _delete(operation: Operation) -> Outcome:
+    _session(operation).delete()
+    return Done()
+
+
+@machine("session.delete")
+class Delete(Machine):
+    steps = (
+        Step("end", "Take its streams off their nodes", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
+        Step("delete", "Give its boxes back", _delete, final=True),
+    )
+
+
+# Moving
+
+
+def _move(operation: Operation) -> Outcome:
+    outcome = _settle(operation)
+    streams = Stream.objects.filter(pk__in=map(int, operation.before["streams"]))
+    if isinstance(outcome, Done) and not streams.exists():
+        return Failed("NoSuchJob", "Their job has ended: nothing is left to move.")
+    return outcome
+
+
+@machine("session.move")
+class Move(Machine):
+    steps = (Step("move", "Move streams while jobs go on", _move, _take_back, patience=COPYING),)
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        return {"session": operation.plan["session"], "moves": len(operation.plan["moves"])}
+
+
+@machine("session.restore-rails")
+class RestoreRails(Move):
+    """Moves that take streams off the spine."""
+
+
+def nodes_of(jobs: list[Job]) -> set[str]:
+    """The nodes on which these jobs have streams, or are about to."""
+    streams = Stream.objects.filter(job__in=jobs).select_related("node", "next_node")
+    return {
+        node.name for stream in streams for node in (stream.node, stream.next_node) if node is not None
+    }
+
+
+def tell_nodes(nodes: set[str], why: str) -> None:
+    if nodes:
+        control.changed([("node", name) for name in sorted(nodes)], why)

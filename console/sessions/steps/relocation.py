@@ -1,0 +1,301 @@
+"""Move streams to other nodes and give them other sizes, while their jobs keep running.
+
+A stream is resized in place, or moves to another node: the next node makes its shard, the driver
+switches to it and copies the bytes, and the former node deletes its own. Each transition is a change of
+intent in the database, which the control loop publishes to agents and drivers; the next one follows when
+they have applied it. So each may be repeated, and an interrupted one is continued later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from django.db.models import Q, QuerySet
+
+from console.control import observed
+from console.control import services as control
+from console.fleet.models import Driver, Node
+from console.fleet.services import lock_fleet
+from console.operations.core import Done, Outcome, Waiting
+from console.operations.models import Operation
+from console.placement import sentences
+from console.placement.topology import State, Tier
+from console.sessions import endpoints
+from console.sessions.models import Phase, Stream
+from console.sessions.steps.observations import Observations
+from telemetry.decoder import excerpt
+from telemetry.events import note
+from telemetry.topics import of_session, of_source
+
+MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
+ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stream is to be, how large, and on which path."""
+
+    node: Node
+    slots: int
+    tier: int
+    port_leaf: str
+    nic_leaf: str
+    why: str = ""
+
+
+def place_of(stream: Stream) -> Place:
+    return Place(stream.node, stream.slots, *(getattr(stream, name) for name in ROUTE))
+
+
+def send_to(stream: Stream, place: Place, operation: Operation) -> None:
+    """Reserve a stream's next place. Whoever calls holds the world."""
+    stream.next_node, stream.next_slots = place.node, place.slots
+    for name in ROUTE:
+        setattr(stream, f"next_{name}", getattr(place, name))
+    stream.phase, stream.operation = Phase.SETTLED, operation
+    stream.save()
+
+
+def of_operation(operation: Operation) -> QuerySet[Stream]:
+    related = ("job__session__org", "job__driver", "box", "node", "next_node")
+    return Stream.objects.filter(operation=operation).select_related(*related).order_by("pk")
+
+
+@dataclass
+class _Changes:
+    """The nodes and drivers whose desired documents have changed."""
+
+    nodes: set[str] = field(default_factory=set)
+    drivers: set[str] = field(default_factory=set)
+
+    def publish(self, why: str) -> None:
+        targets = [("node", name) for name in self.nodes] + [("driver", name) for name in self.drivers]
+        if targets:
+            control.changed(sorted(targets), why)
+
+
+def settle(operation: Operation, total: int) -> Outcome:
+    """Bring the streams of an operation nearer to where they are to be; Done when all are there."""
+    streams = list(of_operation(operation))
+    if not streams:
+        return Done()
+    facts = _facts(streams)
+    changes = _Changes()
+    begun = [stream for stream in streams if stream.phase != Phase.SETTLED]
+    waits = [reason for stream in begun if (reason := _advance(stream, facts, changes))]
+    _start(operation, facts, changes)
+    changes.publish(operation.sentence)
+    left = of_operation(operation).count()
+    if not left:
+        return Done()
+    done = max(0, total - left)
+    said = f"{done} of {total} streams are in place."
+    return Waiting(f"{said} {waits[0]}" if waits else said, done / total if total else 0.0)
+
+
+def _facts(streams: Sequence[Stream]) -> Observations:
+    nodes = {stream.next_node for stream in streams if stream.next_node is not None}
+    drivers = {
+        stream.job.driver
+        for stream in streams
+        if stream.job.running and stream.next_node_id != stream.node_id
+    }
+    return Observations(nodes, drivers)
+
+
+def _start(operation: Operation, facts: Observations, changes: _Changes) -> None:
+    """Begin with those whose next place has room by now, as far as documents go."""
+    streams = list(of_operation(operation))
+    moving = sum(stream.phase in (Phase.MAKING, Phase.MOVING) for stream in streams)
+    nodes = {stream.next_node for stream in streams if stream.next_node is not None}
+    rooms = {node.pk: node.memory_bytes - published_bytes(node) for node in nodes}
+    # Who gives room back comes first.
+    for stream in sorted(streams, key=_more_bytes):
+        node = stream.next_node
+        if stream.phase != Phase.SETTLED or node is None:
+            continue
+        in_place = stream.next_node_id == stream.node_id
+        more = _more_bytes(stream)
+        if more > max(0, rooms[node.pk]) or (not in_place and moving >= MOVES_AT_ONCE_MAX):
+            continue
+        if not in_place:
+            count_from = _count_from(stream, facts)
+            if count_from is None:
+                continue  # its driver can't be asked just now
+            stream.next_count_from = count_from
+            moving += 1
+        stream.phase = Phase.SIZING if in_place else Phase.MAKING
+        stream.save()
+        rooms[node.pk] -= more
+        changes.nodes.add(node.name)
+
+
+def _more_bytes(stream: Stream) -> int:
+    """What its next place takes beyond what it has there."""
+    coming = (stream.next_slots or 0) * stream.slot_bytes
+    return coming - (stream.memory_bytes if stream.next_node_id == stream.node_id else 0)
+
+
+def published_bytes(node: Node) -> int:
+    """What its streams may have by now, as far as it was changes."""
+    found = Stream.objects.filter(Q(node=node) | Q(next_node=node))
+    return sum(_slots_at(stream, node.pk) * stream.slot_bytes for stream in found)
+
+
+def _slots_at(stream: Stream, node: int) -> int:
+    if stream.phase == Phase.SIZING:
+        return max(stream.slots, stream.next_slots or 0)
+    if stream.node_id == node:
+        return stream.slots
+    return (stream.next_slots or 0) if stream.phase in (Phase.MAKING, Phase.MOVING) else 0
+
+
+def _count_from(stream: Stream, facts: Observations) -> int | None:
+    """Where the next place counts evicts from; None while that can't be known."""
+    if not stream.job.running or _is_lost(stream.job.driver):
+        return 0
+    seen = facts.shard_of(stream.job.driver.name, stream.group, stream.index)
+    return None if seen is None else seen.count_from
+
+
+def _is_lost(driver: Driver) -> bool:
+    """Whether not to wait for it: when it is back it is told where its streams are."""
+    return driver.joined_at is None or driver.lost_at is not None
+
+
+def _advance(stream: Stream, facts: Observations, changes: _Changes) -> str:
+    """The next transition of a stream that is on its way, if it can be made. Else what it waits for."""
+    node = stream.next_node
+    if node is None:
+        raise RuntimeError(f"{stream.name} has no next node")
+    if stream.phase == Phase.MOVING:
+        return _arrive(stream, node, facts, changes)
+    seen = facts.shard_at(node.name, stream.name)
+    is_there = seen is not None and seen.state == "ready" and seen.slots == stream.next_slots
+    if not is_there:
+        return _why_not(stream, node, seen)
+    if stream.phase == Phase.MAKING and stream.job.running:
+        stream.phase = Phase.MOVING
+        stream.save(update_fields=["phase"])
+        changes.drivers.add(stream.job.driver.name)
+        return ""
+    _finish(stream, node, changes)
+    return ""
+
+
+def _why_not(stream: Stream, node: Node, seen: observed.Shard | None) -> str:
+    if node.state == State.LOST.value:
+        return f"{node.name} is lost: restart its agent, or cancel."
+    if seen is None:
+        return f"{node.name} has not reported {stream.name} yet."
+    return f"{node.name}: {excerpt(seen.reason or seen.state)}."
+
+
+def _arrive(stream: Stream, node: Node, facts: Observations, changes: _Changes) -> str:
+    driver = stream.job.driver
+    if not _is_lost(driver):
+        seen = facts.shard_of(driver.name, stream.group, stream.index)
+        if seen is None:
+            return f"Driver {driver.name} does not answer."
+        there = endpoints.address(node, Tier(stream.next_tier or 0))
+        if seen.address != there and node.state == State.LOST.value:
+            return _stay_for_now(stream, node, changes)
+        if seen.address != there or seen.state == "moving":
+            left = f", {seen.left_to_move} columns left" if seen.left_to_move else ""
+            return f"{stream.name} is moving to {node.name}{left}."
+    _finish(stream, node, changes)
+    return ""
+
+
+def _stay_for_now(stream: Stream, node: Node, changes: _Changes) -> str:
+    """Its driver was to go on at a node that was lost before it had: it is told to stay where it is.
+
+    When the node is back it is told again; and who cancels need not wait for that.
+    """
+    stream.phase = Phase.MAKING
+    stream.save(update_fields=["phase"])
+    changes.drivers.add(stream.job.driver.name)
+    return _why_not(stream, node, None)
+
+
+def _finish(stream: Stream, node: Node, changes: _Changes) -> None:
+    """It is what it was to be. Who crosses the spine from here on is warned of, once."""
+    moved, is_new = stream.node_id != node.pk, not stream.slots
+    if moved:
+        changes.nodes.update((stream.node.name, node.name))
+        stream.count_from = stream.next_count_from
+    stream.node, stream.slots = node, stream.next_slots or 0
+    for name in ROUTE:
+        setattr(stream, name, getattr(stream, f"next_{name}"))
+    forget_next(stream)
+    if (moved or is_new) and stream.tier == Tier.SPINE:
+        warn_of_spine(stream)
+
+
+def warn_of_spine(stream: Stream) -> None:
+    name = stream.job.session.name
+    note(
+        "session.spine",
+        [of_session(name), of_source("agent", stream.node.name)],
+        f"{stream.name} of {name} crosses the spine, from leaf {stream.port_leaf} to {stream.nic_leaf}: "
+        f"{sentences.unnamed(stream.why) or 'no better node is available'}",
+        {"session": name, "stream": stream.name, "node": stream.node.name, "wio": stream.wio},
+    )
+
+
+def forget_next(stream: Stream) -> None:
+    stream.next_node = stream.next_slots = stream.next_tier = stream.operation = None
+    stream.next_port_leaf = stream.next_nic_leaf = stream.next_why = ""
+    stream.next_count_from = 0
+    stream.phase = Phase.SETTLED
+    stream.save()
+
+
+def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outcome:
+    """Bring the streams of an operation back to these places; Done when they are there.
+
+    What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
+    first: its bytes are there by then.
+    """
+    places = dict(before)
+    if _unbegun(operation) or any(stream.operation_id is None for stream in _elsewhere(places)):
+        lock_fleet()
+        forget_unbegun(operation)
+        free = [stream for stream in _elsewhere(places) if stream.operation_id is None]
+        for stream in free:
+            send_to(stream, places[stream.pk], operation)
+        going_back = {*operation.notes.get("going back", ()), *(stream.pk for stream in free)}
+        operation.notes["going back"] = sorted(going_back)
+        return Waiting(f"{len(free)} streams are moving back.", seconds=0)
+    outcome = settle(operation, len(places))
+    if isinstance(outcome, Done) and _elsewhere(places):
+        return Waiting("Streams that have just arrived are moving back.")
+    return outcome
+
+
+def _elsewhere(places: Mapping[int, Place]) -> list[Stream]:
+    """Those that are not where they were, or not what they were."""
+    found = Stream.objects.filter(pk__in=places).select_related("node", "job__driver").order_by("pk")
+    return [
+        stream
+        for stream in found
+        if (stream.node_id, stream.slots) != (places[stream.pk].node.pk, places[stream.pk].slots)
+    ]
+
+
+def forget_unbegun(operation: Operation) -> None:
+    """Let go of next places to which no driver has gone on yet."""
+    changes = _Changes()
+    for stream in _unbegun(operation):
+        if stream.next_node is not None:
+            changes.nodes.add(stream.next_node.name)
+        forget_next(stream)
+    changes.publish(operation.sentence)
+
+
+def _unbegun(operation: Operation) -> list[Stream]:
+    going_back = operation.notes.get("going back", ())
+    found = of_operation(operation).exclude(phase=Phase.MOVING)
+    return [stream for stream in found if stream.pk not in going_back]

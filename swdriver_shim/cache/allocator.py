@@ -1,0 +1,87 @@
+"""Allocates slots: a free one, or that of a column that is displaced at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swdriver_shim.cache.prefix_map import Column, PrefixMap
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import prune
+from swdriver_shim.cache.spills import SpillPlanner
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.cache.victims import Victims
+from swdriver_shim.policy import Tiers
+
+DISPLACED_AT_ONCE: Final = 500  # columns; an org that is further above its quota waits for the sweeper
+
+
+class SlotAllocator:
+    def __init__(self, stock: Stock, spills: SpillPlanner) -> None:
+        self._stock = stock
+        self._spills = spills
+
+    def victims(self, prefix_map: PrefixMap) -> Victims:
+        """The columns to displace for new columns of this map."""
+        account = prefix_map.account
+        return Victims(self._stock.accounts, prefix_map.group, account, prefix_map.column_bytes)
+
+    def take(
+        self,
+        prefix_map: PrefixMap,
+        parent: Column | None,
+        empty: Column | None,
+        victims: Victims,
+        now: float,
+    ) -> int | None:
+        """A slot for a column behind this parent, or for this empty column; None if there is none."""
+        limit = prefix_map.account.policy.dram_bytes_max
+        if limit is None and (slot := self._stock.slots.pools[prefix_map.group].take()) is not None:
+            return slot
+        pinned = [column for column in (parent, empty) if column]  # not to be displaced for this
+        for column in pinned:
+            column.ref_count += 1
+        slot = self._make_room(prefix_map, victims, now)
+        for column in pinned:
+            column.ref_count -= 1
+            if slot is None or not prefix_map.linked:  # else it is about to have a child, or bytes
+                prune(column)
+        return slot
+
+    def _make_room(self, prefix_map: PrefixMap, victims: Victims, now: float) -> int | None:
+        account, group, slots = prefix_map.account, prefix_map.group, self._stock.slots
+        limit, size, pool = account.policy.dram_bytes_max, prefix_map.column_bytes, slots.pools[group]
+        freeing = slots.freeing[group]
+        if limit is not None and account.bytes > limit + DISPLACED_AT_ONCE * size:
+            return None
+        while limit is not None and account.bytes + size > limit:
+            victim = account.victim(group, now)
+            if victim is None:
+                return None
+            self._displace(victim, Reason.QUOTA)
+        while (slot := pool.take()) is None:
+            if slots.freeing[group] > freeing:
+                return None  # a slot is scrubbed first: the next store gets it
+            victim = victims.next(now)
+            if victim is None:
+                return None
+            self._displace(victim, Reason.DISPLACED)
+        return slot
+
+    def enforce_quotas(self, most: int, now: float) -> int:
+        """Displace up to so many columns of orgs above their quota; returns how many."""
+        count = 0
+        for account in self._stock.accounts.values():
+            limit = account.policy.dram_bytes_max
+            while count < most and limit is not None and account.bytes > limit:
+                victim = account.victim_of_any(now)
+                if victim is None:
+                    break  # all columns are in use
+                self._displace(victim, Reason.QUOTA)
+                count += 1
+        return count
+
+    def _displace(self, leaf: Column, reason: Reason) -> None:
+        """Remove the column now, whether or not it was copied to tier 2."""
+        if leaf.map.account.policy.tiers is Tiers.TIER2:
+            self._spills.displaced(leaf)
+        self._stock.remove(leaf, reason, idle=True)

@@ -1,0 +1,212 @@
+"""The longest prefix of a prompt that every cache group can serve.
+
+Changes nothing. Expiry is enforced here, however late the sweeper is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final
+
+from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
+from swdriver_shim.cache.reasons import DRAM, TIER2, Reason, Tally
+from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
+from swdriver_shim.cache.slots import Use
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.layout import Group
+from swdriver_shim.policy import NEVER, Policy, Tiers
+
+_ALWAYS: Final = -NEVER
+
+
+@dataclass(slots=True, eq=False)
+class Match(Use):
+    """The prefix of a prompt that can be refilled: `columns` of each group, in order.
+
+    All groups agree on `tokens`, counted from the start. A group with a window has only the columns that
+    cover it. `slots` keep the columns' bytes until `release`, even if the columns are removed meanwhile.
+    """
+
+    prompt: Prompt
+    asked: int  # tokens of the prompt at that time; it may be longer since
+    keys: Sequence[bytes]  # of its columns at that time
+    tokens: int
+    columns: tuple[list[Column], ...]
+    slots: tuple[list[int], ...]
+    refilled: int = 0  # tokens that have been refilled already
+    at_first: int = 0  # tokens that were in memory at the first match
+    missed: Counter[Reason] = field(default_factory=Counter)
+    pending: int = 0  # further tokens that are being recalled from tier 2
+    unused: Counter[Reason] = field(default_factory=Counter)  # of those missed: hits that were not used
+    reasons: Sequence[Reason] = ()  # of each missed column that was no hit
+    is_counted: bool = False
+    replaced_by: Match | None = None
+    record: RequestRecord | None = None  # in the request log, once the load has ended
+
+    @property
+    def prompt_keys(self) -> PromptKeys:
+        """The prompt as it was at that time."""
+        return PromptKeys(self.prompt.maker, self.keys)
+
+    def to_record(self, at: float) -> RequestRecord:
+        return RequestRecord(
+            self.prompt.request,
+            self.prompt.maker,
+            at,
+            self.asked,
+            self.at_first,
+            max(self.tokens, self.refilled),
+            tuple(self.unused.items()),
+            dict(self.missed),
+            self.reasons,
+            b"".join(self.keys),
+        )
+
+    @property
+    def pinned(self) -> list[Column]:
+        """The last column of a full group, and every one of a window: that keeps all of the match."""
+        return [
+            column for hit in self.columns for column in (hit[-1:] if hit and hit[0].map.linked else hit)
+        ]
+
+    def count(self, tally: Tally, by: int = 1) -> None:
+        """Add the tokens to the tally; subtract them with -1."""
+        self.is_counted = by > 0
+        tally.hits[DRAM] += by * self.at_first
+        if more := max(self.tokens, self.refilled) - self.at_first:
+            tally.hits[TIER2] += by * more
+        for reason, tokens in self.missed.items():
+            tally.missed[reason] += by * tokens
+
+
+@dataclass(slots=True)
+class Path:
+    """The columns of a prompt in one group. `reach`: how many in a row, up to each, can be served."""
+
+    map: PrefixMap
+    found: list[Column | None]
+    fresh: int = 0  # how many from the start can be served
+    reach: list[int] = field(default_factory=list)  # of a window
+
+
+class Lookup:
+    """The columns of a prompt in all groups, at one time."""
+
+    __slots__ = ("_account", "_groups", "_is_open", "_now", "paths")
+
+    def __init__(self, stock: Stock, prompt: HasKeys, now: float) -> None:
+        maps = stock.maps_of(prompt.maker)
+        self._account: Account = maps[0].account
+        self._groups: tuple[Group, ...] = stock.layout.groups
+        self._is_open = stock.is_reachable and self._account.policy.tiers is not Tiers.NONE
+        self._now = now
+        self.paths = [Path(one, one.find(prompt.keys)) for one in maps]
+        for path in self.paths:
+            if path.map.linked:
+                path.fresh = self._fresh(path.found)
+                continue
+            rest = iter(path.found)
+            while len(path.reach) < len(path.found):
+                path.reach += range(1, self._fresh(rest) + 1)
+                path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
+
+    def _fresh(self, columns: Iterable[Column | None]) -> int:
+        """How many of these, from the first on, can be served."""
+        if not self._is_open:
+            return 0
+        now, ready = self._now, State.READY
+        born, seen = over(self._account.policy, now)
+        fresh = 0
+        for column in columns:
+            if (
+                column is None
+                or column.state is not ready
+                or column.stored_at <= born
+                or column.used_at <= seen
+                or (column.ttl is not None and column.expires_at <= now)
+            ):
+                break
+            fresh += 1
+        return fresh
+
+    def agree(self, prompt: Prompt) -> tuple[tuple[list[Column], ...], int]:
+        """The longest prefix that all groups can serve: its columns, and how many tokens."""
+        unit = prompt.maker.unit_columns
+        whole = min((path.fresh for path in self.paths if path.map.linked), default=len(prompt.keys))
+        whole -= whole % unit
+        tails = self._tails(prompt, whole)
+        while whole and not tails and not self._covers(whole, whole * COLUMN_TOKENS):
+            whole -= unit
+            tails = self._tails(prompt, whole)
+        tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
+        columns = []
+        for index, (path, group) in enumerate(zip(self.paths, self._groups, strict=True)):
+            columns.append(_present(path.found[group.first_needed(tokens) : whole]))
+            columns[-1] += tails[index : index + 1]
+        return tuple(columns), tokens
+
+    def _covers(self, whole: int, tokens: int) -> bool:
+        """Whether all windows have the whole columns before so many tokens."""
+        return all(
+            path.map.linked or path.reach[whole - 1] >= whole - group.first_needed(tokens)
+            for path, group in zip(self.paths, self._groups, strict=True)
+            if group.first_needed(tokens) < whole
+        )
+
+    def _tails(self, prompt: Prompt, whole: int) -> list[Column]:
+        """The longest tail behind the whole columns that all groups have: one column of each."""
+        paths = self.paths
+        for tail in tails_of(paths[0].map, prompt, whole, prompt.tokens - whole * COLUMN_TOKENS):
+            tails = _present(path.map.columns.get(tail.key) for path in paths)
+            if len(tails) == self._fresh(tails) == len(paths) and self._covers(
+                whole, whole * COLUMN_TOKENS + tail.tokens
+            ):
+                return tails
+        return []
+
+    def pending(self, whole: int) -> int:
+        """How many tokens behind so many columns are being recalled from tier 2."""
+        full = [path.found[whole:] for path in self.paths if path.map.linked]
+        states = (State.READY, State.RECALLING)
+        run = list(
+            takewhile(lambda row: all(one and one.state in states for one in row), zip(*full))  # noqa: B905
+        )
+        is_pending = any(one and one.state is State.RECALLING for row in run for one in row)
+        return len(run) * COLUMN_TOKENS if is_pending else 0
+
+
+def over(policy: Policy, now: float) -> tuple[float, float]:
+    """Two times. Columns stored at the first or earlier, or last used at the second or earlier, have
+    expired."""
+    first, last = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+    return _ALWAYS if first is None else now - first, _ALWAYS if last is None else now - last
+
+
+def key_before(prompt: Prompt, depth: int) -> bytes:
+    """The key of the column before this depth; empty for none."""
+    return prompt.keys[depth - 1] if depth else b""
+
+
+def tails_of(prefix_map: PrefixMap, prompt: Prompt, depth: int, most: int) -> Iterator[Column]:
+    """Tails of this prompt behind so many columns, of at most so many tokens, the longest first."""
+    for tokens in prefix_map.tail_lengths(key_before(prompt, depth)):
+        if tokens <= most and (tail := prefix_map.columns.get(prompt.tail(depth, tokens))):
+            yield tail
+
+
+def columns_of(prefix_map: PrefixMap, prompt: Prompt) -> list[Column]:
+    """All columns of this prompt, tails included, from its start on."""
+    found: list[Column] = []
+    for depth, key in enumerate([*prompt.keys, b""]):
+        found += tails_of(prefix_map, prompt, depth, prompt.tokens - depth * COLUMN_TOKENS)
+        if column := prefix_map.columns.get(key):
+            found.append(column)
+    return found
+
+
+def _present(columns: Iterable[Column | None]) -> list[Column]:
+    return [column for column in columns if column is not None]

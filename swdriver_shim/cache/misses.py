@@ -1,0 +1,125 @@
+"""Why columns are missed: for counters, and column by column for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from swdriver_shim.cache.lookup import Match, Path
+from swdriver_shim.cache.prefix_map import Column, State
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.request_log import HasKeys
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.policy import NEVER, Tiers
+
+_IN_TRANSIT: Final = {State.WRITING: Reason.WRITING, State.RECALLING: Reason.TIER2_LATE}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnState:
+    """One column of a prompt, for people."""
+
+    depth: int
+    tokens: int
+    state: str  # "ready", or the reason of the miss
+    age_seconds: float | None = None
+    idle_seconds: float | None = None
+    expires_in_seconds: float | None = None
+    uses: int | None = None
+    priority: int | None = None
+    slot: int | None = None
+    tier2: bool = False  # it exists there, and would be recalled
+
+
+def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reason | None:
+    """Why the column can't be served; None if it can."""
+    if column is None or column.state is State.EMPTY:
+        return stock.ghosts.reason_of(key)
+    if column.state in _IN_TRANSIT:
+        return _IN_TRANSIT[column.state]
+    if column.map.account.policy.tiers is Tiers.NONE:
+        return Reason.NO_STORE
+    if column.expires_at <= now:
+        return Reason.EXPIRED
+    return None if stock.is_reachable else Reason.AGENT_LOST
+
+
+def set_missed(stock: Stock, match: Match, paths: Sequence[Path], now: float) -> None:
+    """Set the reason of each missed token of the match. Columns behind a gap have the gap's reason."""
+    tokens = max(match.tokens, match.refilled) + match.unused.total()
+    missed = match.missed = Counter(match.unused)
+    match.reasons = _reasons(stock, match.keys, paths, tokens // COLUMN_TOKENS, now)
+    for why, count in Counter(match.reasons).items():
+        missed[why] += count * COLUMN_TOKENS
+    left = match.asked - tokens - (missed.total() - match.unused.total())
+    # The tail, less the part of a column that is hit.
+    missed[match.reasons[-1] if match.reasons else Reason.NEVER_STORED] += left
+
+
+def _reasons(
+    stock: Stock, keys: Sequence[bytes], paths: Sequence[Path], first: int, now: float
+) -> list[Reason]:
+    """The reason of each column from this one on."""
+    if first < len(keys) and not any(paths[0].found[first:]):  # the most frequent case
+        return stock.ghosts.reasons(keys[first:])
+    gap, reasons = Reason.NEVER_STORED, list[Reason]()
+    for depth in range(first, len(keys)):
+        for path in paths:
+            if why := reason(stock, path.found[depth], keys[depth], now):
+                gap = why
+                break
+        reasons.append(gap)
+    return reasons
+
+
+def explain(stock: Stock, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
+    """The state of each column of the prompt, by group."""
+    return _explained(stock, prompt.maker, _keys(prompt), now)
+
+
+def explain_keys(stock: Stock, prompt: HasKeys, now: float) -> dict[str, list[ColumnState]]:
+    """The state of each whole column of a prompt whose tokens are not known, by group."""
+    return _explained(stock, prompt.maker, [(key, COLUMN_TOKENS) for key in prompt.keys], now)
+
+
+def _explained(
+    stock: Stock, maker: Keys, keys: Sequence[tuple[bytes, int]], now: float
+) -> dict[str, list[ColumnState]]:
+    return {
+        group.name: [
+            _state(stock, one.columns.get(key), key, depth, tokens, now)
+            for depth, (key, tokens) in enumerate(keys)
+        ]
+        for group, one in zip(stock.layout.groups, stock.maps_of(maker), strict=True)
+    }
+
+
+def _state(
+    stock: Stock, column: Column | None, key: bytes, depth: int, tokens: int, now: float
+) -> ColumnState:
+    state = reason(stock, column, key, now) or "ready"
+    if column is None or column.state is not State.READY:
+        return ColumnState(depth, tokens, state)
+    return ColumnState(
+        depth,
+        tokens,
+        state,
+        now - column.stored_at,
+        now - column.used_at,
+        None if column.expires_at == NEVER else column.expires_at - now,
+        column.uses,
+        column.priority,
+        column.slot,
+    )
+
+
+def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
+    """The keys of all its columns, the tail included, with the tokens of each."""
+    whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
+    keys = [(key, COLUMN_TOKENS) for key in prompt.keys]
+    if prompt.maker.unit_columns > 1:
+        return keys
+    return [*keys, (prompt.tail(whole, rest), rest)] if rest else keys

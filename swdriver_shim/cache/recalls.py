@@ -1,0 +1,330 @@
+"""Which columns are recalled from tier 2: those behind a hit, and parts that an agent has lost.
+
+Recalled columns get slots like stored ones, so they are in memory for the next request as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from swdriver_shim.cache.allocator import SlotAllocator
+from swdriver_shim.cache.lookup import Lookup
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.request_log import HasKeys
+from swdriver_shim.cache.slots import Place, Use
+from swdriver_shim.cache.spills import Dates, SpillPlanner
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.layout import Group
+
+ASK_FIRST: Final = 4  # columns; most prompts that miss were never stored
+ASK_MOST: Final = 512
+RECALL_AT_ONCE: Final = 64  # columns
+RESTORES_MAX: Final = 256  # columns that wait for their lost part: nobody can use them, or their slots;
+RESTORES_PART: Final = 4  # at most this part of the slots
+
+Question = dict[int, list[int]]  # by group: depths of columns that may exist in tier 2
+Answer = Mapping[int, Collection[int]]  # by group: those that do
+Search = Generator[Question, Answer, list[set[int]]]
+
+
+@dataclass(slots=True, eq=False)
+class Recall(Use):
+    """Columns to recall into these slots. `shards`: only those that have lost their part, if not all."""
+
+    tag: bytes
+    encrypted_for: str  # an org; empty for unencrypted
+    places: list[Place] = field(default_factory=list)
+    shards: frozenset[int] | None = None
+
+
+@dataclass(slots=True)
+class Recalled:
+    """Columns since the start."""
+
+    columns: int = 0
+    bytes: int = 0
+    restored: int = 0  # of those: columns of which an agent had lost its part
+    not_recalled: int = 0
+    late: int = 0  # had expired when they arrived
+
+
+class RecallPlanner:
+    def __init__(self, stock: Stock, allocator: SlotAllocator, spills: SpillPlanner) -> None:
+        self._stock = stock
+        self._allocator = allocator
+        self._spills = spills
+        self.recalled = Recalled()
+
+    def search(self, prompt: HasKeys, start: int, now: float) -> Search | None:
+        """Find the columns from depth `start` on that exist in tier 2. None if there is nothing to ask.
+
+        The generator yields questions and is sent the answers. Its result is for `begin`.
+        """
+        if start >= len(prompt.keys) or not self._may_ask(prompt):
+            return None
+        return _search(self._stock.layout.groups, self._usable(prompt, now), start)
+
+    def begin(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> list[Recall]:
+        """Take slots for columns that exist in tier 2, as far as they lengthen the prefix and there is
+        room.
+
+        The recalls are in the prompt's order. Each has to be ended with `finish`, and before it is
+        carried out, `start` has to be called.
+        """
+        if not self._may_ask(prompt):
+            return []
+        groups, places = self._stock.layout.groups, list[Place]()
+        whole = _longest(groups, [
+            [is_usable or depth in more for depth, is_usable in enumerate(usable)]
+            for usable, more in zip(self._usable(prompt, now), exists, strict=True)
+        ])  # fmt: skip
+        maps = self._stock.maps_of(prompt.maker)
+        for prefix_map, group, more in zip(maps, groups, exists, strict=True):
+            first = group.first_needed(whole * COLUMN_TOKENS)
+            self._take_places(prefix_map, prompt.keys[:whole], first, more, now, places)
+        places.sort(key=lambda place: place.column.depth)
+        encrypted_for = maps[0].account.encrypted_for
+        return [
+            Recall(prompt.maker.tag, encrypted_for, places[at : at + RECALL_AT_ONCE])
+            for at in range(0, len(places), RECALL_AT_ONCE)
+        ]
+
+    def start(self, recall: Recall, now: float) -> bool:
+        """Begin to carry the recall out, without columns that were removed since. Whether any is
+        left."""
+        recall.places = [
+            place for place in recall.places if is_recalling(place) and not place.column.map.purged_by
+        ]
+        self._stock.slots.begin(recall, now)
+        return bool(recall.places)
+
+    def finish(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
+        """End the recall. Columns with dates in `found` are in their slots; the others are removed, with
+        the reason if there is one."""
+        stock, recalled = self._stock, self.recalled
+        if recall.number and not stock.slots.end(recall):
+            return
+        arrived: list[Column] = []
+        for place in recall.places:
+            if not is_recalling(place):
+                continue  # removed meanwhile
+            column = place.column
+            dates = found.get(column, Reason.TIER2_LATE)
+            if isinstance(dates, Reason):
+                recalled.not_recalled += 1
+                stock.remove(column, dates)
+                continue
+            recalled.columns += 1
+            recalled.bytes += column.bytes
+            recalled.restored += recall.shards is not None
+            if recall.shards is None:
+                column.stored_at, column.used_at = min(dates.stored_at, now), min(dates.used_at, now)
+            else:  # the column knows its last use
+                column.stored_at = min(dates.stored_at, column.stored_at)
+            column.tier2_used_at = dates.used_at
+            self._spills.grown(column.map.account)
+            if column.expires_at <= now:
+                recalled.late += 1
+                stock.remove(column, Reason.EXPIRED)
+                continue
+            arrived.append(column)
+        stock.arrived(arrived, now)
+
+    def skip(self, prompt: HasKeys, exists: Sequence[Collection[int]]) -> None:
+        """It is faster to compute these columns."""
+        for depth in set().union(*exists):
+            self._stock.ghosts.add(prompt.keys[depth], Reason.NOT_WORTH_IT)
+
+    def _take_places(
+        self,
+        prefix_map: PrefixMap,
+        keys: Sequence[bytes],
+        first: int,
+        exists: Collection[int],
+        now: float,
+        places: list[Place],
+    ) -> None:
+        stock, parent = self._stock, None
+        victims = self._allocator.victims(prefix_map)
+        for depth in range(first, len(keys)):
+            column = prefix_map.columns.get(keys[depth])
+            if column is None or column.state is State.EMPTY:
+                if depth not in exists or stock.deletes.is_deleting(prefix_map.group, keys[depth]):
+                    if stock.layout.groups[prefix_map.group].alone:
+                        continue
+                    return
+                slot = self._allocator.take(prefix_map, parent, column, victims, now)
+                if slot is None:
+                    return
+                column = column or prefix_map.add(keys[depth], parent, depth)
+                stock.occupy(column, slot, State.RECALLING)
+                places.append(Place(column, slot))
+            parent = column
+
+    def _may_ask(self, prompt: HasKeys) -> bool:
+        return self._stock.may_use_tier2(self._stock.account(prompt.maker.org))
+
+    def _usable(self, prompt: HasKeys, now: float) -> list[list[bool]]:
+        """By group and depth, whether the column can be served, or is being recalled."""
+
+        def is_usable(column: Column | None) -> bool:
+            return column is not None and (
+                column.state is State.RECALLING
+                or (column.state is State.READY and column.expires_at > now)
+            )
+
+        all_usable = []
+        for path in Lookup(self._stock, prompt, now).paths:
+            if path.map.linked:
+                usable = [True] * path.fresh
+                usable += map(is_usable, path.found[path.fresh :])
+            else:
+                usable = [
+                    reach > 0 or (column is not None and column.state is State.RECALLING)
+                    for reach, column in zip(path.reach, path.found, strict=True)
+                ]
+            all_usable.append(usable)
+        return all_usable
+
+
+class RestorePlanner:
+    """Recalls the parts of columns that an agent has lost. Columns that do not exist in tier 2 are
+    removed."""
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self._lost: deque[tuple[deque[Column], frozenset[int]]] = deque()
+        self._losing: dict[int, frozenset[int]] = {}  # by group: the shards of those
+        self._restores: deque[tuple[Place, frozenset[int]]] = deque()
+
+    def lose(self, group: int, shards: frozenset[int]) -> None:
+        """These shards have lost all columns of a group. `check_lost` goes through the columns; until
+        then refills of them are refused."""
+        self._losing[group] = self._losing.get(group, frozenset()) | shards
+        for account in self._stock.accounts.values():
+            self._lost.append((deque(account.columns(group)), shards))
+
+    def refuse(self, column: Column, reason: Reason) -> None:
+        """The bytes in the column's slot are not its own, or not available. Remove the column, or
+        restore it if an agent has lost it."""
+        lost = self._losing.get(column.map.group)
+        if column.state is State.READY and not (lost and self._restore(column, lost)):
+            self._stock.remove(column, reason)
+
+    def check_lost(self, most: int) -> bool:
+        """Restore or remove about so many lost columns. Whether there is more to do now."""
+        while self._lost and most > 0 and self._may_restore_more:
+            left, shards = self._lost[0]
+            while left and most > 0 and self._may_restore_more:
+                most -= 1
+                column = left.popleft()
+                if column.state is State.READY and not self._restore(column, shards):
+                    self._stock.remove(column, Reason.AGENT_LOST)
+            if not left:
+                self._lost.popleft()
+        if not self._lost:
+            self._losing.clear()
+        return bool(self._lost) and self._may_restore_more
+
+    def begin(self, most: int) -> Recall | None:
+        """A recall for the lost shards only, to be carried out like any other."""
+        recall: Recall | None = None
+        kind = None
+        while self._restores and (recall is None or len(recall.places) < most):
+            place, shards = self._restores[0]
+            owner = place.column.map
+            if recall and kind != (owner, shards):
+                break
+            self._restores.popleft()
+            if is_recalling(place) and not owner.purged_by:
+                tag = owner.account.makers[owner.namespace].tag
+                recall = recall or Recall(tag, owner.account.encrypted_for, [], shards)
+                recall.places.append(place)
+                kind = owner, shards
+        return recall
+
+    @property
+    def _may_restore_more(self) -> bool:
+        least = min(pool.limit for pool in self._stock.slots.pools)
+        return len(self._restores) < min(RESTORES_MAX, max(1, least // RESTORES_PART))
+
+    def _restore(self, column: Column, shards: frozenset[int]) -> bool:
+        """Plan to restore the column, if the lost part may exist in tier 2. Whether it may."""
+        exists = column.state is State.READY and column.tier2_used_at is not None
+        if not exists or not self._stock.may_use_tier2(column.map.account):
+            return False
+        self._stock.withdraw(column)
+        column.state = State.RECALLING
+        self._restores.append((Place(column, column.slot), shards))
+        return True
+
+
+def is_recalling(place: Place) -> bool:
+    return place.column.state is State.RECALLING and place.column.slot == place.slot
+
+
+def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: int) -> Search:
+    """Ask for columns of full groups from `start` on, a few first and then more, until one does not
+    exist. Then ask for what windows need up to there."""
+    exists: list[set[int]] = [set() for _ in groups]
+    full = [index for index, group in enumerate(groups) if group.linked]
+    reach = end = len(usable[0])
+    step = ASK_FIRST
+    if full:
+        reach = start
+    while reach < end:
+        until = min(reach + step, end)
+        depths = range(reach, until)
+        question = {index: [depth for depth in depths if not usable[index][depth]] for index in full}
+        if any(question.values()):
+            for index, found in (yield question).items():
+                exists[index].update(found)
+        gap = (
+            depth
+            for depth in depths
+            if not all(usable[index][depth] or depth in exists[index] for index in full)
+        )
+        reach = next(gap, until)
+        if reach < until:
+            break
+        step = min(8 * step, ASK_MOST)
+    question = {
+        index: [
+            depth
+            for depth in range(group.first_needed((start + 1) * COLUMN_TOKENS), reach)
+            if not usable[index][depth]
+        ]
+        for index, group in enumerate(groups)
+        if not group.linked and reach > start
+    }
+    if any(question.values()):
+        for index, found in (yield question).items():
+            exists[index].update(found)
+    return exists
+
+
+def _longest(groups: Sequence[Group], usable: Sequence[Sequence[bool]]) -> int:
+    """The most columns from the start that all groups could serve."""
+    whole = len(usable[0])
+    runs: list[list[int]] = []  # of each group: how many in a row, up to each column
+    for group, columns in zip(groups, usable, strict=True):
+        run, counted = 0, []
+        for is_usable in columns:
+            run = run + 1 if is_usable else 0
+            counted.append(run)
+        runs.append(counted)
+        if group.linked:
+            whole = min(
+                whole, next((at for at, is_usable in enumerate(columns) if not is_usable), whole)
+            )
+    while whole and not all(
+        group.alone or counted[whole - 1] >= whole - group.first_needed(whole * COLUMN_TOKENS)
+        for group, counted in zip(groups, runs, strict=True)
+    ):
+        whole -= 1
+    return whole

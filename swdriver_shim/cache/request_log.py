@@ -1,0 +1,153 @@
+"""What is kept of requests after they ended: their outcome, and how far conversations have come.
+
+No tokens: the keys of columns only. No clock and no threads.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice, repeat
+from typing import Final, NamedTuple, Protocol
+
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys
+
+REQUESTS_MAX: Final = 1024
+COLUMNS_MAX: Final = 1 << 18  # of all requests together: four megabytes of keys
+CONVERSATION_KEYS_MAX: Final = 1 << 20  # of all conversations together
+
+
+class HasKeys(Protocol):
+    """A prompt, with or without its tokens."""
+
+    @property
+    def maker(self) -> Keys: ...
+    @property
+    def keys(self) -> Sequence[bytes]: ...
+
+
+class PromptKeys(NamedTuple):
+    """A prompt without its tokens."""
+
+    maker: Keys
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The outcome of one request, in tokens: `hit`, and `missed` by reason.
+
+    `unused`: hits that were not used, by reason. `reasons`: of each column behind those.
+    """
+
+    request: str
+    maker: Keys
+    at: float  # when its load ended
+    asked: int
+    at_first: int  # tokens that were in memory
+    hit: int
+    unused: tuple[tuple[Reason, int], ...]
+    missed: Mapping[Reason, int]
+    reasons: Sequence[Reason]
+    raw_keys: bytes
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.maker.org, self.request
+
+    @property
+    def keys(self) -> list[bytes]:
+        raw = self.raw_keys
+        return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
+
+    @property
+    def columns(self) -> int:
+        return len(self.raw_keys) // KEY_BYTES
+
+    def runs(self) -> list[tuple[str, int]]:
+        """The outcome of its whole columns, in order: a tier or a reason, of so many in a row."""
+        outcomes = islice(self._outcomes(), self.columns)
+        return [(outcome, sum(1 for _ in run)) for outcome, run in groupby(outcomes)]
+
+    def _outcomes(self) -> Iterator[str]:
+        dram = self.at_first // COLUMN_TOKENS
+        last = self.reasons[-1] if self.reasons else next(iter(self.missed), Reason.NEVER_STORED)
+        return chain(
+            repeat("dram", dram),
+            repeat("tier2", self.hit // COLUMN_TOKENS - dram),
+            *(repeat(reason.value, tokens // COLUMN_TOKENS) for reason, tokens in self.unused),
+            (reason.value for reason in self.reasons),
+            repeat(last.value),
+        )
+
+
+class RequestLog:
+    """The last requests, by org and name. A request replaces an earlier one of the same name."""
+
+    def __init__(self, requests_max: int = REQUESTS_MAX, columns_max: int = COLUMNS_MAX) -> None:
+        self._requests_max = requests_max
+        self._columns_max = columns_max
+        self._columns = 0
+        self._records: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()
+
+    def add(self, record: RequestRecord) -> None:
+        self._drop(record.name)
+        self._records[record.name] = record
+        self._columns += record.columns
+        while len(self._records) > self._requests_max or self._columns > self._columns_max:
+            self._drop(next(iter(self._records)))
+
+    def replace(self, known: RequestRecord, record: RequestRecord) -> None:
+        """Replace a record by one of the same columns, unless another request has its name by now."""
+        if self._records.get(record.name) is known:
+            self._records[record.name] = record
+
+    def find(self, org: str, request: str) -> RequestRecord | None:
+        return self._records.get((org, request))
+
+    def orgs_of(self, request: str) -> list[str]:
+        """The orgs that have a request of this name."""
+        return [org for org, name in self._records if name == request]
+
+    def newest(self, org: str, most: int) -> list[RequestRecord]:
+        its = (record for (of, _), record in reversed(self._records.items()) if of == org)
+        return list(islice(its, most))
+
+    def forget(self, org: str) -> None:
+        for name in [name for name in self._records if name[0] == org]:
+            self._drop(name)
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        if dropped := self._records.pop(name, None):
+            self._columns -= dropped.columns
+
+
+class Conversations:
+    """The last prompt of each conversation that is to be continued, by org and `continue_id`."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[tuple[str, str], PromptKeys] = {}  # the oldest first
+        self._keys = 0
+
+    def add(self, continue_id: str, prompt: HasKeys) -> None:
+        if not continue_id or not prompt.keys:
+            return
+        name = prompt.maker.org, continue_id
+        self._drop(name)
+        self._prompts[name] = PromptKeys(prompt.maker, list(prompt.keys))
+        self._keys += len(prompt.keys)
+        while self._keys > CONVERSATION_KEYS_MAX:
+            self._drop(next(iter(self._prompts)))
+
+    def find(self, org: str, continue_id: str) -> PromptKeys | None:
+        return self._prompts.get((org, continue_id))
+
+    def forget(self, org: str) -> None:
+        for name in [name for name in self._prompts if name[0] == org]:
+            self._drop(name)
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        if dropped := self._prompts.pop(name, None):
+            self._keys -= len(dropped.keys)

@@ -1,0 +1,189 @@
+"""Which columns of a prompt are stored, and into which slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swdriver_shim.cache.allocator import SlotAllocator
+from swdriver_shim.cache.lookup import key_before, over, tails_of
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import Place, Use, prune
+from swdriver_shim.cache.spills import SpillPlanner
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.cache.victims import Victims
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+from swdriver_shim.policy import Rules, Tiers
+
+
+@dataclass(slots=True, eq=False)
+class Store(Use):
+    """Columns of a prompt to evict, in this order."""
+
+    places: list[Place]
+
+
+class _Run(NamedTuple):
+    """Columns of one group to store: from column `first` up to token `verified`."""
+
+    map: PrefixMap
+    prompt: Prompt
+    first: int
+    verified: int
+    have_from: int  # the engine has KV from this column on
+    rules: Rules
+    now: float
+
+
+class StorePlanner:
+    def __init__(self, stock: Stock, allocator: SlotAllocator, spills: SpillPlanner) -> None:
+        self._stock = stock
+        self._allocator = allocator
+        self._spills = spills
+
+    def begin(
+        self, prompt: Prompt, verified: int, now: float, rules: Rules, first: Sequence[int]
+    ) -> Store:
+        """See `Ledger.begin_store`. `finish` has to follow."""
+        if not 0 <= verified <= prompt.tokens:
+            raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
+        if prompt.maker.unit_columns > 1:
+            verified -= verified % prompt.maker.unit_tokens  # a unit has no tail
+        stock, store = self._stock, Store([])
+        account = stock.account(prompt.org)
+        if not rules.no_store:
+            account.recorder.stored(prompt, verified, now)
+        if not stock.is_reachable:
+            pass  # not all agents could get it
+        elif rules.no_store or account.policy.tiers is Tiers.NONE:
+            for key in prompt.keys[: verified // COLUMN_TOKENS]:
+                if stock.ghosts.reason_of(key) is Reason.NEVER_STORED:
+                    stock.ghosts.add(key, Reason.NO_STORE)
+        else:
+            if account.policy.tiers is Tiers.TIER2:
+                stock.conversations.add(rules.continue_id, prompt)
+            maps = stock.maps_of(prompt.maker)
+            have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
+            for one, have_from in zip(maps, have, strict=True):
+                if one.linked:
+                    run = _Run(one, prompt, 0, verified, have_from, rules, now)
+                    verified = min(verified, self._take_places(run, store.places))
+            for one, have_from in zip(maps, have, strict=True):
+                if not one.linked:
+                    run = _Run(one, prompt, 0, verified, have_from, rules, now)
+                    self._take_places_of_window(run, store.places)
+        stock.slots.begin(store, now)
+        return store
+
+    def finish(self, store: Store, now: float, failed: Mapping[Column, Reason] | None = None) -> None:
+        """See `Ledger.finish_store`."""
+        stock = self._stock
+        if not stock.slots.end(store):
+            return
+        self._spills.stored(store.places)
+        writing, arrived = State.WRITING, list[Column]()
+        for column, slot in store.places:
+            if column.state is not writing or column.slot != slot:
+                continue  # removed meanwhile
+            if failed and column in failed:
+                stock.remove(column, failed[column])
+                continue
+            column.stored_at = column.used_at = now
+            column.tier2_used_at = None
+            arrived.append(column)
+        stock.arrived(arrived, now)
+
+    def _take_places_of_window(self, run: _Run, places: list[Place]) -> None:
+        """Take slots for the window's end first. What room is left is for the columns before it, since
+        other prompts may continue there; those are stored first and displaced first."""
+        first = self._stock.layout.groups[run.map.group].first_needed(run.verified)
+        window: list[Place] = []
+        self._take_places(run._replace(first=first), window)
+        self._take_places(run._replace(verified=first * COLUMN_TOKENS), places)
+        places += window
+
+    def _take_places(self, run: _Run, places: list[Place]) -> int:
+        """Take slots for columns that are not stored. Returns how many tokens are stored, or in
+        `places`."""
+        prefix_map, prompt, first, verified, have_from, rules, now = run
+        stock = self._stock
+        whole, rest = divmod(verified, COLUMN_TOKENS)
+        policy = prefix_map.account.policy
+        born, seen = over(policy, now)
+        victims = self._allocator.victims(prefix_map)
+        is_unlimited, take = policy.dram_bytes_max is None, stock.slots.pools[prefix_map.group].take
+        empty, ready = State.EMPTY, State.READY
+        parent: Column | None = None
+        for depth in range(first, whole + (rest > 0)):
+            tokens = rest if depth == whole else COLUMN_TOKENS
+            key = prompt.tail(whole, rest) if depth == whole else prompt.keys[depth]
+            column = prefix_map.columns.get(key)
+            if (
+                column is not None
+                and column.state is ready
+                and not (column.stored_at > born and column.used_at > seen and column.ttl is None)
+                and column.expires_at <= now
+            ):
+                stock.remove(column, Reason.EXPIRED)
+                column = prefix_map.columns.get(key)
+            if column is None or column.state is empty:
+                if depth < have_from:
+                    if prefix_map.linked:
+                        return depth * COLUMN_TOKENS
+                    continue
+                # An unreferenced parent has no tail behind it to take over.
+                is_leaf = prefix_map.linked and parent and not parent.ref_count
+                slot = take() if is_unlimited and is_leaf else None
+                if slot is None:
+                    slot = self._slot_for(run, depth, tokens, parent, column, victims)
+                    if slot is None:
+                        return depth * COLUMN_TOKENS
+                if column is None and tokens == COLUMN_TOKENS:
+                    column = prefix_map.add(key, parent, depth)
+                elif column is None:
+                    column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
+                stock.occupy(column, slot, State.WRITING)
+                column.ttl = rules.ttl_seconds
+                if rules.priority is not None:
+                    column.priority = rules.priority
+                places.append(Place(column, slot))
+            elif column.ttl is not None:  # another request stored it, with a TTL of its own
+                longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
+                column.ttl = rules.ttl_seconds if longer else column.ttl
+            parent = column
+        return verified
+
+    def _slot_for(
+        self,
+        run: _Run,
+        depth: int,
+        tokens: int,
+        parent: Column | None,
+        empty: Column | None,
+        victims: Victims,
+    ) -> int | None:
+        """A slot for a column: that of a tail that it continues, or one from the allocator."""
+        account = run.map.account
+        limit = account.policy.dram_bytes_max
+        may_have_tails = not (run.map.linked and parent and not parent.ref_count)
+        if may_have_tails and (limit is None or account.bytes <= limit):  # it may have been lowered
+            slot = self._take_over(run.map, run.prompt, depth, tokens)
+            if slot is not None:
+                return slot
+        return self._allocator.take(run.map, parent, empty, victims, run.now)
+
+    def _take_over(self, prefix_map: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
+        """The slot of a shorter tail that this column continues, if nobody is reading it."""
+        for tail in tails_of(prefix_map, prompt, depth, tokens - 1):
+            if tail.state is State.READY and not tail.ref_count:
+                slot = self._stock.vacate(tail)
+                parent = tail.parent
+                if parent:
+                    parent.ref_count += 1  # it is about to have another child
+                prune(tail)
+                if parent:
+                    parent.ref_count -= 1
+                return slot
+        return None

@@ -1,0 +1,396 @@
+"""The driver of an engine that decides in one process and moves bytes in others.
+
+The `Decider` is in the process that decides, over stand-ins of the `Shard`s of the other processes. The
+engine reports how each transfer went:
+
+    load = decider.begin_load(prompt)     # load.match: slots to refill from, pinned until end_load
+    decider.end_load(load, used)          # what was refused is not served again
+    store = decider.begin_store(prompt, verified)     # store.places: slots to evict to
+    decider.end_store(store, failed)
+
+`Driver` is a decider that moves bytes itself. No exception of an agent reaches the engine: a column that
+can't be had is a miss with its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from kvss_agent.client import Miss
+from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from swdriver_shim.cache import snapshot
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.lookup import Match
+from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.request_log import HasKeys, RequestRecord
+from swdriver_shim.cache.snapshot import LedgerSnapshot
+from swdriver_shim.cache.stores import Store
+from swdriver_shim.data_plane.shard.control import ShardControl
+from swdriver_shim.data_plane.tier2 import Tier2Lookup, Tier2Transfers, is_damage, reason_of
+from swdriver_shim.decider.housekeeping import Housekeeper
+from swdriver_shim.decider.removals import Receipt, Removals
+from swdriver_shim.decider.shard_threads import ShardThreads
+from swdriver_shim.decider.statistics import Statistics
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
+from swdriver_shim.layout import Layout
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
+
+log = logging.getLogger(__name__)
+
+Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
+
+
+def always() -> bool:
+    """The permit of a caller that can't be refused."""
+    return True
+
+
+class Snapshots(NamedTuple):
+    """Where snapshots are kept, and the keys of orgs that are served, by namespace."""
+
+    directory: Path
+    keys: Callable[[str, Namespace], Keys | None]
+
+    @property
+    def path(self) -> Path:
+        return self.directory / snapshot.NAME
+
+
+class Load(NamedTuple):
+    """A prompt that is being loaded: what is in memory, and the lookup in tier 2 for the rest."""
+
+    match: Match
+    lookup: Tier2Lookup | None
+
+    @property
+    def pending(self) -> int:
+        """How many more tokens may arrive soon."""
+        match, is_known = self.match, self.lookup is None or self.lookup.done.is_set()
+        return match.pending if is_known else match.asked - max(match.tokens, match.refilled)
+
+
+class Decider:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        model: str,
+        shards: Sequence[Sequence[ShardControl]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """`shards` of each group, in the layout's order. `snapshots`: to continue where the last driver
+        stopped."""
+        if [len(group.bytes_per_token) for group in layout.groups] != [len(of) for of in shards]:
+            raise ValueError("there is one shard for each that the layout names")
+        self.layout = layout
+        self.ledger = Ledger(layout, model)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._snapshots = snapshots
+        self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
+        self._shard_threads = ShardThreads(shards)
+        self._tier2 = Tier2Transfers(
+            self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake.set
+        )
+        self.statistics = Statistics(self.ledger, self._lock, self._tier2)
+        self._housekeeper = Housekeeper(
+            self.ledger, self._lock, self._shard_threads, self._tier2, clock=clock, wake=self._wake
+        )
+        self._removals = Removals(self.ledger, self._lock, self._shard_threads, self._housekeeper, clock)
+        for shard in self._shard_threads.all:
+            shard.on_change = self._wake.set
+        self._housekeeper.start(self._restore(snapshots) if snapshots else {})
+
+    def close(self) -> None:
+        """Requests from here on are misses."""
+        self._housekeeper.stop()
+        if self._snapshots and self._housekeeper.has_begun:
+            self._write_snapshot(self._snapshots.path)
+        self._shard_threads.close()
+        self._housekeeper.close()
+        self._tier2.close()
+
+    def _restore(self, snapshots: Snapshots) -> dict[int, list[int]]:
+        """Restore the ledger of the last driver. Returns the slots of each group to empty first."""
+        left = snapshot.read_once(snapshots.path, LedgerSnapshot)
+        if left is None:
+            # Without it a shard's snapshot is worthless: no purge would find what is in its slots.
+            for shard in self._shard_threads.all:
+                (snapshots.directory / shard.name).unlink(missing_ok=True)
+            return {}
+        unknown = self.ledger.restore(left, snapshots.keys, self._clock(), self._wall_clock())
+        return {group: slots for group, slots in enumerate(unknown) if slots}
+
+    def _write_snapshot(self, path: Path) -> None:
+        with self._lock:
+            taken = self.ledger.snapshot(self._clock(), self._wall_clock())
+        try:
+            snapshot.write(path, taken)
+        except OSError as error:
+            log.warning("No snapshot can be written for the next driver: %s", error)
+
+    # Loads
+
+    def query(self, prompt: Prompt) -> int:
+        """How many tokens a load would give."""
+        with self._lock:
+            return self.ledger.query(prompt, self._clock())
+
+    def begin_load(self, prompt: Prompt) -> Load:
+        """Match the longest prefix in memory, and have the rest recalled from tier 2 meanwhile. Slots of
+        the match are pinned until `end_load`, which has to follow."""
+        with self._lock:
+            match = self.ledger.match(prompt, self._clock())
+        try:
+            lookup = None
+            if match.tokens < prompt.tokens and self.is_served(prompt.maker):
+                lookup = self._tier2.seek(prompt, match.tokens // COLUMN_TOKENS, match)
+        except BaseException:
+            with self._lock:
+                self.ledger.release(match)
+            raise
+        return Load(match, lookup)
+
+    def rematch(self, load: Load, refilled: int | None = None) -> Load:
+        """Match the prompt again. The result replaces the load, and `end_load` has to follow for it
+        only. `refilled`: how many tokens have been refilled."""
+        match = load.match
+        with self._lock:
+            again = self.ledger.rematch(
+                match, self._clock(), match.refilled if refilled is None else refilled
+            )
+        return Load(again, load.lookup)
+
+    def skip_if_slower(self, match: Match) -> None:
+        """Do not refill what can be computed faster."""
+        new, size = match.tokens - match.refilled, sum(column.bytes for column in new_columns(match))
+        with self._lock:
+            break_even = self.statistics.refills_of(match.prompt.org)
+            if new > 0 and not break_even.is_worth_it(new, size, self._clock()):
+                self.ledger.shorten(match, match.refilled, Reason.NOT_WORTH_IT)
+
+    def record_refill(self, match: Match, seconds: float) -> None:
+        """All of the match was refilled, which took so long."""
+        if match.tokens > match.refilled:
+            size = sum(column.bytes for column in new_columns(match))
+            with self._lock:
+                self.statistics.record_refill(match.prompt.org, size, seconds)
+
+    def refuse(self, refused: Mapping[Column, Miss]) -> Reason:
+        """These columns could not be refilled, and are not served again; those of a lost agent may be
+        when it is back. Returns why the rest of the prompt is missed, unless it is matched again."""
+        with self._lock:
+            if Miss.LOST in refused.values():
+                self.ledger.is_reachable = False
+                self._wake.set()
+                return Reason.AGENT_LOST
+            for column, miss in refused.items():
+                self.ledger.refuse(column, reason_of(miss))
+        if damage := sorted({miss for miss in refused.values() if is_damage(miss)}):
+            log.warning("Not what was stored, and not served: %s", ", ".join(damage))
+        first = min(refused, key=lambda column: column.depth)
+        return reason_of(refused[first])
+
+    def end_load(self, load: Load, used: tuple[int, Reason] | None = None) -> None:
+        """Unpin the slots. `used`: how many tokens were used, if not all, and why the others were
+        not."""
+        with self._lock:
+            if used is not None:
+                self.ledger.shorten(load.match, *used)
+            self.ledger.release(load.match)
+            self.ledger.log_request(load.match, self._clock())
+
+    def prefetch(self, org: str, continue_id: str) -> bool:
+        """Recall a conversation that is about to continue from tier 2. Whether it is known."""
+        prompt = self.ledger.find_conversation(org, continue_id)
+        return prompt is not None and self._tier2.seek(prompt, 0) is not None
+
+    def computed(self, org: str, tokens: int, seconds: float) -> None:
+        """The org's engine took so long to compute so many tokens. Refills are compared with that."""
+        with self._lock:
+            self._tier2.pace(org).computing.add(tokens, seconds)
+
+    # Stores
+
+    def begin_store(
+        self,
+        prompt: Prompt,
+        verified: int,
+        rules: Rules = AS_USUAL,
+        first: Sequence[int] = (),
+        permit: Permit = always,
+    ) -> Store:
+        """Slots for the columns of the first `verified` tokens that are not stored yet. `end_store` has
+        to follow. None if the org is deleted or has another tag since the keys were made, or without
+        `permit`."""
+        with self._lock:
+            if not (self.is_served(prompt.maker) and permit()):
+                return Store([])
+            return self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
+
+    def is_served(self, maker: Keys) -> bool:
+        """Whether the org is served, with the tag that the keys were made for. The answer holds for as
+        long as the caller holds the lock."""
+        return self._served_tags is None or self._served_tags.get(maker.org) == maker.tag
+
+    def end_store(
+        self,
+        store: Store,
+        failed: Mapping[Column, Reason],
+        seconds: float = 0.0,
+        permit: Permit = always,
+    ) -> bool:
+        """The columns are in their slots on every agent, except for those that failed; it took so long.
+        Without `permit` none is served and all slots are emptied. Returns the permit."""
+        with self._lock:
+            if not (is_permitted := permit()):
+                failed = {column: Reason.PURGED for column, _ in store.places}
+            self.ledger.finish_store(store, self._clock(), failed)
+            if store.places:
+                self.statistics.record_evict(store.places, failed, seconds)
+            if self.ledger.is_short_of_room or not is_permitted:
+                self._wake.set()
+            return is_permitted
+
+    # Intent
+
+    def set_policies(
+        self, policies: Mapping[str, OrgPolicies], tags: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Replace all orgs' policies, also for stored columns. `tags`: the isolation tags of orgs, to
+        purge tier 2 of orgs that have sent no request yet. From then on nothing is stored under any
+        other tag, whenever the store began."""
+        with self._lock:
+            self._served_tags = tags
+            self.ledger.set_policies(policies, self._clock(), tags)
+        self._wake.set()
+
+    def set_data_keys(self, keys: Mapping[str, bytes]) -> None:
+        """The keys of orgs whose columns are encrypted in tier 2: 32 bytes each. Without its key, an
+        org's columns there can't be read by anybody. Raises ValueError for what is no key."""
+        for key in keys.values():
+            if len(key) != DATA_KEY_BYTES:
+                raise ValueError(f"a data key has {DATA_KEY_BYTES} bytes")
+        with self._lock:
+            self._tier2.data_keys = dict(keys)
+            self.ledger.set_orgs_with_keys(keys)
+
+    def set_displacement(self, org: str, name: DisplacementName) -> None:
+        """Use another displacement policy, also for stored columns, until policies are set again."""
+        with self._lock:
+            self.ledger.set_displacement(org, name, self._clock())
+
+    def set_priority(self, prompt: Prompt, priority: int) -> int:
+        """Set the priority of the prompt's stored columns; returns how many those are."""
+        with self._lock:
+            return self.ledger.set_priority(prompt, priority, self._clock())
+
+    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
+        """Give the prompt's stored columns a TTL of their own; returns how many those are."""
+        with self._lock:
+            return self.ledger.set_ttl(prompt, seconds)
+
+    # Removals
+
+    def delete(self, prompt: Prompt, *, shared: bool = False, seconds: float = 30) -> Receipt:
+        """Delete a prompt as far as no other prompt continues it; with `shared` all of it. Wait until
+        every slot is empty, at most so long."""
+        return self._removals.delete(prompt, shared=shared, seconds=seconds)
+
+    def purge(
+        self,
+        org: str,
+        namespace: Namespace | None = None,
+        *,
+        tag: bytes | None = None,
+        seconds: float = 30,
+    ) -> Receipt:
+        """Remove all columns of an org, or of one namespace; from tier 2 always all. They are not found
+        from here on. Wait until nothing is left, at most so long.
+
+        `tag`: the org's, needed for tier 2 if the org may have sent no request since the start.
+        """
+        return self._removals.purge(org, namespace, tag=tag, seconds=seconds)
+
+    def start_purge(self, org: str, tag: bytes) -> None:
+        """Remove all columns that carry this tag, which is not its org's any more. `finish_purge`
+        waits."""
+        with self._lock:
+            self._removals.start_purge(org, tag)
+        self._wake.set()
+
+    def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
+        """Wait until nothing is left that carries this tag, at most so long. Called again, it returns
+        the same figures."""
+        return self._removals.finish_purge(org, tag, seconds)
+
+    # For people
+
+    def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
+        """The state of each column of the prompt, by group. Asks tier 2."""
+        with self._lock:
+            now = self._clock()
+            groups = self.ledger.explain(prompt, now)
+            tokens = self.ledger.query(prompt, now)
+        return self._with_tier2(groups, prompt, tokens // COLUMN_TOKENS)
+
+    def explain_keys(self, prompt: HasKeys) -> dict[str, list[ColumnState]]:
+        """The state of each whole column of a prompt whose tokens are not known, by group. Asks tier
+        2."""
+        with self._lock:
+            groups = self.ledger.explain_keys(prompt, self._clock())
+        ready = [takewhile(lambda one: one.state == "ready", columns) for columns in groups.values()]
+        return self._with_tier2(groups, prompt, min(sum(1 for _ in run) for run in ready))
+
+    def _with_tier2(
+        self, groups: Mapping[str, list[ColumnState]], prompt: HasKeys, start: int
+    ) -> dict[str, list[ColumnState]]:
+        exists = self._tier2.look(prompt, start)
+        return {
+            name: [
+                replace(column, tier2=True) if depth in depths else column
+                for depth, column in enumerate(columns)
+            ]
+            for (name, columns), depths in zip(groups.items(), exists, strict=True)
+        }
+
+    def find_request(self, org: str, request: str) -> tuple[RequestRecord, float] | None:
+        """The outcome of a request, and how many seconds ago it ended; None if it is too old, was never
+        sent, or its org has another secret since."""
+        with self._lock:
+            found = self.ledger.find_request(org, request)
+            return (found, self._clock() - found.at) if found else None
+
+    def orgs_of_request(self, request: str) -> list[str]:
+        """The orgs that have a request of this name."""
+        with self._lock:
+            return self.ledger.orgs_of_request(request)
+
+    def newest_requests(self, org: str, most: int) -> list[tuple[RequestRecord, float]]:
+        with self._lock:
+            now = self._clock()
+            return [(one, now - one.at) for one in self.ledger.newest_requests(org, most)]
+
+
+def is_new(column: Column, match: Match) -> bool:
+    """Whether the column is not refilled yet. Refilled tokens may end with a tail."""
+    return column.depth * COLUMN_TOKENS + column.tokens > match.refilled
+
+
+def new_columns(match: Match) -> Iterator[Column]:
+    return (column for hit in match.columns for column in hit if is_new(column, match))

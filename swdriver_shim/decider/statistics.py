@@ -1,0 +1,131 @@
+"""What a driver counts, by group and by org."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.prefix_map import Column, ExpiredColumns
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import Place
+from swdriver_shim.data_plane.break_even import BreakEven
+from swdriver_shim.data_plane.tier2 import Tier2Transfers
+from telemetry.histogram import Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    name: str
+    slots: int
+    used: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrgState:
+    """Tokens since the start, except for `bytes`, which is now. `hit_rate` is None without traffic."""
+
+    org: str
+    bytes: int
+    requests: int
+    requested_tokens: int
+    hit_tokens: Mapping[str, int]  # by tier
+    missed_tokens: Mapping[str, int]  # by reason
+    hit_rate: float | None
+    expired: ExpiredColumns
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEvenTokens:
+    """From how many tokens on a refill is faster than computing; 0 while too little was measured, None
+    for never."""
+
+    dram_tokens_min: int | None
+    tier2_tokens_min: int | None
+
+
+class TransferStats:
+    """Evicts and refills of an org. A time is of all columns of a request, over all shards."""
+
+    def __init__(self) -> None:
+        self.evict, self.refill = Histogram(), Histogram()
+        self.evicted_bytes = self.refilled_bytes = self.failed_columns = 0
+
+
+class Statistics:
+    def __init__(self, ledger: Ledger, lock: threading.Lock, tier2: Tier2Transfers) -> None:
+        """`lock` is the ledger's."""
+        self._ledger = ledger
+        self._lock = lock
+        self._tier2 = tier2
+        self._refills: dict[str, BreakEven] = {}  # by org
+        self._transfers: dict[str, TransferStats] = {}  # by org
+
+    def groups(self) -> list[GroupState]:
+        with self._lock:
+            return [
+                GroupState(group.name, pool.limit, pool.used, pool.free)
+                for group, pool in zip(self._ledger.layout.groups, self._ledger.pools, strict=True)
+            ]
+
+    def orgs(self) -> list[OrgState]:
+        with self._lock:
+            return [
+                OrgState(
+                    org,
+                    account.bytes,
+                    account.tally.requests,
+                    account.tally.requested,
+                    dict(account.tally.hits),
+                    {reason.value: count for reason, count in (+account.tally.missed).items()},
+                    account.tally.hit_rate,
+                    replace(account.expired),
+                )
+                for org, account in self._ledger.accounts.items()
+            ]
+
+    def transfers(self) -> dict[str, TransferStats]:
+        """By org. The values go on being counted."""
+        with self._lock:
+            return dict(self._transfers)
+
+    def break_even(self) -> dict[str, BreakEvenTokens]:
+        """As measured, for each org whose engines report how long computing takes."""
+        with self._lock:
+            each = sum(sum(group.bytes_per_token) for group in self._ledger.layout.groups)
+            return {
+                org: BreakEvenTokens(self.refills_of(org).tokens_min(each), self._tier2.tokens_min(org))
+                for org in self._tier2.orgs_that_compute
+            }
+
+    # Under the lock
+
+    def refills_of(self, org: str) -> BreakEven:
+        """Refills compared with computing of the org's engines. The caller holds the lock."""
+        found = self._refills.get(org)
+        if found is None:
+            computing = self._tier2.pace(org).computing
+            found = self._refills[org] = BreakEven([self._tier2.refilling], computing)
+        return found
+
+    def record_refill(self, org: str, size: int, seconds: float) -> None:
+        """The caller holds the lock."""
+        self._tier2.refilling.add(size, seconds)
+        stats = self._transfers_of(org)
+        stats.refill.record(seconds)
+        stats.refilled_bytes += size
+
+    def record_evict(
+        self, places: Sequence[Place], failed: Mapping[Column, Reason], seconds: float
+    ) -> None:
+        """Columns of one org, one at least, of which some have failed. The caller holds the lock."""
+        stats = self._transfers_of(places[0].column.org)
+        stats.failed_columns += len(failed)
+        stats.evicted_bytes += sum(place.column.bytes for place in places if place.column not in failed)
+        if len(failed) < len(places):
+            stats.evict.record(seconds)
+
+    def _transfers_of(self, org: str) -> TransferStats:
+        return self._transfers.setdefault(org, TransferStats())
