@@ -87,7 +87,7 @@ TIER2_EXPIRED = _counter(
     "kvss_tier2_expired_total", "Columns that were removed because they had expired."
 )
 TIER2_OVERSTAY = _gauge(
-    "kvss_tier2_overstay_seconds_max", "Longest time that a column was kept past its TTL."
+    "kvss_tier2_overstay_seconds_max", "The longest time that an expired column stayed in tier 2."
 )
 TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent on tier-2 requests, by verb.", "verb")
 TIER2_WORK_BYTES = _counter(

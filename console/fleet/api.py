@@ -133,7 +133,7 @@ class DriverOut(Schema):
     )
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
-    lost_at: datetime | None = Field(description="Since when nothing is heard of it; null if it is.")
+    lost_at: datetime | None = Field(description="Since when it is lost; null if it is not.")
 
 
 def show_node(node: Node) -> NodeOut:

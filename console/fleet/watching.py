@@ -1,4 +1,4 @@
-"""Who is lost: those of whom nothing is heard for too long, while the console listens.
+"""Find lost nodes and drivers: those that were last seen too long ago, while the console was running.
 
 Whoever could not hear says nothing about who was silent. A break in listening, because no web process
 ran or because nobody looked, begins the time anew; so a console that was away finds its fleet as it was.
@@ -79,7 +79,7 @@ def _lose_node(node: Node, now: datetime) -> tuple[str, str, str]:
     node.state_reason = f"Nothing was heard of it for {settings.LOST_AFTER_SECONDS} s."
     node.version += 1
     node.save()
-    return topic(node), "node", f"{node.name} is lost: nothing is heard of it."
+    return topic(node), "node", f"{node.name} is lost: it does not report."
 
 
 def _lose_driver(driver: Driver, now: datetime) -> tuple[str, str, str]:
@@ -87,4 +87,4 @@ def _lose_driver(driver: Driver, now: datetime) -> tuple[str, str, str]:
     driver.version += 1
     driver.save()
     its_topic = of_source("driver", driver.name)
-    return its_topic, "driver", f"Driver {driver.name} is lost: nothing is heard of it."
+    return its_topic, "driver", f"Driver {driver.name} is lost: it does not report."

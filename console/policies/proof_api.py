@@ -61,7 +61,7 @@ class ReceiptOut(Schema):
         "from the fleet before it did."
     )
     confirmations: dict[str, Any] | None = Field(
-        description="What drivers and agents have signed, for whoever has a role on the platform."
+        description="Signed statements of drivers and agents; only with a role on the platform."
     )
     jws: str = Field(description="All but the confirmations, signed.")
 

@@ -311,7 +311,7 @@ def handshake(server: ssl.SSLContext, name: str, *, patched: bytes) -> None:
     hello = sent.read()
     assert hello.count(name.encode()) == 1
     incoming = ssl.MemoryBIO()
-    incoming.write(hello.replace(name[: len(patched)].encode(), patched, 1))
+    incoming.write(hello.replace(name.encode(), patched + name[len(patched) :].encode()))
     server.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
 
 
