@@ -32,35 +32,9 @@ timeline transition transitions undo unreachable updated upgrade usage value wai
 """
 # Areas whose wording has not been revised yet.
 NOT_REVISED = (
-    "alert catalogue",
-    "API schema",
-    "console/*.py",
-    "docs/adr/*",
-    "docs/agent.md",
-    "docs/alert-rules.md",
     "docs/alerts.md",
-    "docs/charts.md",
-    "docs/driver.md",
-    "docs/fleet.md",
-    "docs/live.md",
-    "docs/metrics.md",
-    "docs/operations.md",
-    "docs/placement.md",
-    "docs/policies.md",
     "docs/runbooks/*",
-    "docs/sessions.md",
-    "docs/settings.md",
-    "docs/telemetry.md",
-    "kvss_agent/*",
-    "swdriver_shim/*",
-    "telemetry/*",
-    "templates/alerts/*",
     "templates/charts/*",
-    "templates/fleet/*",
-    "templates/handover/*",
-    "templates/policies/*",
-    "templates/saved/*",
-    "templates/sessions/*",
 )
 
 
