@@ -54,7 +54,7 @@ def push_rows(*, quick: bool) -> list[Row]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
         servers = stack.enter_context(embedded_servers(directory))
         agent = stack.enter_context(Agent(directory / "agent", None))
-        agent.be([_shard(name) for name in names], [_peer(name) for name in names])
+        agent.apply([_shard(name) for name in names], [_peer(name) for name in names])
         os.environ |= {
             "DATABASE_URL": servers.database_url,
             "REDIS_URL": servers.redis_url,

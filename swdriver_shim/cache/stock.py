@@ -35,7 +35,7 @@ class Listener(Protocol):
     """Follows which columns can be served."""
 
     def arrived(self, column: Column) -> None: ...
-    def gone(self, column: Column) -> None: ...
+    def removed(self, column: Column) -> None: ...
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class Stock:
         column.map.account.queue(column).removed(column)
         column.mark = None
         if self.listener:
-            self.listener.gone(column)
+            self.listener.removed(column)
 
     def vacate(self, column: Column) -> int:
         """Empty the column and return its slot, which the caller has to free or fill."""

@@ -187,7 +187,9 @@ class Shim:
             driver = self._driver
         until = time.monotonic() + question.seconds
         receipts = [
-            driver.finish_purge(question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic()))
+            driver.removals.finish_purge(
+                question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic())
+            )
             for tag in tags
             if driver
         ]
@@ -273,7 +275,7 @@ class Shim:
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
+                self._driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:

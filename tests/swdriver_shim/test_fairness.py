@@ -192,9 +192,9 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
                 with driver._lock:
                     deleted = driver.ledger.delete(greedy)
                 if what == "delete":
-                    receipt = driver.delete(modest, seconds=60)
+                    receipt = driver.removals.delete(modest, seconds=60)
                 else:
-                    receipt = driver.purge("modest", seconds=60)
+                    receipt = driver.removals.purge("modest", seconds=60)
             assert receipt.done, "it waits for the other's"
             assert receipt.columns == 1
             assert not deleted.done

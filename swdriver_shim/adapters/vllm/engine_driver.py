@@ -230,7 +230,7 @@ class EngineDriver:
         self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
-            org.name: driver.purge(
+            org.name: driver.removals.purge(
                 org.name,
                 tag=isolation_tag(org.name, org.secret),
                 seconds=max(0.0, until - time.monotonic()),
