@@ -132,7 +132,7 @@ class Told:
 
     def _read(self, left: int) -> None:
         """So many records, as `manage.py ingest` does it."""
-        from telemetry.store.rounds import keep
+        from telemetry.store.rounds import run_rounds
 
         def one_round() -> float:
             nonlocal left
@@ -142,7 +142,7 @@ class Told:
             return 0.0
 
         thresholds = gc.get_threshold()
-        keep(one_round)
+        run_rounds(one_round)
         gc.set_threshold(*thresholds)  # what else is measured here is not done by ingest
 
     def _row(self, streams: list[str]) -> float:

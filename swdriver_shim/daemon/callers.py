@@ -91,7 +91,7 @@ class CallerApi:
         async def answer(request: Request) -> Response:
             org = self._shim.caller(bearer(request))
             if org is None:
-                raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
+                raise Refused(HTTPStatus.UNAUTHORIZED, "A bearer token is required.")
             permit = self._shim.permit(bearer(request), org)
             if verb.sends_bytes:
                 body = self._admission.body(org, request, binary.KV_BYTES_MAX)

@@ -21,7 +21,7 @@ from tests.live import wait_until
 from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, tokens
 from tests.swdriver_shim.prompts import keys, prompt
 from tests.swdriver_shim.shims import document
-from tests.swdriver_shim.tiers import SOON, kept, tiering
+from tests.swdriver_shim.tiers import SOON, kept, tier_requests
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
-    with tiering(files) as tier, running(tmp_path, tiering=tier) as plane:
+    with tier_requests(files) as tier, running(tmp_path, tier_requests=tier) as plane:
         made = Fleet(plane)
         made.make(SLOTS)
         yield made

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvss_agent.client import Credentials
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,
@@ -320,7 +320,7 @@ def engine(
 
 
 def add(plane: Plane, name: str, payload: int, slots: int) -> None:
-    identity = Identity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
+    identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
     arena = Arena.allocate(identity.slot_bytes, slots)
     plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
 
