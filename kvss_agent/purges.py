@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 
 from kvss_agent.security.confirmations import AgentStatement, MemoryCover, Question, Scope, StoreCover
 from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.tier2 import address as tier2
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import NotOpen, Stores
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 OPERATIONS_MAX: Final = 64  # whose counts are kept, and that run at once
 
 
-class NotDone(Exception):
+class NotConfirmedYet(Exception):
     """Why it can't be confirmed yet, in a sentence."""
 
 
@@ -37,7 +39,7 @@ class _Purge:
     task: asyncio.Task[None] | None = None
 
 
-class Purging:
+class Purges:
     """Lives on one event loop."""
 
     def __init__(
@@ -55,7 +57,8 @@ class Purging:
         self._purges: dict[str, _Purge] = {}
 
     async def confirm(self, question: Question) -> AgentStatement:
-        """Remove all of the scopes, and say so. Raises NotDone; it goes on then, and may be asked again.
+        """Remove all of the scopes, and confirm it. Raises NotConfirmedYet while it is
+        running: ask again later.
 
         A store that was opened or a shard that was made since is looked at before anything is said: what
         was asked for may have been done long before somebody asks again.
@@ -69,16 +72,16 @@ class Purging:
             task = purge.task
             await asyncio.wait([task], timeout=max(0.0, until - now()))
             if not task.done():
-                raise NotDone("It is not done yet.")
+                raise NotConfirmedYet("The purge is still running.")
             if purge.task is task:
                 purge.task = None  # who asks later has it all looked at again
             if purge.problem:
-                raise NotDone(purge.problem)
+                raise NotConfirmedYet(purge.problem)
             try:
                 if self._covers_all(purge):
                     return self._statement(question, purge)
             except NotOpen as why:
-                raise NotDone(str(why)) from why
+                raise NotConfirmedYet(str(why)) from why
 
     def _purge_of(self, question: Question) -> _Purge:
         purge = self._purges.get(question.operation)
@@ -93,23 +96,27 @@ class Purging:
         confirmed = [name for name, one in self._purges.items() if one.task is None]
         done = [name for name, one in self._purges.items() if one.task is not None and one.task.done()]
         if not confirmed and not done:
-            raise NotDone(f"{OPERATIONS_MAX} purges are running. It waits for its turn.")
+            raise NotConfirmedYet(f"{OPERATIONS_MAX} purges are running already. Ask again later.")
         del self._purges[(confirmed or done)[0]]
 
     async def _run(self, purge: _Purge) -> None:
-        """All that there is, until nothing is there that was not looked at."""
+        """All that there is, until nothing is there that was not looked at. Until then nothing goes from
+        memory to a store that was, or back."""
         purge.problem, purge.stores, purge.shards = "", {}, {}
+        scopes = [tier2.Scope(tag, namespace) for tag, namespace in _as_bytes(purge.scopes)]
         try:
-            while not self._covers_all(purge):
-                for place, store in self._new_stores(purge).items():
-                    await self._empty_store(purge, place, store)
-                for shard in self._new_shards(purge):
-                    await self._empty_shard(purge, shard)
+            with contextlib.ExitStack() as closed:
+                while not self._covers_all(purge):
+                    for place, store in self._new_stores(purge).items():
+                        closed.enter_context(store.closed_to(scopes))
+                        await self._empty_store(purge, place, store)
+                    for shard in self._new_shards(purge):
+                        await self._empty_shard(purge, shard)
         except (Failed, NotOpen) as error:
             purge.problem = str(error)
         except Exception:
-            log.exception("A purge has failed; it is tried again when it is asked for")
-            purge.problem = "It has failed inside; its log tells more."
+            log.exception("A purge failed; it runs again with the next request")
+            purge.problem = "Internal error; see its log."
 
     def _covers_all(self, purge: _Purge) -> bool:
         """Raises NotOpen."""
@@ -126,9 +133,8 @@ class Purging:
 
     @staticmethod
     async def _empty_store(purge: _Purge, place: str, store: Tier2) -> None:
-        for scope in purge.scopes:
-            namespace = bytes.fromhex(scope.namespace) if scope.namespace else None
-            receipt = await store.purge(tag=bytes.fromhex(scope.tag), namespace=namespace)
+        for tag, namespace in _as_bytes(purge.scopes):
+            receipt = await store.purge(tag=tag, namespace=namespace)
             files, size = purge.files.get(place, (0, 0))
             purge.files[place] = files + receipt.columns, size + receipt.bytes
         purge.stores[place] = store
@@ -164,3 +170,11 @@ class Purging:
             stores=tuple(stores),
             memory=(*memory, *nothing),
         )
+
+
+def _as_bytes(scopes: Sequence[Scope]) -> list[tuple[bytes, bytes | None]]:
+    """Tag and namespace of each."""
+    return [
+        (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+        for one in scopes
+    ]

@@ -1,4 +1,4 @@
-"""What the console tells Prometheus: whether numbers arrive, and how old they are."""
+"""The console's own Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _LIMITS: Final = LabelLimits()
 REDIS_SECONDS_MAX: Final = 2.0
 _SIZES: Final = """
     SELECT l.level, sum(pg_total_relation_size(i.inhrelid))
-    FROM telemetry_line AS l JOIN pg_inherits AS i ON i.inhparent = ('telemetry_' || l.level)::regclass
+    FROM telemetry_watermark AS l
+    JOIN pg_inherits AS i ON i.inhparent = ('telemetry_' || l.level)::regclass
     GROUP BY l.level UNION ALL SELECT 'fresh', pg_total_relation_size('telemetry_fresh')
 """
 
@@ -35,11 +36,11 @@ def page() -> str:
 
 
 def collect(into: Sink) -> None:
-    """Any web process tells the same: it is all in PostgreSQL and Redis."""
+    """Every web process returns the same: it is all in PostgreSQL and Redis."""
     now = timezone.now()
-    heard = list(Source.objects.filter(seen_at__gt=now - ALIVE).values_list("kind", "missing"))
-    into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in heard])
-    into.put(MISSING, [({}, sum(missing for _, missing in heard))])
+    alive = list(Source.objects.filter(seen_at__gt=now - ALIVE).values_list("kind", "missing"))
+    into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in alive])
+    into.put(MISSING, [({}, sum(missing for _, missing in alive))])
     client = redis.Redis.from_url(
         settings.INGEST_URL,
         socket_timeout=REDIS_SECONDS_MAX,
@@ -49,14 +50,14 @@ def collect(into: Sink) -> None:
     try:
         into.put(STREAM_LENGTH, [({}, waiting(client))])
     except redis.RedisError:
-        into.put(STREAM_LENGTH, [])  # the others are true nonetheless
+        into.put(STREAM_LENGTH, [])  # the other metrics are still valid
     finally:
         client.close()
     into.put(DEAD_LETTERS, [({"cause": cause}, times) for cause, times in counts_of_today(now)])
     of_alerts.collect(into)
     of_targets.collect(into)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT level, at FROM telemetry_line WHERE at > 0")
+        cursor.execute("SELECT level, at FROM telemetry_watermark WHERE at > 0")
         into.put(LINE_AGE, [({"level": level}, now.timestamp() - at) for level, at in cursor])
         cursor.execute(_SIZES)
         into.put(STORED, [({"level": level}, int(size)) for level, size in cursor])

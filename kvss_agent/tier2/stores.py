@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
@@ -196,7 +196,8 @@ class Stores:
         if told is not None and _is_same_place(told, before):
             await store.close()  # it is opened anew, with other settings
             if told.place != before.place:
-                self._cross_out(before.place)  # another name of it
+                self._note_down(told)  # it has files, by this name too
+                self._cross_out(before.place)
         else:
             one = self._retiring[before.place] = Retiring(before, store)
             one.progress.state = "retiring"
@@ -232,12 +233,14 @@ class Stores:
         used = self._settings
         names = self._named = frozenset(settings.place for settings in named)
         aliases: dict[str, Retiring] = {}
+        for place in self._retiring.keys() - self._remembered.keys() - names:
+            await self._let_go(self._retiring.pop(place))  # unless it is written down when it is open
         wanted = {**self._remembered, **{settings.place: settings for settings in named}}
         if used:
             for place, settings in list(wanted.items()):
                 if _is_same_place(settings, used):
                     del wanted[place]
-                    if place != used.place:
+                    if place != used.place and used.place in self._remembered:
                         self._cross_out(place)
                     if place in names:
                         aliases[place] = Retiring(settings, progress=Progress("empty", ALIAS))
@@ -348,11 +351,11 @@ class Stores:
         try:
             self._write_down(left)
         except OSError as error:  # it is looked into once more, by the next life
-            log.warning("That %s is empty can't be written down: %s", place, error)
+            log.warning("Cannot record that %s is empty: %s", place, error)
 
     def _write_down(self, noted: Mapping[str, Tier2Settings]) -> None:
         if noted != self._remembered or not self._note.exists():
-            keep(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
+            write_durably(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
             self._remembered = dict(noted)
 
 

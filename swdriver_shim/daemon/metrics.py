@@ -166,7 +166,7 @@ def collect(shim: Shim, into: Sink) -> None:
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.membership_status.calls.items())])
     transfers = shim.transfers
     into.put(
         TRANSFERS, [({"which": "used"}, transfers.used), ({"which": "most"}, transfers.shares.total)]

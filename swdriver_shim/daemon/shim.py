@@ -18,8 +18,8 @@ from kvss_agent.client import Credentials
 from kvss_agent.http.api import CONTROLLER, Invalid
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
-from kvss_agent.process.durable_file import keep
-from kvss_agent.process.membership import Standing
+from kvss_agent.process.durable_file import write_durably
+from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
@@ -53,7 +53,7 @@ KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and ada
 T = TypeVar("T")
 
 
-class NotDone(Exception):
+class NotConfirmedYet(Exception):
     """Why a purge can't be confirmed yet, in a sentence."""
 
 
@@ -100,7 +100,7 @@ class Shim:
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
-        self.standing = Standing()  # with the console
+        self.membership_status = MembershipStatus()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
@@ -129,7 +129,7 @@ class Shim:
         except FileNotFoundError:
             return
         except Invalid as problem:
-            log.warning("The stored document is not valid and is ignored: %s", problem)
+            log.warning("The stored desired document is invalid and is ignored: %s", problem)
             return
         with self._lock:
             self._follow(self._purged_tags.without_purged(told))
@@ -154,15 +154,15 @@ class Shim:
             told = self._purged_tags.without_purged(parsed)
             if self.desired:
                 if told.generation < self.desired.generation:
-                    raise Conflict(f"Generation {self.desired.generation} is set already.")
+                    raise Conflict(f"Generation {self.desired.generation} is newer.")
                 if told.generation == self.desired.generation:
                     if told != self.desired:
-                        raise Conflict(f"Generation {told.generation} is set with other contents.")
+                        raise Conflict(f"Generation {told.generation} exists with other contents.")
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("A process serves one model and one driver: start another process.")
             if self._document:
-                keep(self._document, msgspec.json.encode(told))
+                write_durably(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
 
@@ -174,26 +174,28 @@ class Shim:
             self._purged_tags.add(tags)
             if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
                 if self._document:
-                    keep(self._document, msgspec.json.encode(told))
+                    write_durably(self._document, msgspec.json.encode(told))
                 self._follow(told)
 
     def purge(self, question: Question, identity: str) -> DriverStatement:
-        """Purge everything with these tags, and return a statement of it. Raises NotDone with a sentence
-        while the purge is still running, and OSError. May be called again."""
+        """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
+        sentence while the purge is still running, and OSError. May be called again."""
         tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
         self.ban_tags(tags)
         with self._lock:
             driver = self._driver
         until = time.monotonic() + question.seconds
         receipts = [
-            driver.finish_purge(question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic()))
+            driver.removals.finish_purge(
+                question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic())
+            )
             for tag in tags
             if driver
         ]
         if not all(receipt.done for receipt in receipts):
             lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
             why = f"shard {lost[0]} is lost" if lost else "the purge is still running"
-            raise NotDone(f"{why[0].upper()}{why[1:]}.")
+            raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
         return DriverStatement(
             identity=identity,
             operation=question.operation,
@@ -217,8 +219,9 @@ class Shim:
         that the changes between them reach what that process has left."""
         if self._driver is None and (earlier := self._earlier_document(told)):
             self._apply(earlier)
+        before = self._homes
         self._apply(told)
-        self._save_followed(told)
+        self._save_followed(told, before)
 
     def _earlier_document(self, told: Desired) -> Desired | None:
         """The document that an earlier process of this driver followed, with the homes of now; None if
@@ -241,12 +244,17 @@ class Shim:
                 self._left_homes.add(at, _place(home))
         return structs.replace(earlier, secret=told.secret, homes=told.homes)
 
-    def _save_followed(self, told: Desired) -> None:
+    def _save_followed(self, told: Desired, before: Mapping[tuple[str, int], HomeSpec]) -> None:
+        """Store the document, and the homes that were desired before it: a move may be on its way there,
+        and bytes that are stored meanwhile are there already."""
         if self._followed is None:
             return
         try:
+            for at, home in before.items():
+                if _place(home) != _place(self._homes[at]):
+                    self._left_homes.add(at, _place(home))
             self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            keep(self._followed, msgspec.json.encode(told))
+            write_durably(self._followed, msgspec.json.encode(told))
         except OSError as error:
             log.warning("The document that is followed can't be stored: %s", error)
 
@@ -275,7 +283,7 @@ class Shim:
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
+                self._driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
@@ -529,7 +537,7 @@ class Shim:
             "software": self.software,
             "started_at": self.started_at,
             "ready": self.is_ready,
-            "console": self.standing.shown(),
+            "console": self.membership_status.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
             "shards": [
