@@ -34,7 +34,9 @@ timeline transition transitions undo unreachable updated upgrade usage value wai
 NOT_REVISED = (
     "docs/alerts.md",
     "docs/runbooks/*",
+    "console/policies/forms.py",
     "templates/charts/*",
+    "templates/latency/*",
 )
 
 
