@@ -231,7 +231,7 @@ class SharedClient(TieredClient):
                     self._follow(frame)
         except Lost as error:
             self._end(error)
-        except Exception as error:  # noqa: BLE001 - mapping has failed, or who wanted to hear of the line
+        except Exception as error:  # noqa: BLE001 - mapping has failed, or a callback failed
             self._end(Lost(f"cannot follow the slot limit of {self._connection.address}: {error!r}"))
             self._connection.close()
 

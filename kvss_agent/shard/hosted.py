@@ -316,7 +316,7 @@ class HostedShard:
             self._shrunk.set()
 
     def _empty(self, first: int, end: int) -> None:
-        """Zeros, for slots above the limit as far as there is memory. Whoever still reads or writes there
+        """Zeros, for slots above the limit as far as there is memory. Who still reads or writes there
         finds out by their seals."""
         for number in range(first, end):
             with self._lock:

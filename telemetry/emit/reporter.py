@@ -32,7 +32,7 @@ class Reporter:
         slowest: TakeSlowest | None = None,
     ) -> None:
         """`collect` and `limits` are those of `emitter.Emitter`. `also` is reported over OTLP only: the
-        console can read it itself. `slowest` is reported over the stream only: OTLP has no form for it."""
+        console can read it itself. `slowest` is reported over the stream only: OTLP cannot carry it."""
         name, limits = name or socket.gethostname(), limits or LabelLimits()
         self._reporters: list[Emitter | Exporter] = []
         if redis_url:
