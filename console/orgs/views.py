@@ -13,7 +13,7 @@ from console.audit.services import visible_entries
 from console.orgs import services
 from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
 from console.policies import services as policies
-from console.policies.reach import reach
+from console.policies.rollout import reach
 from console.policies.usage import restrictions, usage
 from telemetry.topics import of_org
 

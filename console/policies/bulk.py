@@ -15,7 +15,7 @@ from console.accounts.roles import Role
 from console.operations.plans import StalePlan
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import documents, services, words
+from console.policies import documents, sentences, services
 from console.policies.services import InForce
 from swdriver_shim.policy import OrgPolicies, Policy
 
@@ -35,12 +35,12 @@ class Planned:
         return self.held.org
 
     @property
-    def differences(self) -> list[words.Difference]:
-        return words.differences(self.held.said.policy, self.wanted.policy)
+    def differences(self) -> list[sentences.Difference]:
+        return sentences.differences(self.held.said.policy, self.wanted.policy)
 
     @property
     def sentence(self) -> str:
-        return words.sentence(self.wanted.policy)
+        return sentences.sentence(self.wanted.policy)
 
 
 def plan(principal: Principal, slugs: Iterable[str], changes: Mapping[str, Any]) -> list[Planned]:

@@ -10,9 +10,9 @@ from typing import Final
 from django.utils import timezone
 
 from console.orgs.models import Org
-from console.policies import documents, services, words
+from console.policies import documents, sentences, services
 from console.policies.models import PolicyVersion
-from console.policies.words import Difference
+from console.policies.sentences import Difference
 from swdriver_shim.daemon.metrics import HIT, REQUESTED
 from swdriver_shim.policy import OrgPolicies
 from telemetry.queries import Fold, Question, ask
@@ -79,17 +79,17 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
 def _sentence(version: PolicyVersion, default: OrgPolicies) -> str:
     said = documents.read_org(version.document)
     prefix = "" if said else "As the cluster's default says. "
-    return prefix + words.sentence((said or default).policy)
+    return prefix + sentences.sentence((said or default).policy)
 
 
 def _differences(before: str | None, after: str, default: OrgPolicies) -> list[Difference]:
     was = (documents.read_org(before) if before else None) or default
     will = documents.read_org(after) or default
-    found = words.differences(was.policy, will.policy)
+    found = sentences.differences(was.policy, will.policy)
     for model in sorted({*was.models, *will.models}):
         found += [
             (f"{label}, {model}", one, other)
-            for label, one, other in words.differences(was.of(model), will.of(model))
+            for label, one, other in sentences.differences(was.of(model), will.of(model))
         ]
         if (model in was.models) != (model in will.models):
             one, other = "as all others", "a policy of its own"

@@ -25,7 +25,7 @@ from console.orgs.models import Org
 from console.policies import documents
 from console.policies.documents import ClusterPolicies
 from console.policies.models import PolicyInForce, PolicyVersion
-from console.policies.terms import terms
+from console.policies.tier2_limits import tier2_limits_of
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.topics import of_org
 
@@ -193,7 +193,7 @@ def _put(
         after or OrgPolicies(policy=before.cluster.policies.default)
     )
     _store(principal, org, document, reason, same_as, f"policy of {org.slug}")
-    if terms(wanted) != terms(before.policies):
+    if tier2_limits_of(wanted) != tier2_limits_of(before.policies):
         changed([ALL_NODES], f"tier 2 of {org.slug}: {reason}")
     return in_force(org)
 

@@ -14,7 +14,7 @@ from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.problems import documented
 from console.fleet import services
-from console.fleet.api import Name
+from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import driver_removal
 from console.sessions.changes.driver_removal import Consequences

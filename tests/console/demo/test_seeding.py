@@ -10,7 +10,8 @@ from django.test import override_settings
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.demo import places, seeding, story
-from console.fleet import documents, tokens
+from console.fleet import desired
+from console.fleet.membership import tokens
 from console.fleet.models import Box, Driver, Node, Stamp
 from console.operations.models import Operation
 from console.orgs import services as orgs
@@ -89,7 +90,7 @@ def test_a_driver_that_is_not_there_yet_has_no_job() -> None:
 def test_its_nodes_have_a_tier_2_in_the_state_directory(tmp_path: Path) -> None:
     with override_settings(STATE_DIR=tmp_path):
         seeding.seed()
-    assert documents.tier2("ax-1")["tier2"]["path"] == str(tmp_path / "demo" / "tier2")
+    assert desired.tier2("ax-1")["tier2"]["path"] == str(tmp_path / "demo" / "tier2")
 
 
 def test_sockets_have_to_fit_into_the_state_directory() -> None:

@@ -17,7 +17,7 @@ from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control.models import Change, Target
 from console.orgs.models import Org
-from console.policies.drivers import orgs
+from console.policies.desired import orgs
 from console.policies.models import PolicyVersion
 from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job

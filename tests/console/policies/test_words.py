@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.policies import curves, forms, words
+from console.policies import sentences
 from console.policies.documents import FIELDS
-from console.policies.templates import TEMPLATES
+from console.policies.pages import forms
+from console.policies.presets import TEMPLATES
+from console.policies.preview import curves
 from swdriver_shim.cache.reuse.preview import Point
 from swdriver_shim.policy import Policy, Tiers
 
@@ -48,24 +50,24 @@ from swdriver_shim.policy import Policy, Tiers
     ],
 )
 def test_a_policy_in_words(policy: Policy, sentence: str) -> None:
-    assert words.sentence(policy) == sentence
+    assert sentences.sentence(policy) == sentence
 
 
 def test_every_field_has_a_name_and_every_difference_is_told() -> None:
-    assert set(words.LABELS) == set(FIELDS)
+    assert set(sentences.LABELS) == set(FIELDS)
     before, after = Policy(), Policy(dram_bytes_max=1 << 40, priority=10, tiers=Tiers.NONE)
-    assert words.differences(before, after) == [
+    assert sentences.differences(before, after) == [
         ("Where it may lie", "in memory only, never on disk", "nowhere: nothing is kept"),
         ("Memory at most", "no limit", "1 TiB"),
         ("Priority", "35", "10"),
     ]
     close = Policy(dram_bytes_max=1 << 40), Policy(dram_bytes_max=(1 << 40) + 1)
-    assert words.differences(*close) == [("Memory at most", "1 TiB", "1099511627777 B")]
+    assert sentences.differences(*close) == [("Memory at most", "1 TiB", "1099511627777 B")]
 
 
 def test_templates_have_names_that_say_what_they_do() -> None:
     assert list(TEMPLATES) == ["strict", "balanced", "long-lived", "not stored"]
-    assert words.sentence(TEMPLATES["strict"].policy).startswith("Prompts are kept in memory only")
+    assert sentences.sentence(TEMPLATES["strict"].policy).startswith("Prompts are kept in memory only")
 
 
 def test_a_curve_has_a_table_and_marks_where_the_policy_stands() -> None:
