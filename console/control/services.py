@@ -172,7 +172,7 @@ def _standing(target: Target, change: int, *, is_silent: bool) -> Standing:
         generation=target.generation,
         observed_generation=target.observed_generation,
         as_of=target.observed_at,
-        why_not="" if has_it else target.problem or (SILENT if is_silent else "It is being told."),
+        why_not="" if has_it else target.problem or (SILENT if is_silent else "It is being configured."),
     )
 
 

@@ -154,14 +154,14 @@ def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operat
     operation.cancel_requested = True
     operation.wake_at = timezone.now()
     operation.save(update_fields=["cancel_requested", "wake_at"])
-    _record(principal, "operation.cancel", operation, "is asked to go back", reason)
+    _record(principal, "operation.cancel", operation, "is being cancelled", reason)
     _advance_on_commit(operation)
     return operation
 
 
 @transaction.atomic
 def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
-    """Try again what is stuck. Raises NotStuck for one that is not."""
+    """Retry a stuck operation. Raises NotStuck for one that is not."""
     operation = _for_change(principal, operation_id)
     if operation.state != State.STUCK:
         raise NotStuck(f"It is {operation.state}: there is nothing to try again.")
@@ -169,7 +169,7 @@ def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operati
     _put(operation, core.again(_position(operation), now), now)
     operation.wake_at = now
     operation.save()
-    _record(principal, "operation.retry", operation, "is tried again", reason)
+    _record(principal, "operation.retry", operation, "is retried", reason)
     _advance_on_commit(operation)
     return operation
 

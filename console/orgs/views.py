@@ -95,7 +95,7 @@ def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
     with transaction.atomic():
         org = services.for_change(request.principal, slug, Role.PLATFORM_ADMIN)
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
-            messages.error(request, f"Not deleted: you have to type “{slug}” to confirm.")
+            messages.error(request, f"Not deleted: type “{slug}” to confirm.")
             return redirect("org-edit", slug)
         try:
             services.delete_org(request.principal, org, form.cleaned_data["reason"])

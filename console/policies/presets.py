@@ -1,4 +1,4 @@
-"""Policies to start from. Pure."""
+"""Predefined policies to start from. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from swdriver_shim.policy import Policy, Tiers
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class Preset:
     name: str
-    what_for: str
+    description: str
     policy: Policy
 
 
-TEMPLATES: Final = {
+PRESETS: Final = {
     template.name.lower(): template
     for template in (
-        Template(
+        Preset(
             "Strict",
-            "Ten minutes after its last use a prompt is gone, and overwritten; never on disk.",
+            "Expires 10 minutes after last use and is overwritten. Memory only.",
             Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200, scrub=True),
         ),
-        Template(
+        Preset(
             "Balanced",
-            "An hour after its last use; a day in all. In memory only.",
+            "Expires an hour after last use, after a day at most. Memory only.",
             Policy(ttl_last_use_seconds=3600, ttl_first_use_seconds=86_400),
         ),
-        Template(
+        Preset(
             "Long-lived",
-            "For a week after its last use, on disk too, encrypted with the org's own key.",
+            "Expires a week after last use. Memory and encrypted tier 2.",
             Policy(ttl_last_use_seconds=7 * 86_400, tiers=Tiers.TIER2, encrypt_tier2=True),
         ),
-        Template(
+        Preset(
             "Not stored",
-            "Nothing is kept at all: every prompt is computed anew.",
+            "Nothing is stored: every prompt is recomputed.",
             Policy(tiers=Tiers.NONE),
         ),
     )

@@ -75,7 +75,7 @@ def take_back(principal: Principal, org: Org, number: int, *, reason: str = "") 
     if planned.state == State.IN_FORCE:
         _end(planned, State.CANCELLED, f"Ended by {principal.name}.")
     else:
-        _become(planned, State.WAITING, State.CANCELLED, f"Taken back by {principal.name}.")
+        _become(planned, State.WAITING, State.CANCELLED, f"Cancelled by {principal.name}.")
     return planned
 
 

@@ -1,4 +1,4 @@
-"""A policy as one would say it, and its differences. Pure."""
+"""A policy and its differences in sentences. Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from telemetry.units import exact_duration, exact_size, size
 Difference = tuple[str, str, str]  # what, before, after
 
 LABELS: Final = {
-    "ttl_first_use_seconds": "Gone after it was stored",
-    "ttl_last_use_seconds": "Gone after its last use",
-    "tiers": "Where it may lie",
-    "dram_bytes_max": "Memory at most",
-    "tier2_bytes_max": "Tier 2 at most",
+    "ttl_first_use_seconds": "Expire after first store",
+    "ttl_last_use_seconds": "Expire after last use",
+    "tiers": "Storage tiers",
+    "dram_bytes_max": "Memory limit",
+    "tier2_bytes_max": "Tier 2 limit",
     "share": "Share of memory",
     "priority": "Priority",
     "displacement": "Displacement policy",
-    "encrypt_tier2": "Encrypted in tier 2",
-    "scrub": "Overwritten when it goes",
+    "encrypt_tier2": "Encrypt tier 2",
+    "scrub": "Scrub on delete",
 }
 TIERS: Final = {
-    Tiers.NONE: "nowhere: nothing is kept",
-    Tiers.DRAM: "in memory only, never on disk",
-    Tiers.TIER2: "in memory, and beyond it in tier 2",
+    Tiers.NONE: "none: nothing is stored",
+    Tiers.DRAM: "memory only",
+    Tiers.TIER2: "memory and tier 2",
 }
 
 
 def sentence(policy: Policy) -> str:
     """What happens to a prompt, for people who have never seen the fields."""
     if policy.tiers is Tiers.NONE:
-        return "Prompts are not kept at all: every one is computed anew."
-    said = f"Prompts are kept {_where(policy)} {_how_long(policy)}."
+        return "Prompts are not stored: every prompt is recomputed."
+    said = f"Prompts are stored {_where(policy)} {_how_long(policy)}."
     return " ".join([said, *_further(policy)])
 
 
 def _where(policy: Policy) -> str:
     if policy.tiers is Tiers.DRAM:
-        return "in memory only, never on disk,"
+        return "in memory only"
     return f"in memory and in {'encrypted ' if policy.encrypt_tier2 else ''}tier 2"
 
 
@@ -49,23 +49,21 @@ def _how_long(policy: Policy) -> str:
     match policy.ttl_mode:
         case TtlMode.BOTH if first is not None and last is not None:
             longest = exact_duration(first)
-            return f"for {exact_duration(last)} after their last use, and at most {longest} in all"
+            return f"for {exact_duration(last)} after their last use, and at most {longest} in total"
         case TtlMode.FIRST_USE if first is not None:
-            return (
-                f"for {exact_duration(first)} after they were first stored, however often they are used"
-            )
+            return f"for {exact_duration(first)} after they were first stored, regardless of use"
         case TtlMode.LAST_USE if last is not None:
             return f"for {exact_duration(last)} after their last use"
-    return "for as long as there is room"
+    return "until space is needed"
 
 
 def _further(policy: Policy) -> Iterator[str]:
     if policy.dram_bytes_max is not None:
-        yield f"They take at most {size(policy.dram_bytes_max)} of memory on each driver."
+        yield f"They use at most {size(policy.dram_bytes_max)} of memory per driver."
     if policy.tiers is Tiers.TIER2 and policy.tier2_bytes_max is not None:
-        yield f"They take at most {size(policy.tier2_bytes_max)} of tier 2."
+        yield f"They use at most {size(policy.tier2_bytes_max)} of tier 2."
     if policy.scrub:
-        yield "What goes is overwritten."
+        yield "Deleted columns are overwritten."
 
 
 def value(field: str, told: Any) -> str:
@@ -75,7 +73,7 @@ def value(field: str, told: Any) -> str:
     if isinstance(told, bool):
         return "yes" if told else "no"
     if told is None:
-        return "as long as there is room" if field.startswith("ttl") else "no limit"
+        return "never" if field.startswith("ttl") else "no limit"
     if field.startswith("ttl"):
         return exact_duration(told)
     return size(told) if field.endswith("bytes_max") else str(told)

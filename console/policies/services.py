@@ -207,7 +207,7 @@ def set_cluster(
     if_number: int | None = None,
     undoes: AuditEntry | None = None,
 ) -> Cluster:
-    """Change the default and the limits. What orgs have said stays, and is held to the new limits.
+    """Set the default policy and the limits. What orgs have said stays, and is held to the new limits.
 
     `if_number` is the version that this was decided on: StaleCluster if another one is in force.
     """

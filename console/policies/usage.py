@@ -73,9 +73,9 @@ def restrictions(held: InForce) -> list[str]:
     if policy.tiers is Tiers.DRAM:
         told.append("It never leaves memory.")
     if policy.tiers is Tiers.TIER2:
-        told.append("Encrypted in tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
+        told.append("Encrypt tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
     if policy.scrub:
-        told.append("Overwritten when it goes.")
+        told.append("Scrub on delete.")
     told += [
         f"Of {model}, nothing is stored."
         for model, own in held.policies.models.items()

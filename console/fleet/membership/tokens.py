@@ -42,7 +42,7 @@ def visible_tokens(principal: Principal) -> QuerySet[JoinToken]:
 def issue(
     principal: Principal, *, kind: str, uses: int, expires_at: datetime, note: str = ""
 ) -> tuple[JoinToken, str]:
-    """Make a join token; its text is returned once and never again."""
+    """Create a join token; its text is returned once and never again."""
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     active = JoinToken.objects.filter(revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0)
@@ -67,7 +67,7 @@ def issue(
 
 @transaction.atomic
 def revoke(principal: Principal, public_id: str) -> JoinToken:
-    """Make a join token useless from now on. Doing it again changes nothing. Who has joined stays."""
+    """Create a join token useless from now on. Doing it again changes nothing. Who has joined stays."""
     principal.check_may_change()
     token = visible_tokens(principal).select_for_update().filter(public_id=public_id).first()
     if token is None:

@@ -37,7 +37,7 @@ class StateForm(ReasonMixin):
     state = forms.TypedChoiceField(
         choices=[(state.value, said) for state, said in TO_BE.items()],
         coerce=State,
-        label="Should be",
+        label="State",
     )
     field_order = ["state", "reason"]
 
@@ -47,7 +47,7 @@ class LabelsForm(ReasonMixin):
         max_length=5000,
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
-        help_text="One a line, as name=value.",
+        help_text="One per line, as name=value.",
     )
     version = forms.IntegerField(widget=forms.HiddenInput)
     field_order = ["labels", "reason"]
@@ -70,17 +70,17 @@ class LabelsForm(ReasonMixin):
 class JoinForm(forms.Form):
     kind = forms.ChoiceField(
         choices=[(JoinToken.Kind.NODE.value, "an agent, as a node"), ("driver", "a driver")],
-        label="What will join",
+        label="Process",
     )
-    note = forms.CharField(max_length=120, required=False, help_text="What it is for: “rack 7”, say.")
+    note = forms.CharField(max_length=120, required=False, help_text="What it is for, e.g. “rack 7”.")
     uses = forms.IntegerField(
-        min_value=1, max_value=tokens.USES_MAX, initial=1, label="For how many", help_text="One each."
+        min_value=1, max_value=tokens.USES_MAX, initial=1, label="Uses", help_text="One per process."
     )
     hours = forms.TypedChoiceField(
         coerce=int,
         choices=[(1, "an hour"), (24, "a day"), (24 * 7, "a week"), (24 * 30, "30 days")],
         initial=24,
-        label="Good for",
+        label="Scope",
     )
 
 
@@ -92,7 +92,7 @@ class DescriptionForm(ReasonMixin):
         widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "class": "code"}),
     )
     file = forms.FileField(
-        required=False, max_length=200, label="Or a file", help_text="It is taken instead of the text."
+        required=False, max_length=200, label="Upload a file", help_text="Replaces the text above."
     )
     seen = forms.CharField(max_length=16, required=False, widget=forms.HiddenInput)
     field_order = ["yaml", "file", "reason"]

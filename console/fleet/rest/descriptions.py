@@ -18,7 +18,7 @@ from console.fleet.descriptions.document import Wrong
 
 router = Router(tags=["fleet"])
 
-ValidateOnly = Annotated[bool, Query(description="Say what would change, and change nothing.")]
+ValidateOnly = Annotated[bool, Query(description="A dry run: list the changes without applying them.")]
 
 
 class DescriptionOut(Schema):
@@ -36,8 +36,8 @@ class FleetChangeOut(Schema):
     what: Literal["added", "changed", "removed"]
     before: Any
     after: Any
-    refused: str = Field(description="Why it can't be, and what to do; empty if it can.")
-    follows: str = Field(description="What else comes of it, in a sentence; empty for nothing.")
+    refused: str = Field(description="Why it is blocked and what to do; empty if it is not.")
+    follows: str = Field(description="Other consequences, in a sentence; empty if none.")
 
 
 class DifferenceOut(Schema):
@@ -65,7 +65,7 @@ def show(found: Difference, *, applied: bool) -> DifferenceOut:
 @router.get(
     "/fleet/description",
     response={200: DescriptionOut, **documented(404)},
-    summary="The fleet as a description in YAML",
+    summary="Export the fleet's description as YAML",
 )
 def get_description(request: HttpRequest, response: HttpResponse) -> DescriptionOut:
     yaml = changes.export(requester(request))
@@ -76,7 +76,7 @@ def get_description(request: HttpRequest, response: HttpResponse) -> Description
 @router.put(
     "/fleet/description",
     response={200: DifferenceOut, **documented(404, 409, 412, 428)},
-    summary="Make the fleet what a description says, or see what that would change",
+    summary="Apply a fleet description, or preview its changes",
 )
 def set_description(
     request: HttpRequest, payload: DescriptionIn, if_match: IfMatch, validate_only: ValidateOnly = False

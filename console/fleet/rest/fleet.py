@@ -40,28 +40,32 @@ class RetiringStoreOut(Schema):
     id: int
     place: str
     since: datetime
-    drains: bool = Field(description="Its files are removed; else they expire or are purged.")
-    state: str = Field(description="As its agent says: indexing, retiring, or refused.")
+    drains: bool = Field(
+        description="Whether its files are being deleted; otherwise they expire or are purged."
+    )
+    state: str = Field(description="As its agent reports: indexing, retiring or refused.")
     reason: str
     files: int | None
     bytes: int | None
-    seen_at: datetime | None = Field(description="When its agent said so.")
+    seen_at: datetime | None = Field(description="When its agent reported it.")
 
 
 class NodeOut(Schema):
     name: str
-    version: int = Field(description="Counts changes; it is the ETag.")
+    version: int = Field(description="Incremented with each change; the ETag.")
     stamp: str
     state: StateName
     state_reason: str
     state_since: datetime
-    memory_bytes: int = Field(description="For shards: as declared, or else as its agent reports.")
+    memory_bytes: int = Field(
+        description="Memory for shards, from the description or else as its agent reports."
+    )
     cpus: int
     shards_max: int
     nics: list[NicOut]
-    tier2: dict[str, Any] | None = Field(description="As described; null: it keeps nothing but memory.")
+    tier2: dict[str, Any] | None = Field(description="From the description; null: memory only.")
     retiring_stores: list[RetiringStoreOut] = Field(
-        description="Stores of tier 2 that it had, and that are not empty yet."
+        description="Former tier-2 locations that are not empty yet."
     )
     labels: dict[str, str]
     software_version: str
@@ -77,7 +81,7 @@ class NodeOut(Schema):
 
 class StateIn(Input):
     state: Literal["ready", "cordoned", "maintenance"] = Field(
-        description="What it should be. A node that is lost becomes that when it comes back."
+        description="Desired state. A lost node takes it when it rejoins."
     )
     reason: Reason = ""
 
@@ -85,7 +89,7 @@ class StateIn(Input):
 class DrainStoreIn(Input):
     also_others: bool = Field(
         default=False,
-        description="Where other nodes store in the same place, remove their files as well. "
+        description="Also delete the files of other nodes that share the location. "
         "Without it that is refused, and the answer names the nodes.",
     )
     reason: Reason = ""
@@ -133,7 +137,7 @@ class DriverOut(Schema):
     )
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
-    lost_at: datetime | None = Field(description="Since when nothing is heard of it; null if it is.")
+    lost_at: datetime | None = Field(description="When it was reported lost; null if it is not.")
 
 
 def show_node(node: Node) -> NodeOut:
@@ -222,7 +226,7 @@ def show_driver(driver: Driver) -> DriverOut:
 @router.get(
     "/nodes",
     response={200: Page[NodeOut], **documented(404)},
-    summary="AX nodes; with a label `rack=7`, or `rack`",
+    summary="List nodes",
 )
 def list_nodes(
     request: HttpRequest,
@@ -239,7 +243,7 @@ def list_nodes(
     return paginate(found, "name", cursor, limit, show_node)
 
 
-@router.get("/nodes/{name}", response={200: NodeOut, **documented(404)}, summary="One node")
+@router.get("/nodes/{name}", response={200: NodeOut, **documented(404)}, summary="Get a node")
 def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> NodeOut:
     node = services.get(services.visible_nodes(requester(request)), name)
     response["ETag"] = etag(node.version)
@@ -249,7 +253,7 @@ def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> NodeOu
 @router.put(
     "/nodes/{name}/state",
     response={200: NodeOut, **documented(404, 409)},
-    summary="Cordon a node, take it into maintenance, or make it ready again",
+    summary="Set the state of a node: ready, cordoned or maintenance",
 )
 def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload: StateIn) -> NodeOut:
     principal = requester(request)
@@ -264,7 +268,7 @@ def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload:
 @router.put(
     "/nodes/{name}/retiring-stores/{store}/drain",
     response={200: NodeOut, **documented(404, 409)},
-    summary="Remove the files of a store that is not used any more",
+    summary="Delete the files in a former tier-2 location",
 )
 def drain_store(
     request: HttpRequest, response: HttpResponse, name: Name, store: int, payload: DrainStoreIn
@@ -284,7 +288,7 @@ def drain_store(
 @router.patch(
     "/nodes/{name}",
     response={200: NodeOut, **documented(404, 409, 412, 428)},
-    summary="Give a node other labels",
+    summary="Set the labels of a node",
 )
 def update_node(
     request: HttpRequest, response: HttpResponse, name: Name, payload: NodePatch, if_match: IfMatch
@@ -299,7 +303,7 @@ def update_node(
     return show_node(node)
 
 
-@router.get("/boxes", response={200: Page[BoxOut], **documented(404)}, summary="CS-X boxes")
+@router.get("/boxes", response={200: Page[BoxOut], **documented(404)}, summary="List boxes")
 def list_boxes(
     request: HttpRequest,
     q: SearchText = "",
@@ -313,14 +317,14 @@ def list_boxes(
     return paginate(found, "name", cursor, limit, show_box)
 
 
-@router.get("/boxes/{name}", response={200: BoxOut, **documented(404)}, summary="One box")
+@router.get("/boxes/{name}", response={200: BoxOut, **documented(404)}, summary="Get a box")
 def get_box(request: HttpRequest, response: HttpResponse, name: Name) -> BoxOut:
     box = services.get(services.visible_boxes(requester(request)), name)
     response["ETag"] = etag(box.version)
     return show_box(box)
 
 
-@router.get("/leaves", response={200: Page[LeafOut], **documented(404)}, summary="Leaves")
+@router.get("/leaves", response={200: Page[LeafOut], **documented(404)}, summary="List leaves")
 def list_leaves(
     request: HttpRequest,
     stamp: SearchText = "",
@@ -333,7 +337,7 @@ def list_leaves(
     return paginate(found, "name", cursor, limit, show_leaf)
 
 
-@router.get("/leaves/{name}", response={200: LeafOut, **documented(404)}, summary="One leaf")
+@router.get("/leaves/{name}", response={200: LeafOut, **documented(404)}, summary="Get a leaf")
 def get_leaf(request: HttpRequest, name: Name) -> LeafOut:
     return show_leaf(services.get(services.visible_leaves(requester(request)), name))
 
@@ -341,7 +345,7 @@ def get_leaf(request: HttpRequest, name: Name) -> LeafOut:
 @router.get(
     "/spine-links",
     response={200: Page[SpineLinkOut], **documented(404)},
-    summary="Links from leaves to the spine",
+    summary="List the links from leaves to the spine",
 )
 def list_spine_links(
     request: HttpRequest,
@@ -356,13 +360,13 @@ def list_spine_links(
 
 
 @router.get(
-    "/spine-links/{name}", response={200: SpineLinkOut, **documented(404)}, summary="One spine link"
+    "/spine-links/{name}", response={200: SpineLinkOut, **documented(404)}, summary="Get a spine link"
 )
 def get_spine_link(request: HttpRequest, name: Name) -> SpineLinkOut:
     return show_spine_link(services.get(services.visible_spine_links(requester(request)), name))
 
 
-@router.get("/drivers", response={200: Page[DriverOut], **documented(404)}, summary="Drivers")
+@router.get("/drivers", response={200: Page[DriverOut], **documented(404)}, summary="List drivers")
 def list_drivers(
     request: HttpRequest,
     q: SearchText = "",
@@ -373,7 +377,7 @@ def list_drivers(
     return paginate(found, "name", cursor, limit, show_driver)
 
 
-@router.get("/drivers/{name}", response={200: DriverOut, **documented(404)}, summary="One driver")
+@router.get("/drivers/{name}", response={200: DriverOut, **documented(404)}, summary="Get a driver")
 def get_driver(request: HttpRequest, response: HttpResponse, name: Name) -> DriverOut:
     driver = services.get(services.visible_drivers(requester(request)), name)
     response["ETag"] = etag(driver.version)

@@ -72,27 +72,23 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
 CertificateRequest = Annotated[
     str,
     StringConstraints(max_length=PEM_BYTES_MAX, pattern=r"^[\x20-\x7e\n]*$"),
-    Field(
-        description="PEM: the public key of the process, bound to its name. Whom it names is ignored."
-    ),
+    Field(description="PEM: a certificate request for the key of the process. Its subject is ignored."),
 ]
 Digest = Annotated[
     str,
     StringConstraints(pattern=r"^([0-9a-f]{64})?$"),
-    Field(description="Of the authorities that the process believes, as it was told."),
+    Field(description="Digest of the roots that the process trusts."),
 ]
 MoverName = Annotated[
     Literal["", "compiled", "python"],
-    Field(description="What moves bytes in the process; empty: it does not say."),
+    Field(description="The implementation that moves bytes; empty if unknown."),
 ]
 Thing = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
 
 
 class NodeSays(Input):
-    control_url: Url = Field(description="Where the console reaches its control API.")
-    data_address: DataAddress = Field(
-        description="Where drivers reach it.", examples=["tcp:10.0.0.7:8411"]
-    )
+    control_url: Url = Field(description="Address of its control API.")
+    data_address: DataAddress = Field(description="Address for drivers.", examples=["tcp:10.0.0.7:8411"])
     software_version: Version
     protocol_min: Protocol
     protocol_max: Protocol
@@ -113,8 +109,10 @@ class NicSays(Input):
 
 
 class NodeJoins(NodeSays):
-    control_token: Token = Field(description="With which the console asks; it is kept sealed.")
-    nics: list[NicSays] = Field([], max_length=64, description="Taken where the fleet says nothing.")
+    control_token: Token = Field(description="The console's token for its control API; stored sealed.")
+    nics: list[NicSays] = Field(
+        [], max_length=64, description="Used if the node is not in the description."
+    )
     certificate_request: CertificateRequest = ""
 
 
@@ -135,9 +133,9 @@ class DriverJoins(DriverSays):
 
 
 class HeardOut(Schema):
-    heartbeat_seconds: float = Field(description="When to say so again.")
+    heartbeat_seconds: float = Field(description="Interval until the next heartbeat.")
     authorities: str = Field(
-        description="Digest of the authorities to believe. With another one, ask for a certificate."
+        description="Digest of the roots to trust. If it differs, request a certificate."
     )
 
 
@@ -146,13 +144,13 @@ class CertificateIn(Input):
 
 
 class CertificateOut(Schema):
-    certificate: str = Field(description="PEM, for the key that the process has joined with.")
-    authorities: str = Field(description="PEM: whom to believe.")
+    certificate: str = Field(description="PEM, for the key with which the process joined.")
+    authorities: str = Field(description="PEM: the roots to trust.")
     digest: str
 
 
 class JoinTokenIn(Input):
-    kind: Kind = Field(description="What may join with it.")
+    kind: Kind = Field(description="The kind of process that may join with it.")
     note: Annotated[str, StringConstraints(max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     uses: Annotated[int, Field(ge=1, le=tokens.USES_MAX)] = 1
     hours: Annotated[int, Field(ge=1, le=tokens.LIFETIME_HOURS_MAX)] = 24
@@ -173,7 +171,7 @@ class JoinTokenOut(Schema):
 
 
 class JoinTokenMade(JoinTokenOut):
-    token: str = Field(description="The token itself, now and never again.")
+    token: str = Field(description="The token itself; shown only once.")
 
 
 class JoinBearer(HttpBearer):
@@ -255,7 +253,7 @@ def list_join_tokens(
 
 
 @router.post(
-    "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Make a join token"
+    "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Create a join token"
 )
 def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinTokenMade]:
     token, text = tokens.issue(
@@ -280,7 +278,7 @@ def revoke_join_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
     "/nodes/{name}/join",
     auth=JoinBearer(),
     response={200: HeardOut, **documented(409)},
-    summary="An agent becomes part of the fleet",
+    summary="Join as an agent",
 )
 def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeardOut:
     nics = [NicFacts(**nic.model_dump()) for nic in payload.nics]
@@ -292,7 +290,7 @@ def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeardOut:
     "/drivers/{name}/join",
     auth=JoinBearer(),
     response={200: HeardOut, **documented(409)},
-    summary="A driver becomes part of the fleet",
+    summary="Join as a driver",
 )
 def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeardOut:
     told = payload.control_token, payload.facts(), payload.model, payload.certificate_request
@@ -303,7 +301,7 @@ def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> Heard
     "/nodes/{name}/heartbeat",
     auth=HeartbeatBearer(),
     response={200: HeardOut, **documented()},
-    summary="An agent is alive",
+    summary="Send an agent's heartbeat",
 )
 def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
     if not joins.node_beats(name, _shown(request), payload.facts()):
@@ -315,7 +313,7 @@ def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
     "/drivers/{name}/heartbeat",
     auth=HeartbeatBearer(),
     response={200: HeardOut, **documented()},
-    summary="A driver is alive",
+    summary="Send a driver's heartbeat",
 )
 def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeardOut:
     if not joins.driver_beats(name, _shown(request), payload.facts()):
@@ -327,7 +325,7 @@ def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> Heard
     "/nodes/{name}/certificate",
     auth=HeartbeatBearer(),
     response={200: CertificateOut, **documented(409)},
-    summary="A certificate for an agent",
+    summary="Issue a certificate for an agent",
 )
 def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
     return _certified(request, "node", name, payload)
@@ -337,7 +335,7 @@ def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> Ce
     "/drivers/{name}/certificate",
     auth=HeartbeatBearer(),
     response={200: CertificateOut, **documented(409)},
-    summary="A certificate for a driver",
+    summary="Issue a certificate for a driver",
 )
 def certify_driver(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
     return _certified(request, "driver", name, payload)

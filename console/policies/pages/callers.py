@@ -19,7 +19,7 @@ from console.policies.pages.forms import CallerForm
 @require_http_methods(["GET", "HEAD", "POST"])
 @signed_in
 def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
-    """Who may ask drivers in the name of the org; a new one's token is shown this once."""
+    """List the engine tokens of an org; a new one's token is shown this once."""
     org = get_org(request.principal, slug, Role.ORG_ADMIN)
     form = CallerForm(request.POST or None)
     token = ""

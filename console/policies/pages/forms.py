@@ -50,7 +50,7 @@ class QuantityField(forms.CharField):
 
 
 def time_field(label: str, help_text: str) -> QuantityField:
-    none = "as long as there is room"
+    none = "never"
     return QuantityField(
         units.parse_seconds, units.exact_duration, none, label=label, help_text=help_text
     )
@@ -65,38 +65,38 @@ class PolicyForm(forms.Form):
     """The fields of one policy, which the definition and the limits have the last word on."""
 
     ttl_last_use_seconds = time_field(
-        sentences.LABELS["ttl_last_use_seconds"], "10 min, say. Each use starts it anew."
+        sentences.LABELS["ttl_last_use_seconds"], "For example 10 min. Each use restarts it."
     )
-    ttl_first_use_seconds = time_field(
-        sentences.LABELS["ttl_first_use_seconds"], "However often it is used."
-    )
+    ttl_first_use_seconds = time_field(sentences.LABELS["ttl_first_use_seconds"], "Regardless of use.")
     tiers = forms.ChoiceField(
         label=sentences.LABELS["tiers"], choices=[(tier.value, sentences.TIERS[tier]) for tier in Tiers]
     )
     dram_bytes_max = size_field(
-        sentences.LABELS["dram_bytes_max"], "64 GiB, say, on each driver. Never exceeded."
+        sentences.LABELS["dram_bytes_max"], "For example 64 GiB, on each driver."
     )
-    tier2_bytes_max = size_field(sentences.LABELS["tier2_bytes_max"], "Of files, at each agent.")
+    tier2_bytes_max = size_field(sentences.LABELS["tier2_bytes_max"], "Files at each agent.")
     share = forms.IntegerField(
         min_value=1,
         max_value=1_000_000,
         label=sentences.LABELS["share"],
-        help_text="A weight against other orgs' shares. Who is furthest above theirs pays first.",
+        help_text="Relative to other orgs. Orgs furthest above their share are displaced first.",
     )
     priority = forms.IntegerField(
         min_value=0,
         max_value=PRIORITY_MAX,
         label=sentences.LABELS["priority"],
-        help_text="0 to 100. Lower ones go first.",
+        help_text="0 to 100. Lower priorities are displaced first.",
     )
     displacement = forms.ChoiceField(label=sentences.LABELS["displacement"], choices=DISPLACEMENTS)
     encrypt_tier2 = forms.BooleanField(
         required=False,
-        label="Encrypt what lies in tier 2",
-        help_text="With the org's own key. Destroying that empties its files.",
+        label="Encrypt tier 2",
+        help_text="With the org's own key. Destroying the key makes the files unreadable.",
     )
     scrub = forms.BooleanField(
-        required=False, label="Overwrite what goes", help_text="With zeros, in memory."
+        required=False,
+        label="Scrub on delete",
+        help_text="Overwrite memory with zeros when columns are deleted.",
     )
 
     def __init__(self, *args: Any, limits: Limits | None = None, **kwargs: Any) -> None:
@@ -126,22 +126,24 @@ class EditorForm(PolicyForm):
     """An org's policy, or that of one of its models, and why."""
 
     reason = forms.CharField(
-        max_length=REASON_MAX, label="Why", help_text="Stands in the history, beside your name."
+        max_length=REASON_MAX, label="Reason", help_text="Shown in the history with your name."
     )
     version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
     model = forms.CharField(max_length=200, required=False, widget=forms.HiddenInput)
     starts_at = forms.DateTimeField(
         required=False,
-        label="From",
+        label="Starts at",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-        help_text="UTC. Empty: at once.",
+        help_text="UTC. Empty: immediately.",
     )
-    lasts = time_field("For", "48 h, say; then it is as it was before. Empty: until it is changed.")
+    lasts = time_field(
+        "Duration", "For example 48 h, then the previous policy returns. Empty: permanent."
+    )
 
 
 class ModelForm(forms.Form):
     model = forms.CharField(
-        max_length=200, label="Model", help_text="As drivers name it: llama-70b, say."
+        max_length=200, label="Model", help_text="As drivers name it, e.g. llama-70b."
     )
 
 
@@ -196,8 +198,8 @@ class BulkForm(forms.Form):
     reason = forms.CharField(
         max_length=REASON_MAX,
         required=False,
-        label="Why",
-        help_text="Needed to save: stands in the history of each of them, beside your name.",
+        label="Reason",
+        help_text="Required to save. Shown in each org's history with your name.",
     )
     token = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
 
@@ -215,13 +217,13 @@ class BulkForm(forms.Form):
 class ClusterForm(forms.Form):
     """The limits, beside the fields of the default."""
 
-    ttl_last_use_seconds_max = time_field("Gone after last use, at most", "Empty: no limit.")
-    ttl_first_use_seconds_max = time_field("Gone after stored, at most", "Empty: no limit.")
+    ttl_last_use_seconds_max = time_field("Expire after last use, at most", "Empty: no limit.")
+    ttl_first_use_seconds_max = time_field("Expire after first store, at most", "Empty: no limit.")
     tiers_max = forms.ChoiceField(
-        label="No further than", choices=[(tier.value, sentences.TIERS[tier]) for tier in Tiers]
+        label="Storage tiers, at most", choices=[(tier.value, sentences.TIERS[tier]) for tier in Tiers]
     )
-    dram_bytes_max = size_field("Memory of an org, at most", "On each driver.")
-    tier2_bytes_max = size_field("Tier 2 of an org, at most", "At each agent.")
+    dram_bytes_max = size_field("Memory per org, at most", "On each driver.")
+    tier2_bytes_max = size_field("Tier 2 per org, at most", "At each agent.")
     share_max = forms.IntegerField(min_value=1, max_value=1_000_000, label="Share, at most")
     priority_max = forms.IntegerField(min_value=0, max_value=PRIORITY_MAX, label="Priority, at most")
 
@@ -232,18 +234,18 @@ class ClusterForm(forms.Form):
 
 class ClusterReasonForm(forms.Form):
     reason = forms.CharField(
-        max_length=REASON_MAX, label="Why", help_text="Stands in the audit trail, beside your name."
+        max_length=REASON_MAX, label="Reason", help_text="Recorded in the audit trail with your name."
     )
     version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
 
 
 class CallerForm(forms.Form):
-    name = forms.CharField(max_length=120, help_text="What will use it: “vLLM in east”, say.")
+    name = forms.CharField(max_length=120, help_text="What it is for, e.g. “vLLM in east”.")
 
 
 class PurgeForm(forms.Form):
     model = forms.CharField(
-        max_length=200, required=False, label="Of one model", help_text="Empty: of all models."
+        max_length=200, required=False, label="Model", help_text="Empty: all models."
     )
-    reason = forms.CharField(max_length=REASON_MAX, label="Why", help_text="Stands on the receipt.")
+    reason = forms.CharField(max_length=REASON_MAX, label="Reason", help_text="Recorded on the receipt.")
     typed = forms.CharField(max_length=48, label="Type the org's short name to confirm")

@@ -20,7 +20,7 @@ from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
 from console.policies import documents, rollout, schedule, sentences, services
 from console.policies.pages.forms import EditorForm, ModelForm
-from console.policies.presets import TEMPLATES
+from console.policies.presets import PRESETS
 from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
 from console.policies.services import InForce
@@ -126,7 +126,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
         "model_form": ModelForm(),
         "may_change": may_change,
         "may_prove": role is not None and role >= Role.ON_CALL,
-        "templates": TEMPLATES,
+        "templates": PRESETS,
         "waiting": schedule.open_of(held.org),
         "reach": rollout.reach(request.principal, held),
         **(_preview_context(request, held, model, form) if may_change else {}),
@@ -247,7 +247,7 @@ def _model_of(request: HttpRequest) -> str:
 
 
 def _initial_policy(request: HttpRequest, held: InForce, model: str) -> Policy:
-    template = TEMPLATES.get(request.GET.get("template", ""))
+    template = PRESETS.get(request.GET.get("template", ""))
     return template.policy if template else held.said.of(model)
 
 
@@ -325,5 +325,5 @@ def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse
     with transaction.atomic():
         org = for_change(request.principal, slug)
         schedule.take_back(request.principal, org, number)
-    messages.success(request, "Taken back.")
+    messages.success(request, "Cancelled.")
     return redirect("policy", slug)

@@ -36,13 +36,13 @@ class CallerIn(Input):
 
 
 class NewCallerOut(CallerOut):
-    token: str = Field(description="Shown this once. Engines send it to drivers as a bearer.")
+    token: str = Field(description="Shown only once. Engines send it to drivers as a bearer token.")
 
 
 @router.get(
     "/orgs/{slug}/callers",
     response={200: Page[CallerOut], **documented(404)},
-    summary="Who may ask drivers in the name of the org",
+    summary="List the engine tokens of an org",
 )
 def list_callers(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
@@ -54,7 +54,7 @@ def list_callers(
 @router.post(
     "/orgs/{slug}/callers",
     response={201: NewCallerOut, **documented(404)},
-    summary="Add a caller; its token is shown once",
+    summary="Create an engine token; it is shown once",
 )
 def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[NewCallerOut]:
     principal = requester(request)
@@ -67,7 +67,7 @@ def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[Ne
 @router.delete(
     "/orgs/{slug}/callers/{public_id}",
     response={204: None, **documented(404)},
-    summary="Remove a caller: drivers refuse its token from then on",
+    summary="Remove an engine token",
 )
 def remove_caller(
     request: HttpRequest, slug: Slug, public_id: Annotated[str, Path(pattern="^[0-9a-f]{12}$")]

@@ -43,17 +43,17 @@ class ClusterPut(Input):
 
 class BulkIn(Input):
     orgs: list[SlugIn] = Field(min_length=1, max_length=bulk.ORGS_MAX)
-    changes: dict[str, Any] = Field(
-        description="Fields of a policy that are to have another value; all others stay."
-    )
+    changes: dict[str, Any] = Field(description="The policy fields to change; others keep their value.")
     reason: Why
-    plan_token: PlanToken | None = Field(None, description="Of a dry run: 412 if anything has changed.")
+    plan_token: PlanToken | None = Field(
+        None, description="From a dry run: 412 if anything has changed since."
+    )
 
 
 class BulkOrgOut(Schema):
     org: str
     version: int
-    changes: list[tuple[str, str, str]] = Field(description="What, before, after.")
+    changes: list[tuple[str, str, str]] = Field(description="Field, old value, new value.")
     refused: list[str]
 
 
@@ -65,7 +65,7 @@ class BulkOut(Schema):
 @router.get(
     "/policies/cluster",
     response={200: ClusterOut, **documented()},
-    summary="The default, and the limits that no org's policy crosses",
+    summary="Get the default policy and the limits",
 )
 def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
     requester(request)
@@ -77,7 +77,7 @@ def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
 @router.put(
     "/policies/cluster",
     response={200: ClusterOut, **documented(409, 412, 428)},
-    summary="Change the default and the limits",
+    summary="Set the default policy and the limits",
 )
 @with_dry_run
 def put_cluster(
@@ -112,7 +112,7 @@ def _check_platform_admin(principal: Principal) -> None:
 @router.post(
     "/policies/bulk",
     response={200: BulkOut, **documented(404, 409, 412)},
-    summary="One change for many orgs: for all of them or for none",
+    summary="Change the policies of several orgs, all or none",
 )
 @with_dry_run
 def change_many(request: HttpRequest, payload: BulkIn, validate_only: ValidateOnly = False) -> Answer:

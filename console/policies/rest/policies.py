@@ -31,7 +31,7 @@ from swdriver_shim.policy import OrgPolicies
 
 router = Router(tags=["policies"])
 
-Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="Of a version.")]
+Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="Version number.")]
 Model = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
 Why = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
 PlanToken = Annotated[str, Field(max_length=400, pattern=r"^[\x21-\x7e]*$")]
@@ -39,10 +39,10 @@ PlanToken = Annotated[str, Field(max_length=400, pattern=r"^[\x21-\x7e]*$")]
 
 class PoliciesIn(Input):
     policy: PolicyField | None = Field(
-        description="Null: follow the cluster's default. What is not said has the software's default."
+        description="Null: use the cluster's default. Omitted fields have the software's default."
     )
     models: dict[Model, PolicyField] = Field(
-        {}, max_length=documents.MODELS_MAX, description="Of single models; each stands for itself."
+        {}, max_length=documents.MODELS_MAX, description="Per-model policies, each complete in itself."
     )
 
     def wanted(self) -> OrgPolicies | None:
@@ -54,15 +54,15 @@ class PoliciesIn(Input):
 
 
 class PolicyPut(PoliciesIn):
-    reason: Why = Field(description="Why; it stands in the history.")
+    reason: Why = Field(description="Shown in the history.")
     plan_token: PlanToken | None = Field(
-        None, description="Of a preview: 412 if anything it was made on has changed since."
+        None, description="From a preview: 412 if anything has changed since."
     )
 
 
 class PreviewIn(PoliciesIn):
     model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
-        "", description="On the drivers of this model; else of all that have no policy of their own."
+        "", description="Only this model; by default all models without a policy of their own."
     )
 
 
@@ -71,7 +71,7 @@ class RestoreIn(Input):
 
 
 class LaggingOut(Schema):
-    driver: str = Field(description="Empty, as is `why`: it is of a session that is not yours.")
+    driver: str = Field(description="Empty, as is `why`, for drivers of other orgs' sessions.")
     why: str
     as_of: datetime | None
 
@@ -87,18 +87,18 @@ class ReachOut(Schema):
 
 class PolicyOut(Schema):
     org: str
-    version: int = Field(description="Counts changes; it is the ETag. 0: never said anything.")
+    version: int = Field(description="Incremented with each change; the ETag. 0: never said anything.")
     follows_default: bool
-    policy: PolicyField = Field(description="What was said.")
+    policy: PolicyField = Field(description="The policy as saved.")
     models: dict[str, PolicyField]
-    effective: PolicyField = Field(description="What drivers are told: as far as limits allow.")
+    effective: PolicyField = Field(description="The policy within the limits, as drivers apply it.")
     effective_models: dict[str, PolicyField]
     in_words: str
     reason: str
     author: str
     made_at: datetime | None
     applied: ReachOut
-    plan_token: str | None = Field(None, description="With validate_only: to apply just this.")
+    plan_token: str | None = Field(None, description="With validate_only: applies exactly this plan.")
 
 
 class VersionOut(Schema):
@@ -109,14 +109,14 @@ class VersionOut(Schema):
     author: str
     reason: str
     made_at: datetime
-    same_as: int | None = Field(description="The number of the version that it restored.")
+    same_as: int | None = Field(description="The version that it restored.")
 
 
 class EffectOut(Schema):
-    hit_rate: float | None = Field(description="Null: no traffic.")
+    hit_rate: float | None = Field(description="Null without traffic.")
     tier2_hit_rate: float
-    bytes: int = Field(description="Of memory that it fills, at most.")
-    error: float = Field(description="Two standard errors of the hit rate, by sampling.")
+    bytes: int = Field(description="Peak memory.")
+    error: float = Field(description="Sampling error of the hit rate: two standard errors.")
 
 
 class PointOut(Schema):
@@ -129,7 +129,7 @@ class PreviewOut(Schema):
     now: EffectOut
     proposed: EffectOut
     measured_hit_rate: float | None
-    freed_bytes: int = Field(description="Of memory; negative where more is needed.")
+    freed_bytes: int = Field(description="Freed memory; negative if more is needed.")
     expiring_columns: int
     expiring_bytes: int
     by_ttl: list[PointOut]
@@ -138,7 +138,7 @@ class PreviewOut(Schema):
     drivers: int
     drivers_silent: int
     as_of: datetime
-    traffic: bool = Field(description="False: nothing is known yet, and all of this says nothing.")
+    traffic: bool = Field(description="False: no traffic yet, so these figures mean nothing.")
     reaches_back_seconds: float | None
     idle_seconds: float | None
     warnings: list[str]
@@ -190,7 +190,7 @@ def show_version(version: PolicyVersion) -> VersionOut:
 @router.get(
     "/orgs/{slug}/policy",
     response={200: PolicyOut, **documented(404)},
-    summary="The policy in force, and which drivers have it",
+    summary="Get the active policy and its rollout",
 )
 def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
     principal = requester(request)
@@ -202,7 +202,7 @@ def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> Poli
 @router.put(
     "/orgs/{slug}/policy",
     response={200: PolicyOut, **documented(404, 409, 412, 428)},
-    summary="Put another policy in force",
+    summary="Set the policy of an org",
 )
 @with_dry_run
 def put_policy(
@@ -231,7 +231,7 @@ def put_policy(
 @router.post(
     "/orgs/{slug}/policy:preview",
     response={200: PreviewOut, **documented(404)},
-    summary="What a policy would do, from the org's own traffic",
+    summary="Preview a policy on the org's own traffic",
 )
 def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> PreviewOut:
     """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
@@ -286,7 +286,7 @@ def _points(points: tuple[Point, ...]) -> list[PointOut]:
 @router.get(
     "/orgs/{slug}/policy/versions",
     response={200: Page[VersionOut], **documented(404)},
-    summary="Every policy that was in force, the newest first",
+    summary="List policy versions, newest first",
 )
 def list_versions(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
@@ -298,7 +298,7 @@ def list_versions(
 @router.get(
     "/orgs/{slug}/policy/versions/{number}",
     response={200: VersionOut, **documented(404)},
-    summary="One version",
+    summary="Get a version",
 )
 def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
     return show_version(services.get_version(get_org(requester(request), slug), number))
@@ -307,7 +307,7 @@ def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
 @router.post(
     "/orgs/{slug}/policy/versions/{number}/restore",
     response={200: PolicyOut, **documented(404, 409, 412, 428)},
-    summary="Put an earlier version in force again, byte for byte",
+    summary="Restore an earlier version",
 )
 @with_dry_run
 def restore_version(

@@ -28,12 +28,12 @@ from telemetry.decoder import decode
 
 router = Router(tags=["policies"])
 
-Days = Annotated[Literal["1", "7", "30", "90"], Query(description="How far back.")]
+Days = Annotated[Literal["1", "7", "30", "90"], Query(description="Period in days.")]
 
 
 class PurgeIn(Input):
     model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
-        "", description="What is kept of this model only."
+        "", description="Only this model."
     )
     reason: Why
 
@@ -61,13 +61,13 @@ class ReceiptOut(Schema):
         "from the fleet before it did."
     )
     confirmations: dict[str, Any] | None = Field(
-        description="What drivers and agents have signed, for whoever has a role on the platform."
+        description="The signed confirmations of drivers and agents; only with a platform role."
     )
-    jws: str = Field(description="All but the confirmations, signed.")
+    jws: str = Field(description="The receipt without the confirmations, signed.")
 
 
 class ReportOut(Schema):
-    report: dict[str, Any] = Field(description="Null where nothing was told, which is not 0.")
+    report: dict[str, Any] = Field(description="Null, not 0, where nothing was reported.")
     jws: str = Field(description="The report, signed with one of `GET /signing-keys`.")
 
 
@@ -78,7 +78,7 @@ class KeysOut(Schema):
 @router.get(
     "/orgs/{slug}/retention",
     response={200: ReportOut, **documented(404)},
-    summary="That nothing outlived its policy, and what was purged; signed",
+    summary="Get the signed retention report",
 )
 def get_retention(request: HttpRequest, slug: Slug, days: Days = "30") -> ReportOut:
     org = get_org(requester(request), slug, Role.ON_CALL)
@@ -90,7 +90,7 @@ def get_retention(request: HttpRequest, slug: Slug, days: Days = "30") -> Report
     "/signing-keys",
     response=KeysOut,
     auth=None,
-    summary="What statements are signed with, as a JWK set",
+    summary="List the signing keys as a JWK set",
 )
 def list_keys(request: HttpRequest) -> KeysOut:
     del request  # anyone may
@@ -100,7 +100,7 @@ def list_keys(request: HttpRequest) -> KeysOut:
 @router.post(
     "/orgs/{slug}/purge",
     response={202: OperationOut, **documented(404, 409)},
-    summary="Remove all that is kept of an org, with a receipt",
+    summary="Purge an org, with a receipt",
 )
 @with_dry_run
 def purge_org(
@@ -117,7 +117,7 @@ def purge_org(
 @router.get(
     "/orgs/{slug}/purges",
     response={200: Page[ReceiptOut], **documented(404)},
-    summary="Receipts of purges, the newest first",
+    summary="List purge receipts, newest first",
 )
 def list_purges(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT

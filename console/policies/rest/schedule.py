@@ -36,7 +36,7 @@ class ScheduleIn(PoliciesIn):
         None,
         ge=1,
         le=366 * 86_400,
-        description="Then it is as it was before; null: it stays.",
+        description="Then the previous policy returns; null: permanent.",
     )
     reason: Why
 
@@ -73,7 +73,7 @@ def show_scheduled(planned: ScheduledPolicy) -> ScheduledOut:
 @router.get(
     "/orgs/{slug}/policy/scheduled",
     response={200: Page[ScheduledOut], **documented(404)},
-    summary="What takes over later, and what did",
+    summary="List scheduled policies",
 )
 def list_scheduled(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
@@ -86,7 +86,7 @@ def list_scheduled(
 @router.post(
     "/orgs/{slug}/policy/scheduled",
     response={201: ScheduledOut, **documented(404, 409)},
-    summary="Have a policy take over later, and for how long",
+    summary="Schedule a policy",
 )
 @with_dry_run
 def schedule_policy(
@@ -110,7 +110,7 @@ def schedule_policy(
 @router.delete(
     "/orgs/{slug}/policy/scheduled/{number}",
     response={204: None, **documented(404)},
-    summary="Have it not happen; one that is in force ends now",
+    summary="Cancel a scheduled policy; an active one ends now",
 )
 def unschedule_policy(request: HttpRequest, slug: Slug, number: Id) -> Status[None]:
     principal = requester(request)

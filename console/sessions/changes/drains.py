@@ -171,8 +171,8 @@ def _stay(operation: Operation) -> Outcome:
 @machine("node.drain")
 class Drain(Machine):
     steps = (
-        Step("drain", "Let nothing new come", _drain, _as_before),
-        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
+        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
     )
 
     @staticmethod
@@ -202,11 +202,11 @@ def _ready(operation: Operation) -> Outcome:
 @machine("node.upgrade")
 class Upgrade(Machine):
     steps = (
-        Step("drain", "Let nothing new come", _drain, _as_before),
-        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
-        Step("rest", "Take it out of service", _rest),
+        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
+        Step("rest", "Put it in maintenance", _rest),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
-        Step("ready", "Take it into service again", _ready),
+        Step("ready", "Return it to service", _ready),
     )
 
     @staticmethod

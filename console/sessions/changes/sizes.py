@@ -1,4 +1,4 @@
-"""Making a session, giving it another size, giving it back."""
+"""Create, resize and delete sessions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def create(
         principal,
         "session.create",
         session,
-        f"Make session {session.name} of {_boxes(session.boxes_desired)}",
+        f"Create session {session.name} with {_boxes(session.boxes_desired)}",
         plan={"boxes": session.boxes_desired, "wait_seconds": wait_seconds},
         before={"boxes": 0},
     )
@@ -127,14 +127,14 @@ def resize(
 def delete(
     principal: Principal, session: Session, *, end_jobs: bool = False, reason: str = ""
 ) -> Operation:
-    """Give everything of a session that came from `for_change` back. There is no way back from it.
+    """Delete a session that came from `for_change` and release its boxes. This can't be undone.
 
     Raises JobsRun where it has jobs and they are not to be ended, and operations' Busy.
     """
     jobs = list(session.jobs.values_list("name", flat=True))
     if jobs and not end_jobs:
         raise JobsRun(
-            f"{session.name} has jobs: {', '.join(jobs)}. End them first, or say that they are to end."
+            f"{session.name} has jobs: {', '.join(jobs)}. End them first, or also end its jobs."
         )
     operation = start(
         principal,

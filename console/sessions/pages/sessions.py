@@ -190,7 +190,7 @@ def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
         with transaction.atomic():
             session = services.for_change(request.principal, name)
             if not form.is_valid() or form.cleaned_data["typed"] != name:
-                messages.error(request, f"Not deleted: you have to type “{name}” to confirm.")
+                messages.error(request, f"Not deleted: type “{name}” to confirm.")
                 return redirect("session-resize", name)
             values = form.cleaned_data
             operation = sizes.delete(

@@ -88,7 +88,7 @@ def test_cancelling_goes_back_and_doing_so_again_changes_nothing(people: People)
     assert effects() == ["a", "not a"]
     assert services.cancel(admin, operation.pk).state == State.CANCELLED
     told = Event.objects.get(kind="operation.cancel")
-    assert told.sentence == "“Do tests.waits” is asked to go back."
+    assert told.sentence == "“Do tests.waits” is being cancelled."
 
 
 @pytest.mark.django_db

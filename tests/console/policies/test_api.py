@@ -54,7 +54,7 @@ def test_a_policy_is_read_changed_and_read_again(olga: Client) -> None:
     found = olga.get(POLICY).json()
     assert found["policy"]["ttl_last_use_seconds"] == 600
     assert found["models"]["llama"]["tiers"] == "none"
-    assert found["in_words"].startswith("Prompts are kept in memory only, never on disk, for 10 min ")
+    assert found["in_words"].startswith("Prompts are stored in memory only for 10 min ")
     assert (found["author"], found["reason"]) == ("olga by token test", "asked for")
     assert found["applied"] == {"drivers": 0, "has_it": 0, "seconds": None, "lagging": []}
     [version] = olga.get(f"{POLICY}/versions").json()["items"]

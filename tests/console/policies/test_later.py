@@ -185,7 +185,7 @@ def test_it_is_planned_listed_and_taken_back_over_rest(
     made = olga.post(path, body, content_type="application/json", headers=headers)
     assert made.status_code == 201, made.content
     [listed] = olga.get(path).json()["items"]
-    assert (listed["state"], listed["in_words"][:16]) == ("waiting", "Prompts are kept")
+    assert (listed["state"], listed["in_words"][:18]) == ("waiting", "Prompts are stored")
     assert olga.delete(f"{path}/{listed['id']}").status_code == 204
     assert olga.delete(f"{path}/{listed['id']}").status_code == 404
     past = {**body, "starts_at": "2020-01-01T00:00:00Z"}

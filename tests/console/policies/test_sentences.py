@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from console.policies import sentences
 from console.policies.documents import FIELDS
 from console.policies.pages import forms
-from console.policies.presets import TEMPLATES
+from console.policies.presets import PRESETS
 from console.policies.preview import curves
 from swdriver_shim.cache.reuse.preview import Point
 from swdriver_shim.policy import Policy, Tiers
@@ -21,32 +21,32 @@ from swdriver_shim.policy import Policy, Tiers
         (
             Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200),
             (
-                "Prompts are kept in memory only, never on disk, for 10 min after their last use, "
-                "and at most 2 h in all."
+                "Prompts are stored in memory only for 10 min after their last use, "
+                "and at most 2 h in total."
             ),
         ),
         (
             Policy(ttl_last_use_seconds=None, ttl_first_use_seconds=90, scrub=True),
             (
-                "Prompts are kept in memory only, never on disk, for 1 min 30 s after they "
-                "were first stored, however often they are used. What goes is overwritten."
+                "Prompts are stored in memory only for 1 min 30 s after they "
+                "were first stored, regardless of use. Deleted columns are overwritten."
             ),
         ),
         (
             Policy(ttl_last_use_seconds=None, tiers=Tiers.TIER2, dram_bytes_max=64 << 30),
             (
-                "Prompts are kept in memory and in tier 2 for as long as there is room. They take at "
+                "Prompts are stored in memory and in tier 2 until space is needed. They use at "
                 "most 64 GiB of memory on each driver."
             ),
         ),
         (
             Policy(tiers=Tiers.TIER2, encrypt_tier2=True, tier2_bytes_max=3 << 29),
             (
-                "Prompts are kept in memory and in encrypted tier 2 for 1 h after their last use. "
+                "Prompts are stored in memory and in encrypted tier 2 for 1 h after their last use. "
                 "They take at most 1.5 GiB of tier 2."
             ),
         ),
-        (Policy(tiers=Tiers.NONE), "Prompts are not kept at all: every one is computed anew."),
+        (Policy(tiers=Tiers.NONE), "Prompts are not stored: every prompt is recomputed."),
     ],
 )
 def test_a_policy_in_words(policy: Policy, sentence: str) -> None:
@@ -57,7 +57,7 @@ def test_every_field_has_a_name_and_every_difference_is_told() -> None:
     assert set(sentences.LABELS) == set(FIELDS)
     before, after = Policy(), Policy(dram_bytes_max=1 << 40, priority=10, tiers=Tiers.NONE)
     assert sentences.differences(before, after) == [
-        ("Where it may lie", "in memory only, never on disk", "nowhere: nothing is kept"),
+        ("Storage tiers", "memory only", "none: nothing is stored"),
         ("Memory at most", "no limit", "1 TiB"),
         ("Priority", "35", "10"),
     ]
@@ -66,8 +66,8 @@ def test_every_field_has_a_name_and_every_difference_is_told() -> None:
 
 
 def test_templates_have_names_that_say_what_they_do() -> None:
-    assert list(TEMPLATES) == ["strict", "balanced", "long-lived", "not stored"]
-    assert sentences.sentence(TEMPLATES["strict"].policy).startswith("Prompts are kept in memory only")
+    assert list(PRESETS) == ["strict", "balanced", "long-lived", "not stored"]
+    assert sentences.sentence(PRESETS["strict"].policy).startswith("Prompts are stored in memory only")
 
 
 def test_a_curve_has_a_table_and_marks_where_the_policy_stands() -> None:
