@@ -29,10 +29,10 @@ down: ## stop what `make up` started
 incident: run-environment ## stage an incident on the running demo: slow spine, alert, fix, recovery
 	@exec $(IN) -m console.stack incident
 
+# Three on two cores, here and below: tests of processes wait as much as they work.
 check: dev-environment ## the everyday tests, without browser and whole stacks
-	$(IN) -m pytest -n 2 -m "not slow and not browser and not stack" $(ARGS)
+	$(IN) -m pytest -n 3 -m "not slow and not browser and not stack" $(ARGS)
 
-# Three on two cores, for tests of whole processes wait as much as they work.
 test: dev-environment ## all tests; as root it installs Chromium and iproute2 where they are absent
 	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)

@@ -1,7 +1,7 @@
 """How fast the console answers: one authenticated API read and one page, and how fast it starts.
 
 Everything is real: PostgreSQL, Redis and one web process as `make up` runs them. A trivial answer of
-the same process in the same run (`/-/health/live`) is the limit that the others are held against.
+the same process in the same run (`/-/health/live`) is the limit that the others are compared with.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import aiohttp
 
 from benchmarks.harness import Row, options, percentile, progress, show
 from console.environment import PROJECT
+from telemetry.units import parse_duration
 
 CONNECTIONS = 8
 ROUNDS = 5
@@ -61,8 +62,8 @@ def start(state: Path) -> tuple[subprocess.Popen[str], str, dict[str, str], floa
     for line in process.stdout:
         if found := re.match(r"│ (Address|Password)\s+(\S+)", line):
             facts[found[1]] = found[2]
-        if found := re.match(r"(.+): (?:ready after )?([0-9.]+) s$", line):
-            facts[f"stage {found[1]}"] = found[2]
+        if found := re.match(r"(.+): (?:ready after )?([0-9.]+ (?:µs|ms|s))$", line):
+            facts[f"stage {found[1]}"] = str(parse_duration(found[2]))
         if line.startswith("╰"):
             return process, facts["Address"], facts, time.perf_counter() - began
     raise SystemExit("the stack did not start")

@@ -30,6 +30,8 @@ from swdriver_shim.replay.traces import Malformed, Request, read
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
+SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not: no policy was tuned on it
+SYNTHETIC_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000}
 SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
 QUICK = ("1k", "10k", "10%")
 SIMPLE = ("lru", "lfu", "slru", "s3fifo", *simulators.PLAIN)
@@ -156,7 +158,7 @@ def replay(policy: AnyPolicy, size: int, requests: Sequence[Request], salt: int 
 
 
 def load(folder: Path, *, quick: bool) -> list[Trace]:
-    """Both traces. Raises FileNotFoundError with a sentence."""
+    """The traces in the folder. Raises FileNotFoundError with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"There are no traces in {folder}. Say where they are: --traces DIR or TRACES_DIR."
@@ -165,9 +167,12 @@ def load(folder: Path, *, quick: bool) -> list[Trace]:
     sessions = Trace("sessions", list(read(folder / "agent-sessions")), {})
     footprint = sessions.footprint
     sessions.sizes = {name: int(share * footprint) for name, share in SESSION_SHARES.items()}
-    for trace in (conversation, sessions):
+    traces = [conversation, sessions]
+    if (folder / SYNTHETIC).exists():
+        traces.append(Trace("synthetic", list(read(folder / SYNTHETIC)), SYNTHETIC_SIZES))
+    for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
-    return [conversation, sessions]
+    return traces
 
 
 def measure(trace: Trace, size: int) -> dict[str, float]:
@@ -324,7 +329,7 @@ def options() -> argparse.Namespace:
         type=Path,
         metavar="DIR",
         default=TRACES,
-        help="the folder with conversation.jsonl and agent-sessions/",
+        help=f"the folder with conversation.jsonl, agent-sessions/ and, if wanted, {SYNTHETIC}",
     )
     parser.add_argument(
         "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"

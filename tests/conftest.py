@@ -21,8 +21,15 @@ from console.accounts.roles import Role
 from console.accounts.services import principal_for
 from console.orgs.models import Membership, Org
 from console.shell import request_context
+from tests.prepared import migrated
 
 PASSWORD = "correct horse battery staple"
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
+    """Let the database of each worker be a copy of one that is migrated."""
+    connection.settings_dict["TEST"]["TEMPLATE"] = migrated()
 
 
 @pytest.fixture(scope="session")

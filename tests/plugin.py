@@ -8,6 +8,7 @@ both; two runs share nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -93,6 +94,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if getattr(config.option, "loadgroup", False):
         for item in items:
             _name_group(item)
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look through all that was imported, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _name_group(item: pytest.Item) -> None:

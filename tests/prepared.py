@@ -1,7 +1,8 @@
-"""What a console needs before it starts, prepared once a run: every live console begins with a copy.
+"""What takes long to prepare, once a run: a migrated database, of which each worker has a copy, and
+what a console needs before it starts, of which each live console has one.
 
-To prepare it takes some five seconds, and a run has a dozen live consoles. `make up` and the stack's
-tests prepare theirs themselves.
+Migrations take some five seconds, and a run has several workers and a dozen live consoles. `make up` and
+the stack's tests prepare theirs themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,39 @@ class Prepared:
 
 
 def prepared() -> Prepared:
+    return Prepared(**json.loads(_once("prepared.json", _prepare)))
+
+
+def migrated() -> str:
+    """The name of a migrated database that nobody connects to."""
+    return _once("migrated", _migrate)
+
+
+def _once(fact: str, make: Callable[[], str]) -> str:
     """Made by the first that asks, for whom others wait."""
-    home = Path(os.environ[DIRECTORY])
-    facts = home / "prepared.json"
-    with (home / "prepared.lock").open("w") as mutex:
+    path = Path(os.environ[DIRECTORY], fact)
+    with path.with_suffix(".lock").open("w") as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
-        if not facts.exists():
-            facts.write_text(json.dumps(asdict(_prepare(home / "static"))))
-    return Prepared(**json.loads(facts.read_text()))
+        if not path.exists():
+            path.write_text(make())
+    return path.read_text()
 
 
-def _prepare(static: Path) -> Prepared:
+def _migrate() -> str:
     name = _new_name()
     _tell_server(f'CREATE DATABASE "{name}"')
+    migrate = [sys.executable, "manage.py", "migrate", "-v", "0"]
+    subprocess.run(migrate, cwd=PROJECT, env={**os.environ, "DATABASE_URL": _url(name)}, check=True)
+    return name
+
+
+def _prepare() -> str:
+    static = Path(os.environ[DIRECTORY], "static")
+    name = _new_name()
+    _tell_server(f'CREATE DATABASE "{name}" TEMPLATE "{migrated()}"')
     environment = {**os.environ, "DATABASE_URL": _url(name), "TIDEGATE_STATIC_DIR": str(static)}
     admin = next(fact["admin"] for fact in prepare(environment) if "admin" in fact)
-    return Prepared(name, str(static), admin["username"], admin["password"])
+    return json.dumps(asdict(Prepared(name, str(static), admin["username"], admin["password"])))
 
 
 def prepare(environment: dict[str, str]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ ROWS = 60  # of each kind: whoever asks for each of them asks more often than th
 QUERIES_MAX = 45
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_no_page_asks_the_database_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     for what in ("NODES", "ORGS", "SESSIONS", "ALERTS_OPEN"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -76,6 +77,19 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def test_no_test_imports_another_test_file() -> None:
+    """What several files need is in a support module or a conftest."""
+    found = {
+        f"{path.relative_to(PROJECT)}: {node.module}"
+        for path in PROJECT.glob("tests/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and re.search(r"(^|\.)test_\w+$", node.module or "")
+        and "console.alerts" not in str(node.module)  # they are being moved
+    }
+    assert found == set()
 
 
 @pytest.mark.xdist_group("of the house")

@@ -41,6 +41,7 @@ class Small:
 SMALL = {"small": Small}
 
 
+@pytest.mark.slow
 def test_a_life_that_fails_is_shrunk_to_the_steps_that_make_it_fail() -> None:
     failure = Life.of("small", 5, 1000).failure(SMALL)
     assert failure
@@ -69,6 +70,7 @@ def test_a_life_is_written_as_it_is_read(text: str) -> None:
     assert Life.parse("driver:179:0-3,17").steps == (0, 1, 2, 3, 17)
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_fault_of_the_driver_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:

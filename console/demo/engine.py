@@ -1,5 +1,5 @@
-"""An engine that computes nothing: what a driver has of a prompt is loaded, and every byte of it looked
-at; the rest is made up and stored."""
+"""An engine that computes nothing: it loads what the driver has of a prompt, compares every byte, and
+stores made-up columns for the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 # A model of this size on accelerators that are not a wafer, so that a cache is worth it.
 SPEED: Final = Speed(operations_per_second=1e15)
-WAIT_SECONDS: Final = 0.05  # for what lies in tier 2
+WAIT_SECONDS: Final = 0.05  # for columns in tier 2
 
 
 class Done(NamedTuple):
@@ -39,7 +39,7 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
     hit = prefixes.load(ask.tokens, into, WAIT_SECONDS, request).tokens
     wrong = sum(kv.wrong_bytes(part, memoryview(places.get(part, b""))) for part in wafer.parts(hit))
     if wrong:
-        log.error("%d bytes that came back to %s are not what it had stored", wrong, ask.org)
+        log.error("%d bytes loaded for %s differ from what was stored", wrong, ask.org)
     computed = len(ask.tokens) - hit
     if computed:
         prefixes.computed(computed, SPEED.compute_seconds(computed, hit))

@@ -1,8 +1,7 @@
-"""`make incident`: a stream of the running demo is placed across the spine, evicts get slow, an alert
-fires, and the move that it suggests ends it.
+"""`make incident`: a stream of the running demo is placed across the spine, evicts slow down, an alert
+fires, and the move that it suggests resolves it.
 
-Each step is done as people and the fleet do it, and takes the time that it takes. Whatever stops it on
-the way, the stream goes back to where it was.
+Every step is an ordinary operation. Whatever interrupts the incident, the stream returns to its node.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ PATIENCE_SECONDS: Final = 300.0
 
 
 class CannotStage(Exception):
-    """Why not, and what to do about it."""
+    """The reason why an incident cannot be staged, and what to do."""
 
 
 class Incident:
-    """`address` is the console's. Where nobody is at a terminal it goes on by itself."""
+    """The steps of the incident, on the console at `address`. Without a terminal no step waits."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -57,12 +56,12 @@ class Incident:
 
     def run(self) -> None:
         """Raises CannotStage."""
-        self._wait(f"session {SESSION} has a job, and nothing moves", _is_settled)
+        self._wait(f"session {SESSION} has a job, and no operation is running", _is_settled)
         self._wait(f"{TOPIC} has traffic", evict_p99)
         if across := [one.name for one in _streams() if one.tier == Tier.SPINE]:
             raise CannotStage(f"{', '.join(across)} crosses the spine already. {self._way_back}")
         self._tell(
-            f"All is well: of the evicts of {TOPIC} 99 % take less than {_shown(evict_p99())}.",
+            f"All is well: the evict p99 of {TOPIC} is {_shown(evict_p99())}.",
             f"/latency/?topic={TOPIC}&range=15m",
         )
         self._pause()
@@ -70,43 +69,42 @@ class Incident:
         try:
             self._tell(
                 f"{shard.name} moves from {shard.node.name} to {node.name}. Its box has no port on a "
-                f"leaf of {node.name}: between them is the spine.",
+                f"leaf of {node.name}, so the path crosses the spine.",
                 f"/operations/{operation.pk}/",
             )
             _finish(operation)
-            self._watch_and_mend(shard)
+            self._watch_and_fix(shard)
         finally:
-            self._put_back(shard)
+            self._restore(shard)
 
-    def _watch_and_mend(self, shard: Stream) -> None:
+    def _watch_and_fix(self, shard: Stream) -> None:
         self._wait("evicts are slow", lambda: (evict_p99() or 0) > SLOW_SECONDS)
         self._tell(
-            f"Evicts have become slow: p99 is {_shown(evict_p99())}. Each waits for its slowest stream.",
+            f"Evicts are slow: p99 is {_shown(evict_p99())}. A store waits for its slowest stream.",
             f"/latency/?topic={TOPIC}&range=15m",
         )
         self._pause()
-        alert = self._wait("an alert fires", lambda: _alert(shard))
+        alert = self._wait("the alert is firing", lambda: _alert(shard))
         page = f"/alerts/{alert.pk}/"
-        self._tell(f"An alert fires: {alert.sentence}.", page)
-        self._pause("Press “Move it now” on that page, or Enter here.")
+        self._tell(f"An alert is firing: {alert.sentence}.", page)
+        self._pause("Press the button of the suggested fix on that page, or Enter here.")
         if _crosses(shard) and not _is_busy():  # if nobody has pressed it
             fixing.do(SYSTEM, alert, "move")
         self._tell(
-            f"{shard.name} moves back on a rail, as the alert suggests. Its job goes on.",
+            f"{shard.name} moves back to a rail, as the alert suggests. Its job keeps running.",
             f"/operations/?target={of_session(SESSION)}",
         )
         self._wait("the stream is on a rail", lambda: not _crosses(shard) and not _is_busy())
         self._wait("evicts are fast again", lambda: (evict_p99() or 0) < SLOW_SECONDS)
-        self._wait("the alert is over", lambda: _alert(shard) is None)
-        self._tell(f"Over: p99 is {_shown(evict_p99())}, and the alert is resolved.", page)
+        self._wait("the alert is resolved", lambda: _alert(shard) is None)
+        self._tell(f"Resolved: p99 is {_shown(evict_p99())}.", page)
 
     @property
     def _way_back(self) -> str:
-        return f"Bring it back: {self._address}/sessions/{SESSION}/restore-rails/"
+        return f"Restore it: {self._address}/sessions/{SESSION}/restore-rails/"
 
-    def _put_back(self, shard: Stream) -> None:
-        """To the node that it was on, whatever has happened to it since. Raises CannotStage for who does
-        not wait for that."""
+    def _restore(self, shard: Stream) -> None:
+        """Move the shard back to its first node. Raises CannotStage when that is interrupted."""
         try:
             self._move_home(shard)
         except KeyboardInterrupt:
@@ -114,43 +112,43 @@ class Incident:
 
     def _move_home(self, shard: Stream) -> None:
         home = shard.node
-        self._wait("the operation that runs has ended", lambda: not _is_busy())
+        self._wait("the running operation has ended", lambda: not _is_busy())
         now = Stream.objects.select_related("node").get(pk=shard.pk)
         if now.node_id != home.pk:
-            print(f"     {shard.name} goes back to {home.name} …", flush=True)
+            print(f"     {shard.name} moves back to {home.name} …", flush=True)
             _finish(_move(now, home))
-        print("     The fleet is as it was.", flush=True)
+        print("     The fleet is restored.", flush=True)
 
     def _tell(self, what: str, page: str) -> None:
         self._step += 1
         print(f"{self._step}/{STEPS}  {what}\n     {self._address}{page}", flush=True)
 
-    def _pause(self, what: str = "Enter goes on, Ctrl-C takes all of it back.") -> None:
+    def _pause(self, what: str = "Press Enter to continue, Ctrl-C to undo everything.") -> None:
         if not self._is_alone:
             input(f"     {what} ")
 
     def _wait(self, what: str, look: Callable[[], T | None]) -> T:
-        """What it finds, as soon as that is something."""
+        """Poll `look` until it returns something."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := look()):
             if time.monotonic() > deadline:
                 raise CannotStage(
-                    f"Not within {PATIENCE_SECONDS:.0f} s: {what}. "
-                    "`python -m console.stack status` says whether everything runs."
+                    f"Timed out after {duration(PATIENCE_SECONDS)} waiting until {what}. "
+                    "`python -m console.stack status` shows which services are running."
                 )
             time.sleep(LOOK_EVERY_SECONDS)
         return found
 
 
 def evict_p99() -> float | None:
-    """As pages show it; None without traffic."""
+    """The value that pages show; None without traffic."""
     now = figures_now([TOPIC], time.time()).get(TOPIC)
     return now.figures.get("evict.p99") if now else None
 
 
 def _shown(seconds: float | None) -> str:
     if seconds is None:
-        return "nothing yet"
+        return "not known yet"
     return duration(seconds)
 
 
@@ -168,7 +166,7 @@ def _is_settled() -> bool:
 
 
 def _begin_across_spine() -> tuple[Stream, Node, Operation]:
-    """Of the streams that a node has room for to which only the spine leads, the largest."""
+    """Move the largest stream that fits on a node which is reached only across the spine."""
     fleet = Snapshot.now().fleet
     for shard in sorted(_streams(), key=lambda one: -one.memory_bytes):
         for node in Node.objects.filter(name__in=fleet.node).order_by("name"):
@@ -177,7 +175,7 @@ def _begin_across_spine() -> tuple[Stream, Node, Operation]:
                     return shard, node, _move(shard, node)
     raise CannotStage(
         f"No stream of {SESSION} can be placed across the spine: no other leaf has a node with room "
-        "for one, or the rules refuse it. Make room, or begin anew with `make clean DATA=1`."
+        "for one, or the rules refuse it. Make room, or start over with `make clean DATA=1`."
     )
 
 
@@ -188,7 +186,7 @@ def _move(shard: Stream, node: Node) -> Operation:
 
 
 def _alert(shard: Stream) -> Alert | None:
-    """That this stream crosses the spine."""
+    """The firing alert about this stream, if there is one."""
     group_and_index = shard.name.partition(".")[2]
     firing = Alert.objects.filter(rule="spine-placement", state="firing", topic=of_session(SESSION))
     return firing.filter(labels__stream=group_and_index).first()

@@ -1,7 +1,7 @@
 """`python -m console.demo.launch NAME CONSOLE_URL`: become an agent or a driver of the demo.
 
-They are started as anybody's are, with the settings of docs/agent.md and docs/driver.md: in the
-environment, where others can't read the token that lets them join.
+They are started with the settings of docs/agent.md and docs/driver.md, in the environment, where other
+users cannot read the join token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     else:
         prefix, module = "SWDRIVER_", ["swdriver_shim", "serve"]
         settings |= {"MODEL": str(places.model(state, name))}
-    # What is the console's alone, its database and the key of its secrets, is not passed on.
+    # The console's own settings, such as its database and secret key, are not passed on.
     theirs = {
         name: value
         for name, value in os.environ.items()

@@ -1,5 +1,6 @@
-"""What the processes of the demo are called, and where they keep what is their own, below the state
-directory of the stack. Light: whoever only starts them reads no more than this."""
+"""Names and files of the demo's processes, below the state directory of the stack.
+
+Imports nothing of Django, for processes that only start others."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def folder(state: Path) -> Path:
 
 
 def directory_of(state: Path, name: str) -> Path:
-    """Of an agent or a driver."""
+    """The directory of an agent or a driver."""
     return folder(state) / name
 
 
@@ -27,7 +28,7 @@ def data_socket(state: Path, node: str) -> Path:
 
 
 def over_spine(state: Path, node: str) -> Path:
-    """The file that says where a node is reached by what crosses the spine: see `spine`."""
+    """The file with the address of a node's relay: see `spine`."""
     return folder(state) / f"{node}.over-spine"
 
 
@@ -48,6 +49,6 @@ def caller_token(state: Path, org: str) -> Path:
 
 
 def fits(state: Path) -> bool:
-    """Whether the sockets of agents, whose paths are short by nature, can be there."""
+    """Whether the paths of the agents' sockets are short enough."""
     paths = (data_socket(state, name) for name in NODES)
     return max(len(os.fsencode(path)) for path in paths) <= SOCKET_PATH_BYTES_MAX

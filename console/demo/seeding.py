@@ -1,6 +1,6 @@
-"""Making the demo: its fleet, orgs, policies and sessions, each as a person would make it.
+"""Create the demo: its fleet, orgs, policies and sessions, through the same services that people use.
 
-It begins where there is no fleet yet, and never again: what people change or remove stays so.
+It is created only where there is no fleet yet, so changes that people make stay.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from telemetry.topics import of_session
 REASON: Final = "the demo of make up"
 CALLER: Final = "demo"
 JOINS_MAX: Final = 1000
-JOINING_SECONDS_MAX: Final = 3600  # for nodes: until then there is no place for sessions
+JOINING_SECONDS_MAX: Final = 3600  # sessions wait for nodes to join
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('demo'))"
 
 
 @transaction.atomic
 def seed() -> bool:
-    """Whether there was anything to do."""
+    """Create the demo unless there is a fleet; returns whether it was created."""
     with connection.cursor() as cursor:
         cursor.execute(_LOCK)
     if Stamp.objects.exists():
@@ -64,8 +64,7 @@ def seed() -> bool:
 
 
 def write_down(state: Path) -> None:
-    """In files: what agents and drivers join by, the models of drivers, and what engines ask them with.
-    Tokens are made anew where they are not good any more."""
+    """Write join tokens, models of drivers and callers' tokens to files. Invalid tokens are replaced."""
     each = (places.directory_of(state, name) for name in (*places.NODES, *places.DRIVERS))
     for directory in (*each, places.tier2(state)):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,7 +88,7 @@ def _is_known(path: Path) -> bool:
 
 @transaction.atomic
 def _new_caller(slug: str) -> str:
-    """In the place of one whose token nobody knows."""
+    """Replace the caller, whose token is not known."""
     org = orgs.for_change(SYSTEM, slug)
     for former in callers.callers_of(org).filter(name=CALLER):
         callers.remove_caller(SYSTEM, org, former.public_id, reason=REASON)
@@ -99,8 +98,8 @@ def _new_caller(slug: str) -> str:
 
 @transaction.atomic
 def has_job(served: story.Served) -> bool:
-    """Whether the driver is a job of its session. It is registered as soon as both and all nodes are
-    there, so that streams find their rails; not if somebody has ended it."""
+    """Whether the driver is a job of its session. Starts the job once all nodes have joined, so that
+    streams get rails; not if a person has ended it."""
     driver = reachable_drivers().filter(name=served.driver).first()
     if driver is None or Job.objects.filter(driver=driver).exists():
         return driver is not None

@@ -1,7 +1,5 @@
-"""The spine of the demo. On one machine every path is as fast as any other; so what is placed across the
-spine goes through here on its way to the node, and all of it together gets few bytes a second.
-
-What is on a rail never comes by: a stream that is brought back is as fast as before.
+"""The slow spine of the demo. On one machine all paths are equally fast, so streams that are placed
+across the spine go through a relay, which limits their total bandwidth. Streams on a rail do not use it.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from typing import Final, Self
 from console.demo import places
 from console.stack.endpoint import LOOPBACK
 
-BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; what comes back is not held up
-PIECE_BYTES: Final = 16 << 10  # what one carries before it is the next one's turn
+BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; the other direction is not limited
+PIECE_BYTES: Final = 16 << 10  # sent per turn of a stream
 
 
 class Link:
-    """What all share. A piece takes its time, after those before it."""
+    """The bandwidth that all streams share, first come, first served."""
 
     def __init__(self, bytes_a_second: float) -> None:
         self._bytes_a_second = bytes_a_second
@@ -36,10 +34,10 @@ class Link:
 async def join(
     agent: Path, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """What somebody who has connected says, over the link to an agent's socket; and its answers back."""
+    """Relay a connection over the link to an agent's socket, and the answers back."""
     try:
         answers, there = await asyncio.open_unix_connection(agent, limit=PIECE_BYTES)
-    except OSError:  # the agent is away, and so it is for who asks here
+    except OSError:  # the agent is away
         writer.close()
         return
     await asyncio.gather(_pump(reader, there, link), _pump(answers, writer))
@@ -48,7 +46,7 @@ async def join(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link | None = None
 ) -> None:
-    """Until either side ends."""
+    """Copy until either side closes."""
     try:
         while piece := await reader.read(PIECE_BYTES):
             if link:
@@ -56,13 +54,13 @@ async def _pump(
             writer.write(piece)
             await writer.drain()
     except ConnectionError:
-        pass  # an end like any other
+        pass  # a closed connection
     finally:
         writer.close()
 
 
 class Spine:
-    """A relay to each node, in a thread. Where they listen stands in files: drivers are told."""
+    """A relay to each node, in a thread. Files name their addresses, which the console tells drivers."""
 
     def __init__(self, state: Path) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Which ways drivers of the demo take: across its spine, what is placed so."""
+"""Send streams of the demo that are placed across the spine through its relay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from console.sessions.endpoints import way
 
 @way
 def over_spine(node: Node, tier: Tier) -> str | None:
-    """A spine that has never run is no way."""
+    """The address of the node's relay; None for other paths, or before the relay has ever run."""
     where = places.over_spine(settings.STATE_DIR, node.name)
     is_ours = tier is Tier.SPINE and node.name in places.NODES and where.exists()
     return where.read_text() if is_ours else None

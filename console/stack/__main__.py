@@ -1,4 +1,4 @@
-"""`python -m console.stack`: bring the whole stack up, take it down, look at it."""
+"""`python -m console.stack`: start, stop and inspect the whole stack."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def main() -> int:
         description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("up", help="start everything and stay; Ctrl-C stops it")
-    verbs.add_parser("down", help="stop what `up` started, from anywhere")
-    verbs.add_parser("status", help="what runs, since when, where")
-    verbs.add_parser("incident", help="stage an incident on the demo, and end it")
-    logs = verbs.add_parser("logs", help="what a service said")
-    logs.add_argument("service", nargs="?", help="one service; without it, which there are")
-    logs.add_argument("-n", "--lines", type=int, default=40, help="how many lines (default: 40)")
-    logs.add_argument("-f", "--follow", action="store_true", help="and whatever is added")
+    verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    verbs.add_parser("down", help="stop the running stack from another terminal")
+    verbs.add_parser("status", help="show the services, their uptime and the address")
+    verbs.add_parser("incident", help="stage an incident on the demo and resolve it")
+    logs = verbs.add_parser("logs", help="show the log of a service")
+    logs.add_argument("service", nargs="?", help="name of the service; without it, list the services")
+    logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
+    logs.add_argument("-f", "--follow", action="store_true", help="also print new lines as they come")
     options = parser.parse_args()
-    _replace_what_cannot_be_shown()
+    _replace_unencodable_characters()
     try:
         match options.verb:
             case "up":
@@ -48,26 +48,26 @@ def main() -> int:
     except StackError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # whoever read us has enough
+    except BrokenPipeError:  # the reader has closed the pipe
         return 128 + signal.SIGPIPE
     except OSError as error:  # a disk that filled up, a directory that was taken away
-        print(f"Tidegate can't go on: {error}.", file=sys.stderr)
+        print(f"Tidegate cannot continue: {error}.", file=sys.stderr)
         return os.EX_OSERR
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        _forget_what_nobody_reads()
+        _drop_closed_streams()
 
 
-def _replace_what_cannot_be_shown() -> None:
-    """In a terminal that knows no UTF-8 a line has question marks; it is not an error."""
+def _replace_unencodable_characters() -> None:
+    """Print question marks where the terminal has no UTF-8, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-def _forget_what_nobody_reads() -> None:
-    """Python flushes at its end and complains of a terminal that is gone: let it have none."""
+def _drop_closed_streams() -> None:
+    """Redirect closed output streams, which Python would report when it flushes at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

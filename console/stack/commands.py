@@ -1,4 +1,4 @@
-"""The verbs beside `up`. Each returns an exit code and says what it did."""
+"""The commands besides `up`. Each prints what it did and returns an exit code."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ PAUSE_SECONDS = 0.05
 FOLLOW_PAUSE_SECONDS = 0.25
 FOLLOW_CHARACTERS_MAX = 64 * 1024
 STATUS = ("service", "state", "for", "restarts", "pid", "memory")
-STATUS_WIDTH = 64  # narrower terminals get the first few columns, and those whole
+STATUS_WIDTH = 64  # narrower terminals get the first few columns
 STATUS_NARROW = 3
-NOT_RUNNING = 3  # as init scripts say it
+NOT_RUNNING = 3  # exit code, as of init scripts
 
 
 def down() -> int:
-    """Stop the running stack, or what is left of one."""
+    """Stop the running stack, or the processes of a killed one."""
     folders = Folders.given(os.environ)
     holder = lock.holder(folders.state)
     if holder is None:
         return _sweep(folders)
     pid = holder.get("pid")
     if not isinstance(pid, int):
-        raise StackError("It is only just starting. Try again in a moment.", exit_code=os.EX_TEMPFAIL)
+        raise StackError("Tidegate is starting. Try again in a moment.", exit_code=os.EX_TEMPFAIL)
     services = ", ".join(Remembered(folders.run).facts())
-    print(f"Stopping Tidegate (process {pid}): {services or 'nothing has been started yet'} …")
+    print(f"Stopping Tidegate (process {pid}): {services or 'no services yet'} …")
     began = time.monotonic()
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
-        pass  # it has just gone
+        pass  # it has just ended
     except PermissionError as error:
         sentence = f"Process {pid} belongs to another user."
         raise StackError(sentence, exit_code=os.EX_NOPERM) from error
     while lock.holder(folders.state) is not None:
         if time.monotonic() - began > DOWN_SECONDS_MAX:
-            sentence = f"Process {pid} has not stopped after {DOWN_SECONDS_MAX:.0f} s."
+            sentence = f"Process {pid} has not stopped after {duration(DOWN_SECONDS_MAX)}."
             raise StackError(sentence)
         time.sleep(PAUSE_SECONDS)
-    print(f"Stopped after {time.monotonic() - began:.1f} s. The data is kept.")
+    print(f"Stopped after {duration(time.monotonic() - began)}. The data is kept.")
     return os.EX_OK
 
 
 def _sweep(folders: Folders) -> int:
-    """Nobody supervises: stop what a killed supervisor may have left."""
+    """Stop the processes of a supervisor that was killed."""
     if not folders.run.is_dir():
         print("Tidegate is not running.")
         return os.EX_OK
@@ -69,16 +69,18 @@ def _sweep(folders: Folders) -> int:
             env_file(folders.state).unlink(missing_ok=True)
             folders.status.unlink(missing_ok=True)
     except lock.HeldError as error:
-        raise StackError("It has just been started. Try again.", exit_code=os.EX_TEMPFAIL) from error
+        raise StackError(
+            "Tidegate has just been started. Try again.", exit_code=os.EX_TEMPFAIL
+        ) from error
     if left:
-        print(f"Its supervisor was gone; stopped what it had left: {', '.join(left)}.")
+        print(f"The supervisor had been killed; stopped its processes: {', '.join(left)}.")
     else:
         print("Tidegate is not running.")
     return os.EX_OK
 
 
 def status() -> int:
-    """A line per service, and where the console is. The exit code says whether it runs."""
+    """Print a row per service, and the console's address. The exit code says whether it is running."""
     folders = Folders.given(os.environ)
     holder = lock.holder(folders.state)
     if holder is None:
@@ -94,12 +96,12 @@ def status() -> int:
         cells = (row.name, row.state, how_long, str(row.restarts), pid, memory)
         table.add_row(*cells[:shown])
     console.print(table)
-    console.print(f"{holder.get('address', 'still starting')}, supervisor: process {holder.get('pid')}")
+    console.print(f"{holder.get('address', 'starting')}, supervisor: process {holder.get('pid')}")
     return os.EX_OK
 
 
 def incident() -> int:
-    """Stage one on the running demo; its exit code."""
+    """Stage an incident on the running demo; returns its exit code."""
     folders = Folders.given(os.environ)
     holder = lock.holder(folders.state)
     address = holder.get("address") if holder else None
@@ -107,7 +109,7 @@ def incident() -> int:
         print("Tidegate is not running. Start it in another terminal with `make up`, then try again.")
         return NOT_RUNNING
     if "demo" not in {row.name for row in snapshot.read(folders.status)}:
-        print("It runs without its demo, which this is about: start it without TIDEGATE_DEMO=0.")
+        print("The demo is off. Restart Tidegate without TIDEGATE_DEMO=0.")
         return NOT_RUNNING
     sys.stdout.flush()
     command = [sys.executable, str(PROJECT / "manage.py"), "incident", str(address)]
@@ -115,15 +117,15 @@ def incident() -> int:
 
 
 def logs(service: str | None, lines: int, *, follow: bool) -> int:
-    """The last lines of a service's log, and with `follow` whatever is added."""
+    """Print the last lines of a service's log, and with `follow` new lines as they come."""
     folder = Folders.given(os.environ).logs
     with sentences("read the logs", folder):
         names = sorted(path.stem for path in folder.glob("*.log"))
     if service is None:
-        print("\n".join(names) if names else "Nothing has been logged yet.")
+        print("\n".join(names) if names else "There are no logs yet.")
         return os.EX_OK
     if service not in names:
-        known = f"There are: {', '.join(names)}." if names else "Nothing has been logged yet."
+        known = f"Services: {', '.join(names)}." if names else "There are no logs yet."
         sentence = f"There is no log of “{service}”. {known}"
         raise StackError(sentence, exit_code=os.EX_USAGE)
     path = folder / f"{service}.log"
@@ -134,7 +136,7 @@ def logs(service: str | None, lines: int, *, follow: bool) -> int:
 
 
 def _last_lines_and_on(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """The last lines; with `follow` then what is added, across rotations, without an end."""
+    """The last lines; with `follow`, then new lines without end, across rotations."""
     file = path.open(encoding="utf-8", errors="replace")
     try:
         yield "".join(deque(file, maxlen=max(1, lines)))

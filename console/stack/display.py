@@ -1,4 +1,4 @@
-"""What a person sees: how the start goes, where it is, and then what everything says."""
+"""The output of `make up`: the progress of the start, a summary, then the log lines of all processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rich.text import Text
 
 from console.stack.core import Service, State
 from console.stack.printer import Printer, SteadyConsole
+from telemetry.units import duration
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NAME_WIDTH = 9
-CRASHES_BEFORE_SAYING_SO = 3
+CRASH_LOOP_EXITS = 3
 PLAIN_WIDTH = 100  # where there is no terminal to ask
 
 
@@ -29,7 +30,7 @@ class Display:
     def __init__(
         self, services: dict[str, str], *, began: float, address: str, notes: list[str]
     ) -> None:
-        """`services`: the name of each, and what to say of its version."""
+        """`services`: versions by the names of services."""
         self.console = SteadyConsole(highlight=False)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
@@ -62,10 +63,10 @@ class Display:
         self.printer.print(Text(sentence, style="bold"))
 
     def stage(self, name: str, seconds: float) -> None:
-        """Something that had to be done first is done."""
+        """A stage of the preparation is complete."""
         self.stages.append((name, seconds))
         if not self._live:
-            self.say(f"{name}: {seconds:.2f} s")
+            self.say(f"{name}: {duration(seconds)}")
 
     def changed(self, service: Service, last_lines: list[str]) -> None:
         name, state, now = service.spec.name, service.state, time.monotonic()
@@ -75,24 +76,24 @@ class Display:
         elif state in (State.READY, State.DONE) and name not in self.took:
             self.took[name] = now - self.started[name]
             if not self._live and not self.is_up:
-                self.say(f"{name}: ready after {self.took[name]:.2f} s")
+                self.say(f"{name}: ready after {duration(self.took[name])}")
         elif state is State.READY:
             self._tell(name, "ready again", style="bold")
         elif state is State.BACKING_OFF:
-            self._died(service, last_lines)
+            self._exited(service, last_lines)
         elif state is State.STOPPING and not self._is_stopping:
             self._is_stopping = True
-            self.say("Stopping, in order. Ctrl-C again hurries.")
+            self.say("Stopping. Press Ctrl-C again to kill slow processes.")
         elif state is State.STOPPED and self.is_up:
             self._tell(name, "stopped", style="bold")
 
     def line(self, service: str, line: str) -> None:
-        """Something said something. During the start that would only disturb; it is in the log."""
+        """Print a log line of a service; during the start it is only written to the log file."""
         if self.is_up:
             self._tell(service, line)
 
     def prepared(self, fact: dict[str, Any]) -> None:
-        """How a step of the preparation went; the first admin's password is shown in the end."""
+        """A fact that `prepare` printed; the first admin's password is shown in the summary."""
         admin = fact.get("admin")
         if isinstance(admin, dict):
             self.admin = {name: str(value) for name, value in admin.items()}
@@ -105,13 +106,13 @@ class Display:
         self._end_live()
         self.printer.print(self._welcome())
 
-    def _died(self, service: Service, last_lines: list[str]) -> None:
+    def _exited(self, service: Service, last_lines: list[str]) -> None:
         name = service.spec.name
-        self._tell(name, f"died: {service.reason}. It is started again.", style="bold red")
-        keeps_dying = service.failures >= CRASHES_BEFORE_SAYING_SO
-        if keeps_dying:
-            self._tell(name, f"It keeps dying: {service.failures} times in a row.", style="bold red")
-        if keeps_dying or not self.is_up:
+        self._tell(name, f"exited: {service.reason}; restarting", style="bold red")
+        is_crash_loop = service.failures >= CRASH_LOOP_EXITS
+        if is_crash_loop:
+            self._tell(name, f"crash loop: {service.failures} exits in a row", style="bold red")
+        if is_crash_loop or not self.is_up:
             for line in last_lines:
                 self._tell(name, line)
 
@@ -126,15 +127,15 @@ class Display:
             self._live = None
 
     def _progress(self) -> RenderableType:
-        """The table that is drawn again and again while everything starts."""
+        """The table that is redrawn during the start."""
         table = Table.grid(padding=(0, 2))
         for name, state in self.states.items():
             if name in self.took:
                 mark: RenderableType = Text("●", style="green")
-                how = Text(f"{self.took[name]:5.2f} s", style="dim")
+                how = Text(f"{duration(self.took[name]):>8}", style="dim")
             elif state is State.STARTING:
                 mark = Spinner("dots", style="cyan")
-                how = Text(f"{time.monotonic() - self.started[name]:5.1f} s", style="cyan")
+                how = Text(f"{duration(time.monotonic() - self.started[name]):>8}", style="cyan")
             else:
                 mark, how = Text("○", style="dim"), Text(state.value, style="dim")
             table.add_row(mark, Text(name), how, Text(self.versions.get(name, ""), style="dim"))
@@ -146,10 +147,10 @@ class Display:
         if self.admin:
             password = Text(self.admin.get("password", ""), style="bold")
             facts.add_row("Log in as", Text(self.admin.get("username", ""), style="bold"))
-            facts.add_row("Password", password + Text("   shown this once", style="dim"))
+            facts.add_row("Password", password + Text("   shown only once", style="dim"))
         else:
-            facts.add_row("Log in as", "admin, with the password of the first start")
-            forgotten = "forgotten? .venv/bin/python manage.py changepassword admin"
+            facts.add_row("Log in as", "admin, with the password from the first start")
+            forgotten = "to reset it: .venv/bin/python manage.py changepassword admin"
             facts.add_row("", Text(forgotten, style="dim"))
         facts.add_row("API", f"{self.address}/api/v1/docs")
         facts.add_row("Stop", "Ctrl-C here, or `make down`")
@@ -158,8 +159,8 @@ class Display:
         return Panel(Group(*parts), title="Tidegate is up", border_style="green", expand=False)
 
     def _timings(self) -> RenderableType:
-        """Each stage that came before, each service since it was spawned, and all in all."""
-        total = f"up in {time.monotonic() - self.began:.1f} s"
+        """The total time, and the time of each stage and of the start of each service."""
+        total = f"started in {duration(time.monotonic() - self.began)}"
         times = [*self.stages, *self.took.items()]
-        each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in times)
+        each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times)
         return Text(f"{total}: {each}", style="dim", overflow="fold")

@@ -65,7 +65,7 @@ def up() -> int:
 def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Held) -> int:
     # What a killed supervisor left runs over the same files: first of all it has to go.
     left = Remembered(folders.run).stop_all()
-    notes = [f"Stopped what a former start had left running: {', '.join(left)}."] if left else []
+    notes = [f"Stopped processes of an earlier start: {', '.join(left)}."] if left else []
     for written_before in folders.state.glob("beat-schedule*"):  # pickles, which nobody reads any more
         written_before.unlink()
     servers = _servers(given, folders)
@@ -85,14 +85,14 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         where = address(settings.host, web_socket)
         port = web_socket.getsockname()[1]
         if port != settings.port:
-            notes.append(f"Port {settings.port} is taken, so this is port {port}.")
+            notes.append(f"Port {settings.port} is in use; using port {port}.")
         names = tuple(service.name for service in servers.started)
         ours = console_services(names, settings.worker_processes)
         if settings.demo and places.fits(folders.state):
             ours += demo_services(where)
-            notes.append("A fleet with traffic of its own runs along; TIDEGATE_DEMO=0 leaves it out.")
+            notes.append("A demo fleet with traffic is running; TIDEGATE_DEMO=0 turns it off.")
         elif settings.demo:
-            notes.append("There is no demo: its sockets would have paths that are too long.")
+            notes.append("The demo is off: the paths of its sockets would be too long.")
         services = [*servers.started, *map(servers.with_urls, ours)]
         with sentences("say how to reach the stack", env_file(folders.state)):
             known = [name for name in WRITTEN if name in environment]
@@ -107,7 +107,7 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
                 display.stage("files", made_ready)
                 ours_only = servers.without_urls(environment, given)
                 asyncio.run(_supervise(services, ours_only, folders, logs, display, web_socket))
-                display.say("Stopped. Nothing is left running; the data is kept.")
+                display.say("Stopped. All processes have ended; the data is kept.")
         finally:
             logs.close()
             env_file(folders.state).unlink(missing_ok=True)

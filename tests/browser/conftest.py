@@ -1,14 +1,19 @@
-"""What is waited for in a page may take as long as on a machine that has much else to do."""
+"""A browser, a console with something to see, and pages of somebody who has logged in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from tests.browser.chromium import chromium
+from tests.browser.looking import Open, log_in
+from tests.live import LiveConsole, live_console
 
+# What is waited for in a page may take as long as on a machine that has much else to do.
 SECONDS_MAX = 30
 
 expect.set_options(timeout=SECONDS_MAX * 1000)
@@ -18,3 +23,91 @@ expect.set_options(timeout=SECONDS_MAX * 1000)
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
+
+
+FLEET = """
+stamps:
+  east:
+    leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}, leaf-2: {}}
+    nodes: {ax-1: {nics: {eth0: {leaf: leaf-1}}}, ax-2: {nics: {eth0: {leaf: leaf-2}}}}
+    boxes: {cs-1: {domains: [{wio: 8, leaves: [leaf-1]}, {wio: 8, leaves: [leaf-2]}]}}
+  west: {}
+"""
+NODE = {
+    "control_url": "http://127.0.0.1:8410",
+    "control_token": "t" * 32,
+    "data_address": "tcp:127.0.0.1:8411",
+    "software_version": "0.1.0",
+    "protocol_min": 1,
+    "protocol_max": 2,
+    "memory_bytes": 1 << 40,
+    "cpus": 64,
+}
+DRIVER = {
+    "control_url": "http://127.0.0.1:8420",
+    "control_token": "t" * 32,
+    "software_version": "0.1.0",
+    "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024, 2048]}]},
+}
+
+
+def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
+    """As an agent or a driver does."""
+    token = api.post("/join-tokens", json={"kind": kind}).json()["token"]
+    joined = httpx.post(
+        f"{api.base_url}{kind}s/{name}/join", json=told, headers={"Authorization": f"Bearer {token}"}
+    )
+    joined.raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    """A console with an org, a member of it, a renaming and a token."""
+    with live_console(tmp_path_factory.mktemp("console")) as console:
+        headers = {"Authorization": f"Bearer {console.token()}", "Idempotency-Key": "k", "If-Match": "*"}
+        with httpx.Client(base_url=f"{console.address}/api/v1", headers=headers) as api:
+            made = api.post("/orgs", json={"slug": "acme", "name": "Acme", "reason": "new customer"})
+            made.raise_for_status()
+            api.put("/orgs/acme/members/admin", json={"role": "org admin"}).raise_for_status()
+            api.patch("/orgs/acme", json={"name": "Acme Ltd"}).raise_for_status()
+            api.put("/fleet/description", json={"yaml": FLEET}).raise_for_status()
+            join(api, "node", "ax-1", NODE)
+            join(api, "driver", "job-7", DRIVER)
+        yield console
+
+
+@pytest.fixture(scope="module")
+def cookies(browser: Browser, console: LiveConsole) -> Any:
+    """Those of somebody who has logged in."""
+    context = browser.new_context(base_url=console.address)
+    log_in(context.new_page(), console)
+    found = context.cookies()
+    context.close()
+    return found
+
+
+@pytest.fixture
+def open_page(browser: Browser, console: LiveConsole, cookies: Any) -> Iterator[Open]:
+    """A page of somebody who is logged in. Whatever the browser complains of fails the test."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def complain(message: ConsoleMessage) -> None:
+        # The status of a page that is meant to be an error is no fault.
+        if message.type in ("error", "warning") and "status of 404" not in message.text:
+            complaints.append(message.text)
+
+    def open_page(path: str = "/", **options: Any) -> Page:
+        context = browser.new_context(base_url=console.address, **options)
+        contexts.append(context)
+        context.add_cookies(cookies)
+        page = context.new_page()
+        page.on("console", complain)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []

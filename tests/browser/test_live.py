@@ -29,7 +29,7 @@ from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
 from tests.browser.looking import faults, log_in
 from tests.live import LiveConsole, live_console, wait_until
-from tests.telemetry.test_end_to_end import ingest_of
+from tests.telemetry.ends import ingest_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from tests.browser.looking import NARROW, faults, log_in
 from tests.console.control.live import Scene, scene
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.daemons import C, kv
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000

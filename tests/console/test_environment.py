@@ -98,6 +98,7 @@ def test_a_bad_setting_ends_the_start_with_a_sentence_and_no_traceback() -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_production_passes_djangos_own_deployment_checks() -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],

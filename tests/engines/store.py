@@ -13,7 +13,7 @@ import msgspec
 from swdriver_shim.objects import object_model
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 
 
 class Store:

@@ -23,6 +23,7 @@ from console.environment import PROJECT
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from tests.engines.prompts import prompt
 from tests.engines.vllm_process import STOP_SECONDS
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
@@ -148,11 +149,6 @@ def place(tmp_path: Path, models: Path) -> Iterator[Place]:
             fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home), only_if_faster=False
         )
         yield Place(one, setting, tmp_path / "job7.json", models)
-
-
-def prompt(seed: int, tokens: int = 1000) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(3, 512) for _ in range(tokens)]
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
-from tests.engines.test_vllm import prompt
+from tests.engines.prompts import prompt
 from tests.engines.vllm_process import QUIET, build
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until

@@ -15,7 +15,7 @@ from kvss_agent.settings import Settings
 from kvss_agent.tier2.backend import Failed, Fault
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.process import document, spec
-from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
 
 

@@ -14,9 +14,9 @@ from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import ProcessIdentity, fingerprint
 from kvss_agent.security.trust import Trust
 from tests.control_api import NO_CONSOLE, as_process
+from tests.kvss_agent.certificates import NOW, process
 from tests.kvss_agent.plane import DRIVER, READER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.test_trust import NOW, process
 from tests.live import wait_until
 
 pytestmark = pytest.mark.slow

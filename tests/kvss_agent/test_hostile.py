@@ -266,6 +266,7 @@ def counted_once(plane: Plane, attack: Callable[[], list[wire.Frame]]) -> list[w
     return heard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", Role)
 def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role: Role) -> None:
     @settings(max_examples=60)
@@ -280,6 +281,7 @@ def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role
         attack()
 
 
+@pytest.mark.slow
 def test_mutated_handshakes_cost_only_their_own_connection(plane: Plane) -> None:
     """Whatever of it is changed, nobody gets in, not even who knows the secret."""
 
@@ -435,6 +437,7 @@ def test_evicts_that_may_not_be_end_the_connection_with_a_reason(
     assert plane.plane.breaches.total() == 1
 
 
+@pytest.mark.slow
 def test_too_many_connections_are_turned_away_and_nobody_else(plane: Plane) -> None:
     plane.plane.admission.places = Places(strangers_max=4, strangers_per_origin=4)
     with unharmed(plane):
@@ -455,6 +458,7 @@ def tcp(plane: Plane) -> socket.socket:
     return socket.create_connection(("127.0.0.1", plane.tcp), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
     plane: Plane, kind: str
@@ -474,6 +478,7 @@ def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
         assert plane.plane.admission.displaced >= 1200 - places.strangers_max
 
 
+@pytest.mark.slow
 def test_drivers_that_are_connected_stay_while_strangers_come(plane: Plane) -> None:
     with contextlib.ExitStack() as stack, plane.client("tcp") as shard:
         for _ in range(300):

@@ -107,6 +107,7 @@ def test_a_head_that_is_too_long_is_told_so(one: AgentProcess) -> None:
     assert b"The headers of this request are too many or too long." in said
 
 
+@pytest.mark.slow
 def test_nothing_of_a_body_is_read_before_its_sender_is_known(one: AgentProcess) -> None:
     before = resident(one)
     head = (
@@ -120,6 +121,7 @@ def test_nothing_of_a_body_is_read_before_its_sender_is_known(one: AgentProcess)
     assert resident(one) - before < 32 * MIB
 
 
+@pytest.mark.slow
 def test_half_requests_and_drips_end_after_a_while(one: AgentProcess) -> None:
     """Drips are no progress."""
     authorization = b"authorization: " + one.http.headers["authorization"].encode()

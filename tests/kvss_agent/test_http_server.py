@@ -24,7 +24,7 @@ from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
-from tests.kvss_agent.test_tls import Authority
+from tests.kvss_agent.authority import Authority
 from tests.live import wait_until
 
 BOUNDS = HttpBounds(head_seconds=1, stall_seconds=1, request_seconds=3, tls_seconds=1, linger_seconds=1)
@@ -151,6 +151,7 @@ def test_who_does_not_read_an_answer_is_hung_up_on(start: Start) -> None:
         assert len(answer(sock)) < len(LARGE)
 
 
+@pytest.mark.slow
 def test_who_reads_an_answer_slowly_but_reads_gets_all_of_it(start: Start) -> None:
     server = start()
     with server.connected() as sock:
@@ -163,6 +164,7 @@ def test_who_reads_an_answer_slowly_but_reads_gets_all_of_it(start: Start) -> No
         assert got + len(answer(sock)) > len(LARGE)
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_is_told_so(start: Start) -> None:
     server = start()
     with server.connected() as sock:
@@ -171,6 +173,7 @@ def test_a_request_that_takes_too_long_is_told_so(start: Start) -> None:
     assert server.refused("request_seconds")
 
 
+@pytest.mark.slow
 def test_a_body_waits_as_long_as_we_do_not_read_it(start: Start) -> None:
     """Its sender can do nothing about that, and is not blamed."""
     server = start()

@@ -28,14 +28,13 @@ from kvss_agent.mover import PYTHON
 from kvss_agent.native import Unavailable, builder, loader, selection
 from kvss_agent.native.builder import BUILDS_MAX
 from kvss_agent.shard import seal
+from tests.kvss_agent.compiled import COMPILER, STRICT, built
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 
 LENGTH_MAX = 1 << 20
 MARGIN = 64
 DATA = memoryview(random.Random(2).randbytes(LENGTH_MAX + MARGIN))
-COMPILER = os.environ.get("CC") or "cc"
-STRICT = f"{COMPILER} -Wall -Wextra -Werror"
 # Where one algorithm ends and another begins, and where stores begin to go around the cache.
 EDGES = sorted(
     {0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, LENGTH_MAX}
@@ -47,20 +46,6 @@ COLUMN = seal.Column(key=bytes(range(16)), tag=b"organisation-001", sequence=1)
 def room(length: int) -> memoryview:
     """Memory that is aligned as slots are, so that `room(…)[1:]` is surely not."""
     return memoryview(mmap.mmap(-1, max(length, 1)))[:length]
-
-
-def built(directory: Path, compiler: str) -> Any:
-    """A mover that this compiler has just made."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("TIDEGATE_STATE_DIR", str(directory))
-        patched.setenv("CC", compiler)
-        patched.delenv("KVSS_NATIVE", raising=False)
-        try:
-            return native.require(build=True)
-        except Unavailable as reason:
-            if "there is no compiler" in str(reason) or "the headers of Python" in str(reason):
-                pytest.skip(f"the native mover cannot be built here: {reason}")
-            raise
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +321,7 @@ def test_code_for_any_machine_compiles_without_a_warning_too(tmp_path: Path, com
         portable._use("avx512")
 
 
+@pytest.mark.slow
 def test_code_for_any_machine_is_used_only_where_it_is_insisted_on(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +359,7 @@ def test_nothing_is_compiled_unasked(fresh: Path) -> None:
         native.require()
 
 
+@pytest.mark.slow
 def test_what_was_built_is_used_even_without_a_compiler(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +383,7 @@ def change_sources(
     monkeypatch.setattr(builder, "SOURCES", sources)
 
 
+@pytest.mark.slow
 def test_another_source_and_another_compiler_are_built_anew(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +433,7 @@ def test_a_mover_that_is_wrong_is_not_used(
     assert native.best(build=True) is PYTHON
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_a_reason(fresh: Path) -> None:
     path = native.build()
     path.write_bytes(b"no machine code")
@@ -460,6 +449,7 @@ def test_a_state_directory_that_cannot_be_made_is_a_reason(
         native.require(build=True)
 
 
+@pytest.mark.slow
 def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSS_NATIVE", "require")
     with pytest.raises(Unavailable, match="has not been built yet"):
@@ -483,6 +473,7 @@ def start_building(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_several_may_build_at_once_and_all_are_told_where_it_is(fresh: Path, compiled: Any) -> None:
     told = [process.communicate() for process in [start_building() for _ in range(2)]]
     (path,) = fresh.iterdir()

@@ -35,7 +35,7 @@ from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.plane import DRIVER, PAYLOAD, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.stores import tier2
 from tests.kvss_agent.tier2.columns import put
 from tests.live import wait_until
 

@@ -16,7 +16,7 @@ from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.plane import TAG, column, kv
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.stores import tier2
 from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, opened, put, put_many
 from tests.live import wait_until
 
@@ -120,6 +120,7 @@ def test_a_driver_purges_and_deletes_in_a_store_that_is_retiring(
     assert not files(tmp_path / "old")
 
 
+@pytest.mark.slow
 def test_what_is_too_old_expires_in_a_store_that_is_retiring_until_it_is_empty(
     running: AgentProcess, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_retiring_store_that_a_document_names_is_looked_after_and_emptied_if_i
         assert retiring(second) == {}
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_opened_is_no_store_without_files(
     running: AgentProcess, tmp_path: Path
 ) -> None:

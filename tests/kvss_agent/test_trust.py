@@ -13,35 +13,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from console.authority.issuing import Root, Signer, make_root
+from console.authority.issuing import Root, make_root
 from kvss_agent.http.blocking_exchange import BlockingExchange
 from kvss_agent.http.exchange import Budget, Exchange, Fault, Unanswered, run
 from kvss_agent.security import trust as trusts
-from kvss_agent.security.certificates import Peer, Role, key_name, peer_of_connection, process_name
+from kvss_agent.security.certificates import Role, key_name, peer_of_connection, process_name
 from kvss_agent.security.identity import ProcessIdentity, Unusable, fingerprint
 from kvss_agent.security.trust import Trust
-
-NOW = datetime.now(UTC)
-
-
-def issue(
-    root: Root, identity: ProcessIdentity, role: Role, name: str, life: timedelta = timedelta(days=7)
-) -> str:
-    peer = Peer(role, name, fingerprint(identity.public_key_pem))
-    return Signer(root.certificate, root.key).issue(peer, identity.public_key_pem, life, NOW)
-
-
-def process(directory: Path, role: Role, name: str, *roots: Root) -> Trust:
-    """One that has a certificate of the first and believes all."""
-    made = Trust.load(ProcessIdentity.load(directory / name, f"{role}:{name}"))
-    believed = "".join(root.certificate for root in roots)
-    made.accept(issue(roots[0], made.identity, role, name), believed, roots[0].fingerprint)
-    return made
+from tests.kvss_agent.certificates import NOW, issue, process
 
 
 @pytest.fixture

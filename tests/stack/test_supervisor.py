@@ -195,6 +195,7 @@ async def test_a_process_that_hangs_is_killed_and_comes_back(tmp_path: Path) -> 
         assert stack.reason("web") == "silent for 0.7 s"
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_not_answer_is_killed_and_comes_back(tmp_path: Path) -> None:
     answers = [True]
     server = Service(

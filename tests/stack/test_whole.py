@@ -93,9 +93,9 @@ def test_the_password_is_shown_once_and_written_nowhere(whole: Whole) -> None:
 
 
 def test_each_stage_tells_how_long_it_took(whole: Whole) -> None:
-    timings = re.sub(r"[│\s]+", " ", whole.said[whole.said.index("up in ") :])
+    timings = re.sub(r"[│\s]+", " ", whole.said[whole.said.index("started in ") :])
     for stage in ("files", "migrate", *SERVERS, *OURS):
-        assert re.search(rf" {stage} \d+\.\d\d", timings), stage
+        assert re.search(rf" {stage} [\d.]+ (µs|ms|s)\b", timings), stage
 
 
 class Changes:
@@ -140,7 +140,7 @@ def test_whatever_is_killed_comes_back_and_nothing_that_was_answered_is_lost(
         until(lambda: (changes.make_one(), whole.is_back(name, before))[1])
         until(changes.make_one)
     until(whole.is_healthy)
-    assert f"{name:<9}│ died: killed by SIGKILL. It is started again." in whole.said
+    assert f"{name:<9}│ exited: killed by SIGKILL; restarting" in whole.said
     assert changes.answered <= audited(whole)
 
 
@@ -151,7 +151,7 @@ def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
         os.kill(pid, signal.SIGSTOP)
     for name, pid in before.items():
         until(partial(whole.is_back, name, pid))
-        assert f"{name:<9}│ died: silent for 10 s. It is started again." in whole.said
+        assert f"{name:<9}│ exited: silent for 10 s; restarting" in whole.said
     until(whole.is_healthy)
 
 
@@ -179,7 +179,7 @@ def test_the_logs_can_be_read(whole: Whole) -> None:
     assert "ready to accept connections" in whole.run("logs", "postgres").stdout
     unknown = whole.run("logs", "nobody")
     assert unknown.returncode == os.EX_USAGE
-    assert "There is no log of “nobody”. There are: " in unknown.stderr
+    assert "There is no log of “nobody”. Services: " in unknown.stderr
     assert "no log of ?nobody?" in whole.run("logs", "nobody", PYTHONIOENCODING="latin-1").stderr
 
 
@@ -202,7 +202,7 @@ def test_it_ends_with_nothing_left_and_begins_again_with_everything_kept(own: Wh
     assert len(pids) >= len(SERVERS) + len(OURS)
     own.signal(signal.SIGINT)
     assert own.end() == os.EX_OK
-    assert "Stopped. Nothing is left running; the data is kept." in own.said
+    assert "Stopped. All processes have ended; the data is kept." in own.said
     own.assert_nothing_is_left(pids)
     own.up()
     assert "Password" not in own.said
@@ -223,7 +223,7 @@ def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(own: Whole) -
     own.signal(signal.SIGKILL)
     own.end()
     own.up()
-    assert "Stopped what a former start had left running:" in own.said
+    assert "Stopped processes of an earlier start:" in own.said
     assert not [pid for pid in pids if is_running(pid)]
     assert log_in(own, password).url.path == "/"
     own.signal(signal.SIGKILL)
@@ -236,7 +236,7 @@ def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(own: Whole) -
 def test_a_port_that_is_taken_is_passed_over(own: Whole) -> None:
     with socket.create_server(("127.0.0.1", own.port)):
         own.up()
-    assert f"Port {own.port} is taken, so this is port" in own.said
+    assert f"Port {own.port} is in use; using port" in own.said
     assert own.address != f"http://127.0.0.1:{own.port}"
     until(own.is_healthy)
 
@@ -278,7 +278,7 @@ def _take_terminal() -> None:
 def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own: Whole) -> None:
     own.up(TIDEGATE_DEMO="1")
     assert {"demo", *places.NODES, *places.DRIVERS} <= own.rows().keys()
-    assert "TIDEGATE_DEMO=0 leaves it out" in re.sub(r"[│\s]+", " ", own.said)
+    assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", own.said)
     with browser_of(own, own.password) as browser:
 
         def moved(**asked: str) -> float:
@@ -306,7 +306,7 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own
     own.signal(signal.SIGINT)
     assert own.end() == os.EX_OK
     own.assert_nothing_is_left(pids)
-    assert "bytes that came back" not in own.said, "some were wrong"
+    assert "differ from what was stored" not in own.said, "some were wrong"
     assert "Unauthorized" not in own.said, "heartbeats of those who have not joined"
 
 
@@ -334,7 +334,7 @@ def stop_an_incident_half_way(stack: Whole) -> None:
     os.close(theirs)
     assert "All is well" in heard[0]
     assert process.returncode == os.EX_OK
-    assert "The fleet is as it was." in said
+    assert "The fleet is restored." in said
 
 
 def test_an_incident_needs_a_demo_that_runs(whole: Whole, own: Whole) -> None:

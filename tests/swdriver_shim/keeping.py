@@ -12,8 +12,8 @@ from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.objects import LocalObjects, Objects
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
+from tests.swdriver_shim.fleets import Fleet
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.test_driver import Fleet
 
 LAYOUT = Layout((Group("objects", (64, 32), alone=True),))
 FIRST, BYTES_MAX = 64 * COLUMN_TOKENS, 96 * COLUMN_TOKENS

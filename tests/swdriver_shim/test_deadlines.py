@@ -53,6 +53,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_control, "ASK_SECONDS", SECONDS)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_drips_is_a_miss(dripping: Peer) -> None:
     mine = RemotePrefixes(dripping.url, "token", MODEL)
     assert mine.query([1, 2, 3]) == 0

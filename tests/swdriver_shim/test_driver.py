@@ -2,154 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 from kvss_agent.client import (
-    Credentials,
     Lost,
     Miss,
-    ShardClient,
     StreamClient,
-    Transport,
-    connect,
 )
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
 from swdriver_shim.data_plane.shard.columns import EvictColumn, RecallColumn, RefillColumn
-from swdriver_shim.data_plane.shard.moves import Pull
-from swdriver_shim.driver import Driver, Part, ResumableLoad
-from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import OrgPolicies, Policy, Rules
-from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from swdriver_shim.driver import Driver
+from swdriver_shim.policy import Policy
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import LAYOUT, PULLED, C, Engine, Fleet, driving, pull_with, tokens
 from tests.swdriver_shim.prompts import prompt
-
-C = COLUMN_TOKENS
-PULLED = PullResult(done=True, bytes=0)
-LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
-
-
-def kv(asked: Prompt, group: int, shard: int, depth: int, tokens: int) -> bytes:
-    """What a model would compute: it depends on the org's tokens so far, the group and the shard."""
-    size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
-    prefix = bytes(asked._raw[: 4 * (depth * C + tokens)])
-    return hashlib.shake_128(prefix + bytes([group, shard])).digest(size)
-
-
-class Engine:
-    """What stores what it computes, and checks every byte that comes back."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def store(self, asked: Prompt, rules: Rules | None = None) -> int:
-        def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            return memoryview(kv(asked, group, shard, depth, tokens))
-
-        return self.driver.store(asked, asked.tokens, read, rules or Rules()).columns
-
-    def load(self, asked: Prompt, seconds: float = 0.0) -> int:
-        return self.loaded(asked, lambda into: self.driver.load(asked, into, seconds=seconds)).tokens
-
-    def loaded(self, asked: Prompt, ask: Callable[[Part], ResumableLoad]) -> ResumableLoad:
-        """What a load gave, every byte of it checked."""
-        got: dict[tuple[int, int, int, int], bytearray] = {}
-
-        def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
-            place = got[group, shard, depth, tokens] = bytearray(size)
-            return memoryview(place)
-
-        loaded = ask(into)
-        for (group, shard, depth, tokens), place in got.items():
-            if depth * C + tokens <= loaded.tokens:
-                assert place == kv(asked, group, shard, depth, tokens), "wrong bytes"
-        return loaded
-
-
-class Fleet:
-    """One agent in this process, with the shards of the layout."""
-
-    def __init__(self, plane: Plane, layout: Layout = LAYOUT) -> None:
-        self.plane = plane
-        self.layout = layout
-
-    def make(self, slots: int = 20, applied: int = 0, suffix: str = "") -> None:
-        for name, size in self.names():
-            self.make_one(name + suffix, size, slots, applied)
-
-    def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
-        part = name.partition(" ")[0]
-        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
-        arena = Arena.allocate(identity.slot_bytes, slots)
-        wake = self.plane.plane.wake
-        shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)
-        return shard
-
-    def names(self) -> Iterator[tuple[str, int]]:
-        for index, group in enumerate(self.layout.groups):
-            for shard, size in enumerate(group.bytes_per_token):
-                yield f"{index}.{shard}", size * C
-
-    def shards(self, kind: str) -> Sequence[Sequence[Shard]]:
-        return [
-            [self.shard(f"{index}.{shard}", kind) for shard in range(len(group.bytes_per_token))]
-            for index, group in enumerate(self.layout.groups)
-        ]
-
-    def shard(self, name: str, kind: str) -> Shard:
-        return Shard(name, self.connect(name, kind))
-
-    def connect(self, name: str, kind: str) -> Callable[[], ShardClient]:
-        address = f"tcp:127.0.0.1:{self.plane.tcp}" if kind == "tcp" else f"unix:{self.plane.unix}"
-        transport: Transport = "shm" if kind == "shm" else "stream"
-        credentials = Credentials(DRIVER, SECRET)
-        return lambda: connect(address, name, credentials, transport=transport)
-
-    def end_one(self, name: str) -> None:
-        self.plane.shards.pop(name).end(Cause.GONE, "killed")
-
-    def kill(self) -> None:
-        for shard in self.plane.shards.values():
-            shard.end(Cause.GONE, "killed")
-        self.plane.shards.clear()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with running(tmp_path) as plane:
-        made = Fleet(plane)
-        made.make()
-        yield made
-
-
-@contextlib.contextmanager
-def driving(
-    fleet: Fleet, kind: str = "shm", clock: Callable[[], float] = time.monotonic, **policies: Policy
-) -> Iterator[Engine]:
-    driver = Driver(LAYOUT, "llama", fleet.shards(kind), clock=clock)
-    driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
-    try:
-        yield Engine(driver)
-        driver.ledger.check_integrity()
-    finally:
-        driver.close()
-
-
-def tokens(*kinds: int, rest: int = 0) -> list[int]:
-    return [kind for kind in kinds for _ in range(C)] + [99] * rest
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix", "tcp"])
@@ -270,19 +142,6 @@ def test_a_group_has_as_many_slots_as_its_smallest_shard(fleet: Fleet) -> None:
         wait_until("the driver follows", lambda: ledger.pools[0].limit == 20)
 
 
-def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
-    """What the new agent's control does, slot by slot."""
-
-    def pull(slots: Sequence[int], _after: int) -> PullResult:
-        old, target = fleet.plane.shards[name], fleet.plane.shards[new]
-        for slot in slots:
-            if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
-                target.arena.slot(slot)[:] = old.arena.slot(slot)
-        return PULLED
-
-    return pull
-
-
 def test_a_shard_moves_under_load_and_no_request_fails(fleet: Fleet) -> None:
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
@@ -336,6 +195,7 @@ def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) ->
         assert shard.count_from() >= before
 
 
+@pytest.mark.slow
 def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_again(
     fleet: Fleet,
 ) -> None:

@@ -12,7 +12,7 @@ from console.environment import PROJECT
 from swdriver_shim.adapters.remote import RemoteObjects
 from tests.kvss_agent.process import agent
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import Daemon
+from tests.swdriver_shim.daemons import Daemon
 
 DOCS = PROJECT / "docs" / "engines"
 

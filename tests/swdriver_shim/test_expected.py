@@ -16,7 +16,7 @@ from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.adapters.remote import RemotePrefixes
 from swdriver_shim.desired import GroupSpec, ModelSpec
-from tests.kvss_agent.test_trust import NOW, issue, process
+from tests.kvss_agent.certificates import NOW, issue, process
 
 MODEL = ModelSpec("llama", (GroupSpec("full", (64,)),))
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.spills import Dates
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys, prompt
-from tests.swdriver_shim.test_ledger import C, conversation, finish, is_done, ledger, missed, store
 
 KEPT = Policy(tiers=Tiers.TIER2)
 

@@ -13,19 +13,8 @@ from kvss_agent.shard import seal
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import PULLED, C, Engine, Fleet, driving, pull_with, tokens
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import (
-    PULLED,
-    C,
-    Engine,
-    Fleet,
-    driving,
-    fleet,
-    pull_with,
-    tokens,
-)
-
-__all__ = ["fleet"]
 
 NOT_PULLED = PullResult(done=False, bytes=0)
 

@@ -3,110 +3,29 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kvss_agent.client import Credentials, Lost, Miss
 from kvss_agent.data_plane.breach import Cause
-from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.homes import Home, SlotPull
-from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.shard.columns import ViewColumn
 from swdriver_shim.data_plane.worker import server as halving
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import shut
 from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.decider.decider import Decider
-from swdriver_shim.keys import Prompt
-from swdriver_shim.policy import OrgPolicies, Policy
-from tests.kvss_agent.plane import DRIVER, SECRET, running
+from swdriver_shim.policy import Policy
+from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import C, kv, tokens
+from tests.swdriver_shim.halves import halves
 from tests.swdriver_shim.prompts import prompt
-from tests.swdriver_shim.test_driver import LAYOUT, C, Fleet, kv, tokens
-
-
-class Halves:
-    """Two workers, the first of which holds two shards and the other one; and whoever decides."""
-
-    def __init__(self, fleet: Fleet, **policies: Policy) -> None:
-        self.fleet = fleet
-        self.told: list[object] = []
-        self.workers = [WorkerServer(), WorkerServer()]
-        self.lines = [WorkerConnection(one.address, self.hear) for one in self.workers]
-        held = {"0.0": 0, "0.1": 1, "1.0": 0}
-        far = {name: RemoteShard(name, self.lines[at], self.home(name)) for name, at in held.items()}
-        self.far = far
-        self.driver = Decider(LAYOUT, "llama", [[far["0.0"], far["0.1"]], [far["1.0"]]])
-        self.driver.set_policies({org: OrgPolicies(policy=one) for org, one in policies.items()})
-        self.names = [["0.0", "0.1"], ["1.0"]]
-        self.held = held
-
-    def hear(self, raw: msgspec.Raw) -> None:
-        self.told.append(msgspec.msgpack.decode(raw))
-
-    def home(self, name: str) -> Home:
-        return Home(f"unix:{self.fleet.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
-
-    def close(self) -> None:
-        self.driver.close()
-        for line in self.lines:
-            line.close()
-        for worker in self.workers:
-            worker.close()
-
-    def store(self, asked: Prompt) -> int:
-        """As an engine does: slots are chosen here, and workers evict to them."""
-        store = self.driver.begin_store(asked, asked.tokens)
-        failed: dict[Column, Reason] = {}
-        for column, slot in store.places:
-            group, depth = column.group, column.depth
-            for index, name in enumerate(self.names[group]):
-                payload = memoryview(kv(asked, group, index, depth, column.tokens))
-                out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)
-                if not self.workers[self.held[name]].shards[name].evict([out]):
-                    failed[column] = Reason.AGENT_LOST
-        self.driver.end_store(store, failed)
-        return len(store.places) - len(failed)
-
-    def load(self, asked: Prompt) -> int:
-        """And what comes back is compared, byte for byte."""
-        loading = self.driver.begin_load(asked)
-        match = loading.match
-        refused: dict[Column, Miss] = {}
-        for group, (hit, slots) in enumerate(zip(match.columns, match.slots, strict=True)):
-            for index, name in enumerate(self.names[group]):
-                looks = [
-                    ViewColumn(slot, column.key, asked.maker.tag, column.tokens)
-                    for column, slot in zip(hit, slots, strict=True)
-                ]
-                with self.workers[self.held[name]].shards[name].view(looks) as found:
-                    for column, one in zip(hit, found, strict=True):
-                        if isinstance(one, Miss):
-                            refused[column] = one
-                        else:
-                            assert one == kv(asked, group, index, column.depth, column.tokens)
-        self.driver.end_load(loading, (0, self.driver.refuse(refused)) if refused else None)
-        return 0 if refused else match.tokens
-
-
-@contextlib.contextmanager
-def halves(directory: Path, **policies: Policy) -> Iterator[Halves]:
-    with running(directory) as plane:
-        fleet = Fleet(plane)
-        fleet.make()
-        made = Halves(fleet, **policies)
-        try:
-            yield made
-            made.driver.ledger.check_integrity()
-        finally:
-            made.close()
 
 
 def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
@@ -152,6 +71,7 @@ def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:
         assert not any(any(shard.arena.slot(at)) for shard in hosted for at in range(20))
 
 
+@pytest.mark.slow
 def test_nothing_outlives_its_time_while_a_shard_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,58 +11,15 @@ from console.environment import PROJECT
 from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
 from swdriver_shim.cache.ledger import SLICE, Ledger
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.stock import NAMESPACES_MAX, SWEPT_SECONDS
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
-C = COLUMN_TOKENS
 COLUMN_BYTES = FULL.groups[0].column_bytes
-
-
-def ledger(slots: int = 8, layout: Layout = FULL, **policies: Policy) -> Ledger:
-    made = Ledger(layout, "llama")
-    for group in range(len(layout.groups)):
-        made.set_slot_limit(group, slots)
-    made.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()}, 0)
-    return made
-
-
-def store(made: Ledger, asked: Prompt, now: float = 0, rules: Rules = AS_USUAL) -> list[int]:
-    begun = made.begin_store(asked, asked.tokens, now, rules)
-    made.finish_store(begun, now)
-    return [place.slot for place in begun.places]
-
-
-def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
-    """What a match of this prompt counts as missed."""
-    tally = made._stock.account(asked.org).tally
-    before = tally.missed.copy()
-    made.release(made.match(asked, now))
-    made.check_integrity()
-    return dict(tally.missed - before)
-
-
-def is_done(receipt: Removal) -> bool:
-    return receipt.done
-
-
-def finish(made: Ledger) -> None:
-    while made.reclaim():
-        pass
-    while clears := made.take_clears(64):
-        made.finish_clears(clears, is_done=True)
-    while forgets := made.tier2.take_deletes(64):
-        made.tier2.finish_deletes(forgets, is_done=True)
-    while purge := made.tier2.take_purge():
-        made.tier2.finish_purge(purge, is_done=True)
-
-
-def conversation(*kinds: int, rest: int = 0) -> Sequence[int]:
-    return [kind for kind in kinds for _ in range(C)] + [99] * rest
 
 
 def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None:

@@ -32,9 +32,9 @@ from swdriver_shim.driver import Driver
 from swdriver_shim.objects import LocalObjects, Objects
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import Fleet
 from tests.swdriver_shim.keeping import BYTES_MAX, LAYOUT, keeping, value
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.test_driver import Fleet
 
 VALUE_MAX = BYTES_MAX - SHAPE_BYTES
 KEY = "model@1@0@1f2e@bfloat16"
@@ -243,6 +243,7 @@ def test_there_are_so_many_connections_and_no_more(world: World) -> None:
     assert Client(port).ask(Command.HEALTH) == Code.SUCCESS
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_keep_no_engine_out(world: World) -> None:
     port = world.front()
     engine = Client(port)

@@ -17,11 +17,11 @@ from swdriver_shim.objects import LocalObjects, count_leading, object_model
 from swdriver_shim.policy import Policy, Rules, Tiers
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import Fleet
+from tests.swdriver_shim.fleets import driving as driving_prefixes
 from tests.swdriver_shim.keeping import BYTES_MAX, FIRST, LAYOUT, keeper, keeping, names, value
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.test_driver import Fleet
-from tests.swdriver_shim.test_driver import driving as driving_prefixes
-from tests.swdriver_shim.test_tier2 import SOON, kept, tiering
+from tests.swdriver_shim.tiers import SOON, kept, tiering
 
 SLOTS = 20
 KEPT = Policy(tiers=Tiers.TIER2)

@@ -19,13 +19,11 @@ from telemetry.metrics import Kind
 from telemetry.shapes import Series
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, C, Daemon, kv, told
+from tests.swdriver_shim.fleets import tokens
+from tests.swdriver_shim.halves import halves
+from tests.swdriver_shim.paths import RAIL, SPINE
 from tests.swdriver_shim.prompts import prompt
-from tests.swdriver_shim.test_driver import tokens
-from tests.swdriver_shim.test_halves import halves
-from tests.swdriver_shim.test_service import ACME, CONTROL, EACH, C, Daemon, kv, told
-
-RAIL = PathSpec("chat", "rail", "cs1", 2, "leaf1", "leaf1", "ax1")
-SPINE = PathSpec("chat", "spine", "cs1", 2, "leaf1", "leaf2", "ax2", link="leaf1-spine1")
 
 
 def test_what_took_a_path_is_added_to_what_took_it_before() -> None:

@@ -21,7 +21,7 @@ from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.keys import isolation_tag
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
 
 TOKENS = list(range(2 * C))
 SECRET = b"acme".ljust(32, b"!")
@@ -146,6 +146,7 @@ def test_who_is_told_nothing_says_so_and_covers_nothing(tmp_path: Path) -> None:
         driver.kill()
 
 
+@pytest.mark.slow
 def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentProcess) -> None:
     driver.store(ACME, TOKENS, kv(len(TOKENS)))
     one.kill()

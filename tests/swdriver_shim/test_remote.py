@@ -16,7 +16,7 @@ from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 
 C = COLUMN_TOKENS
 GROUPS = (GroupSpec(name="full", bytes_per_token=(48, 16)), GroupSpec("window", (32,), window=100))

@@ -23,8 +23,8 @@ from swdriver_shim.objects import Objects, object_model
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, told
 
 SLOTS = 20
 MODEL = object_model("llama", BYTES_MAX)

@@ -8,8 +8,8 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import RequestLog, RequestRecord
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Policy
+from tests.swdriver_shim.ledgers import ledger, store
 from tests.swdriver_shim.prompts import NAMESPACE, SECRET
-from tests.swdriver_shim.test_ledger import ledger, store
 
 C = COLUMN_TOKENS
 

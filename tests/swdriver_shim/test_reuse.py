@@ -71,6 +71,7 @@ def zipf(requests: int, documents: int, columns: int, seed: int) -> list[Prompt]
 # The log
 
 
+@pytest.mark.slow
 def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_preview_from_all_columns_is_what_the_driver_does(
     assert told.now.hit_rate == told.measured_hit_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "proposed",
     [
@@ -289,6 +291,7 @@ def test_what_would_expire_at_once_is_told_and_what_memory_becomes_free() -> Non
     assert nothing.expiring_columns == 40
 
 
+@pytest.mark.slow
 def test_who_stores_a_shared_beginning_anew_does_so_for_all_who_share_it() -> None:
     """With a time to live from the first use. Between the last column of the beginning that is in the
     sample and the first of each prompt that goes on there are some that all share."""
@@ -352,6 +355,7 @@ def test_a_sample_that_knows_little_says_so() -> None:
     assert any("wait for more traffic" in warning for warning in told.confidence.warnings)
 
 
+@pytest.mark.slow
 def test_policies_may_change_while_the_sample_is_taken() -> None:
     names: list[DisplacementName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
     ledger = driver(slots=100)

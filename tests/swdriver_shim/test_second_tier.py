@@ -15,8 +15,8 @@ from swdriver_shim.cache.spills import Dates
 from swdriver_shim.data_plane.tier2 import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.ledgers import conversation, finish, ledger, store
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
-from tests.swdriver_shim.test_ledger import conversation, finish, ledger, store
 
 C = COLUMN_TOKENS
 KEPT = Policy(tiers=Tiers.TIER2)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import re
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -31,44 +28,12 @@ from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import service
 from swdriver_shim.daemon.metrics import METRICS
 from swdriver_shim.daemon.shim import Shim
-from swdriver_shim.desired import OrgSpec, token_hash
-from swdriver_shim.keys import COLUMN_TOKENS, Namespace
+from swdriver_shim.desired import OrgSpec
+from swdriver_shim.keys import Namespace
 from swdriver_shim.policy import Policy
-from tests.control_api import Tls, control_client
-from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-
-C = COLUMN_TOKENS
-CONTROL = "c" * 40
-ACME, GLOBEX = "a" * 40, "g" * 40
-EACH = 64  # bytes per token
-
-
-def told(agents: list[AgentProcess], generation: int = 1, **more: Any) -> dict[str, Any]:
-    where = more.pop("where", agents[0])
-    home = {"group": "full", "index": 0, "address": f"unix:{where.directory}/data.sock", "shard": "s"}
-    token = (where.directory / "token").read_text().strip()
-    home["control"] = {"url": str(where.http.base_url), "token": token}
-    return {
-        "generation": generation,
-        "driver": DRIVER,
-        "secret": base64.b64encode(SECRET).decode(),
-        "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]},
-        "homes": [home],
-        "orgs": [org("acme", ACME), org("globex", GLOBEX)],
-        **more,
-    }
-
-
-def org(name: str, token: str, **policy: Any) -> dict[str, Any]:
-    secret = base64.b64encode(name.encode().ljust(32, b"!")).decode()
-    return {
-        "name": name,
-        "secret": secret,
-        "tokens": [token_hash(token)],
-        "policies": {"policy": policy},
-    }
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
 
 
 @pytest.fixture(scope="module")
@@ -93,72 +58,6 @@ def other(tmp_path: Path) -> Iterator[AgentProcess]:
         yield two
 
 
-class Daemon:
-    """A driver's daemon, as a process of its own."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *options: str,
-        launch: Sequence[str] = (),
-        host: str = "127.0.0.1",
-        tls: Tls | None = None,
-    ) -> None:
-        directory.mkdir(exist_ok=True)
-        self.log = directory / "log"
-        token = directory / "token"
-        token.write_text(CONTROL)
-        command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*launch, *command, "--control", f"{host}:0", *options], cwd=PROJECT, stderr=log
-            )
-        wait_until("it listens", lambda: "Listening" in self.log.read_text())
-        found = re.search(rf"Listening on ({re.escape(host)}:\d+)", self.log.read_text())
-        assert found
-        self.http = control_client(found[1], tls=tls, seconds=60)
-
-    def stop(self) -> int:
-        self.http.close()
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.http.close()
-
-    def is_ready(self) -> bool:
-        return self.http.get("/-/health").status_code == 200
-
-    def ask(self, token: str, path: str, **body: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {token}"}
-        return self.http.post(f"/v1/{path}", json=body, headers=headers)
-
-    def control(self, path: str, document: dict[str, Any] | None = None) -> httpx.Response:
-        headers = {"authorization": f"Bearer {CONTROL}"}
-        if document is None:
-            return self.http.get(f"/v1/{path}", headers=headers)
-        return self.http.put(f"/v1/{path}", json=document, headers=headers)
-
-    def shard(self) -> dict[str, Any]:
-        [shard] = self.control("observed").json()["shards"]
-        assert isinstance(shard, dict)
-        return shard
-
-    def store(self, token: str, tokens: list[int], kv: bytes, **more: Any) -> httpx.Response:
-        header = json.dumps({"tokens": tokens, **more}).encode()
-        body = struct.pack("<I", len(header)) + header + kv
-        return self.http.post("/v1/store", content=body, headers={"authorization": f"Bearer {token}"})
-
-    def load(self, token: str, tokens: list[int]) -> tuple[int, bytes]:
-        answer = self.ask(token, "load", tokens=tokens)
-        assert answer.status_code == 200, answer.text
-        (length,) = struct.unpack_from("<I", answer.content)
-        header = json.loads(answer.content[4 : 4 + length])
-        return header["tokens"], answer.content[4 + length :]
-
-
 @pytest.fixture
 def daemon(tmp_path: Path, agents: list[AgentProcess]) -> Iterator[Daemon]:
     made = Daemon(tmp_path / "driver")
@@ -166,10 +65,6 @@ def daemon(tmp_path: Path, agents: list[AgentProcess]) -> Iterator[Daemon]:
     wait_until("it is ready", made.is_ready)
     yield made
     assert made.stop() == 0
-
-
-def kv(tokens: int, seed: int = 0) -> bytes:
-    return bytes((seed + n) % 251 for n in range(tokens * EACH))
 
 
 def test_kv_goes_in_and_comes_out_and_only_for_its_org(daemon: Daemon) -> None:
@@ -422,6 +317,7 @@ def test_a_shard_of_too_small_slots_is_refused_and_the_right_size_told(
     daemon.stop()
 
 
+@pytest.mark.slow
 def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
     daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
@@ -553,6 +449,7 @@ async def test_long_bodies_of_one_org_are_read_one_after_the_other(
         assert set(await asyncio.gather(*asked)) == {409}
 
 
+@pytest.mark.slow
 def test_half_sent_bodies_of_one_org_cost_another_nothing(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:

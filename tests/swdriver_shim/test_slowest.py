@@ -10,8 +10,9 @@ import pytest
 from swdriver_shim.data_plane.shard.columns import EvictColumn
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
 from telemetry.emit import transfers
-from telemetry.emit.transfers import TRANSFERS_MAX, Transfer
-from tests.swdriver_shim.test_paths import RAIL, SPINE
+from telemetry.emit.transfers import TRANSFERS_MAX
+from tests.swdriver_shim.paths import RAIL, SPINE
+from tests.swdriver_shim.transfers import transfer
 
 ACME, GLOBEX = b"a" * 8, b"g" * 8
 
@@ -69,27 +70,6 @@ def test_many_threads_note_and_the_slowest_of_all_are_kept() -> None:
     for thread in threads:
         thread.join()
     assert sorted(one.seconds for one in slowest.take()) == [3.998, 3.999]
-
-
-def transfer(seconds: float = 0.1, **more: object) -> Transfer:
-    fields = {
-        "at": 1_790_000_000.0,
-        "seconds": seconds,
-        "direction": "in",
-        "org": "acme",
-        "request": "",
-        "stream": "full.0",
-        "slot_first": 1,
-        "slot_last": 2,
-        "columns": 2,
-        "bytes": 10,
-        "session": "chat",
-        "node": "ax-1",
-        "tier": "rail",
-        "nic_leaf": "leaf-1",
-        "link": "",
-    }
-    return Transfer(**{**fields, **more})  # type: ignore[arg-type]  # mixed on purpose
 
 
 def test_no_more_travel_than_may_and_the_slowest_do() -> None:

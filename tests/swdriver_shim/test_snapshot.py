@@ -20,8 +20,8 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import LAYOUT, Engine, Fleet, tokens
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import LAYOUT, Engine, Fleet, tokens
 
 C = COLUMN_TOKENS
 ORGS = ("acme", "globex")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -12,10 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.data_plane.tier_requests import LoopTiering
-from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Difference, Tier2
 from swdriver_shim.cache.reasons import TIER2, Reason
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Part, ResumableLoad
@@ -23,40 +18,19 @@ from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Rules, Tiers
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
+from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, tokens
 from tests.swdriver_shim.prompts import keys, prompt
-from tests.swdriver_shim.test_driver import PULLED, Engine, Fleet, driving, kv, tokens
-from tests.swdriver_shim.test_shim import document
+from tests.swdriver_shim.shims import document
+from tests.swdriver_shim.tiers import SOON, kept, tiering
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
 KEPT = Policy(tiers=Tiers.TIER2)
-SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     return tmp_path / "files"
-
-
-@contextlib.contextmanager
-def tiering(files: Path) -> Iterator[LoopTiering]:
-    """A tier 2 on a loop of its own, as an agent has it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    made = LoopTiering(loop)
-    store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
-    asyncio.run_coroutine_threadsafe(store.open(), loop).result()
-    made.store = store
-    try:
-        yield made
-        there = asyncio.run_coroutine_threadsafe(store.check_integrity(), loop).result()
-        assert there == Difference((), (), ())
-    finally:
-        asyncio.run_coroutine_threadsafe(store.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
@@ -65,10 +39,6 @@ def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
         made = Fleet(plane)
         made.make(SLOTS)
         yield made
-
-
-def kept(files: Path) -> list[Path]:
-    return [path for path in files.rglob("*") if path.is_file()]
 
 
 def is_kept(engine: Engine, files: Path, columns: int) -> None:
@@ -405,6 +375,7 @@ def test_a_new_driver_purges_what_lay_in_memory_before_it(fleet: Fleet) -> None:
         assert not any(shard.occupied() for shard in fleet.plane.shards.values())
 
 
+@pytest.mark.slow
 def test_what_room_is_made_of_is_copied_before(fleet: Fleet, files: Path) -> None:
     with driving(fleet, acme=KEPT) as engine:
         prompts = [prompt(tokens(kind, kind + 1)) for kind in range(100, 200, 2)]

@@ -36,7 +36,7 @@ from swdriver_shim.prefixes import LocalPrefixes
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, GLOBEX, Daemon, org
+from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, org
 from tests.swdriver_shim.tiny_models import (
     CHUNK,
     MODELS,

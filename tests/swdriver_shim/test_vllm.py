@@ -673,6 +673,7 @@ def test_a_request_that_is_never_scheduled_holds_nothing(tmp_path: Path) -> None
         assert not list(one.driver.ledger._slots.pins())
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))
 def test_whatever_comes_together_every_block_is_right(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,11 @@ from django.conf import settings
 
 from console.environment import PROJECT
 from tests.kvss_agent.process import agent, document, spec
-from tests.live import LiveConsole, live_console, wait_until
-from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, told
+from tests.live import live_console, wait_until
+from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, told
+from tests.telemetry.ends import ingest_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
-
-@contextlib.contextmanager
-def ingest_of(console: LiveConsole, log: Path) -> Iterator[None]:
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", "ingest"],
-            cwd=PROJECT,
-            env=console.environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0, log.read_text()
 
 
 def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the_fleet(

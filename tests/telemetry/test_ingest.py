@@ -33,7 +33,7 @@ from telemetry.shapes import Series
 from telemetry.store import rollup
 from telemetry.store.rollup import RollUp, days_kept
 from telemetry.store.storage import LEVELS
-from tests.swdriver_shim.test_slowest import transfer
+from tests.swdriver_shim.transfers import transfer
 from tests.telemetry.sums import sums
 
 pytestmark = pytest.mark.django_db
@@ -61,22 +61,6 @@ class Numbers:
         self.columns["acme"] += 3
         self.columns["globex"] += 1
         self.evict.record(0.001)
-
-
-@pytest.fixture
-def client() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(settings.REDIS_URL)
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
-@pytest.fixture
-def roll_up() -> RollUp:
-    made = RollUp()
-    made.tend_days(time.time())
-    return made
 
 
 def joined(client: redis.Redis, name: str = "a") -> Ingest:

@@ -18,7 +18,7 @@ from telemetry.histogram import COARSE_BOUNDS, Histogram
 from telemetry.metrics import Kind
 from tests.kvss_agent.process import agent, document, spec
 from tests.live import live_console, wait_until
-from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, told
+from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, told
 from tests.telemetry.collector import Collector, collector
 
 SOON = {"OTEL_METRIC_EXPORT_INTERVAL": "200"}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
@@ -30,22 +28,6 @@ from tests.telemetry.writers import Writer, counters
 pytestmark = pytest.mark.django_db
 
 HONEST = Series(Kind.COUNTER, "test_honest_total", (("tier", "dram"),))
-
-
-@pytest.fixture
-def client() -> Iterator[redis.Redis]:
-    client = redis.Redis.from_url(settings.REDIS_URL)
-    client.flushdb()
-    yield client
-    client.flushdb()
-    client.close()
-
-
-@pytest.fixture
-def roll_up() -> RollUp:
-    made = RollUp()
-    made.tend_days(time.time())
-    return made
 
 
 @pytest.fixture
@@ -258,6 +240,7 @@ def test_dead_letters_are_bounded_and_go(
     assert dead_letters.forget_old_letters(timezone.now() + timedelta(days=32)) == 7
 
 
+@pytest.mark.slow
 def test_a_source_that_floods_a_topic_leaves_room_for_others(
     client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
 ) -> None:

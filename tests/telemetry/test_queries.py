@@ -116,6 +116,7 @@ AMOUNTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(AMOUNTS, st.sampled_from([60, 120, 3600]))
 def test_sums_are_the_same_however_far_roll_ups_are_and_whatever_is_late(

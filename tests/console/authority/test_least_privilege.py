@@ -45,8 +45,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.conftest import People
 from tests.console.sessions.loads import kv, tokens_of
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_jobs import start_job
-from tests.console.sessions.test_sizes import create
+from tests.console.sessions.requests import create, start_job
 from tests.control_api import Tls, as_console, as_process, certified, control_client
 from tests.hostile.network import Network
 from tests.live import wait_until

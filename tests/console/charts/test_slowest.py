@@ -16,9 +16,9 @@ from console.sessions.models import Job
 from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.slowest import keep
 from tests.conftest import People
-from tests.console.charts.test_charts import drawn, tell
+from tests.console.charts.numbers import drawn, tell
 from tests.console.sessions.fleets import make_driver
-from tests.swdriver_shim.test_slowest import transfer
+from tests.swdriver_shim.transfers import transfer
 
 pytestmark = pytest.mark.django_db
 

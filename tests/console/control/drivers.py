@@ -15,7 +15,7 @@ from console.fleet.models import Driver
 from kvss_agent.security.identity import ProcessIdentity
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
+from tests.swdriver_shim.daemons import CONTROL, EACH, C, Daemon
 
 MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]}
 

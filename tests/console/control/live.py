@@ -21,7 +21,7 @@ from tests.console.control.drivers import MODEL
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import LiveConsole, live_console, wait_until
-from tests.swdriver_shim.test_service import CONTROL, EACH, C, Daemon
+from tests.swdriver_shim.daemons import CONTROL, EACH, C, Daemon
 
 JOIN = """
 import json, sys

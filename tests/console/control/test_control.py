@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -16,12 +14,11 @@ from console.control.sending import Answer
 from console.fleet.models import Driver
 from console.orgs import services as orgs
 from console.policies import callers
-from console.policies import services as policies
-from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
+from tests.console.control.targets import save, target
 from tests.live import listening
-from tests.swdriver_shim.test_service import C, Daemon, kv
+from tests.swdriver_shim.daemons import C, Daemon, kv
 
 __all__ = ["drivers"]
 
@@ -29,24 +26,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 TOKENS = list(range(2 * C))
 
 
-def save(people: People, **policy: Any) -> Change:
-    with transaction.atomic():
-        org = orgs.for_change(people.principal("org_admin"), "acme")
-        wanted = OrgPolicies(policy=Policy(**policy))
-        held = policies.set_policy(people.principal("org_admin"), org, wanted, reason="asked for")
-    assert held.version
-    assert held.version.change
-    return held.version.change
-
-
 def caller(people: People) -> str:
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         return callers.add_caller(people.principal("org_admin"), org, name="engine")[1]
-
-
-def target(name: str) -> Target:
-    return Target.objects.get(kind="driver", name=name)
 
 
 def retry_now() -> None:

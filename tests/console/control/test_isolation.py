@@ -28,7 +28,7 @@ from console.sessions.steps.observations import Observations
 from kvss_agent.http.exchange import Budget, Reply
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
-from tests.console.control.test_control import save, target
+from tests.console.control.targets import save, target
 from tests.hostile.agent import Peer
 from tests.hostile.answers import EXHAUSTING, OBSERVED, Answer, Asked, bomb, says, says_json
 from tests.kvss_agent.plane import SECRET

@@ -9,7 +9,7 @@ import pytest
 
 from tests.console.control.live import Scene, manage, scene
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.daemons import C, kv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOKENS = list(range(2 * C))

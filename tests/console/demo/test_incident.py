@@ -30,8 +30,8 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
 
     monkeypatch.setattr(time, "sleep", interrupt)
     with pytest.raises(incident.CannotStage) as told:
-        incident.Incident("http://here")._put_back(Stream.objects.get(index=1))
+        incident.Incident("http://here")._restore(Stream.objects.get(index=1))
     assert str(told.value) == (
         "job7.full.1 may be left across the spine. "
-        "Bring it back: http://here/sessions/assistants/restore-rails/"
+        "Restore it: http://here/sessions/assistants/restore-rails/"
     )

@@ -14,7 +14,7 @@ from swdriver_shim.adapters.wafer import Wafer
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.prefixes import LocalPrefixes
 from tests.kvss_agent.plane import running
-from tests.swdriver_shim.test_driver import LAYOUT, Fleet, driving
+from tests.swdriver_shim.fleets import LAYOUT, Fleet, driving
 
 SECONDS = 900.0
 

@@ -23,7 +23,7 @@ from swdriver_shim.cache.reasons import Reason
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import C, kv
+from tests.swdriver_shim.daemons import C, kv
 
 __all__ = ["drivers"]
 TOKENS = list(range(3 * C + 5))

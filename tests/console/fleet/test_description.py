@@ -268,17 +268,6 @@ def test_an_import_can_be_taken_back_as_long_as_nothing_has_moved(people: People
         audit.undo(admin, entry, "")
 
 
-def many(nodes: int) -> Things:
-    """One stamp of 20 leaves and so many nodes."""
-    things: Things = {("stamp", "east"): {}}
-    for leaf in range(20):
-        things["leaf", f"leaf-{leaf}"] = {"stamp": "east"}
-    for node in range(nodes):
-        nic = {"leaf": f"leaf-{node % 20}", "wio": 16, "gbits": 100}
-        things["node", f"ax-{node}"] = {"stamp": "east", "nics": {"eth0": nic}}
-    return things
-
-
 def test_a_thousand_nodes_are_imported_in_few_queries(
     db: None, django_assert_max_num_queries: Any
 ) -> None:

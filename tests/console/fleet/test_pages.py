@@ -26,7 +26,7 @@ from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from kvss_agent.process.membership import credential
 from tests.conftest import People
-from tests.console.fleet.test_description import many
+from tests.console.fleet.descriptions import many
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
 from tests.html import compact
 

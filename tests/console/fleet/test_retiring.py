@@ -69,6 +69,7 @@ def there(world: World, tmp_path: Path) -> Iterator[AgentProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
     there: AgentProcess, tmp_path: Path, people: People, api_of: Callable[..., Client]
 ) -> None:

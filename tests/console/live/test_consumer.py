@@ -392,6 +392,7 @@ async def test_another_password_ends_other_sessions(
 # What is out of bounds
 
 
+@pytest.mark.slow
 async def test_a_viewer_that_does_not_read_holds_up_nobody_and_is_closed(
     people: People,
     connect: Connect,

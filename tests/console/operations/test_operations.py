@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,20 +28,13 @@ from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations import machines
 from tests.console.operations.machines import effects
+from tests.console.operations.runs import Killed, killed_at_query, run
 from tests.live import wait_until
 
 
 def start(kind: str = "tests.steps", target: str = "session:chat", **more: Any) -> Operation:
     with transaction.atomic():
         return services.start(SYSTEM, kind, target, f"Do {kind}", plan=more.pop("plan", {}), **more)
-
-
-def run(operation: Operation) -> Operation:
-    """Advance it until it waits or has ended."""
-    while services.advance(operation.pk):
-        pass
-    operation.refresh_from_db()
-    return operation
 
 
 @pytest.mark.django_db
@@ -134,25 +126,6 @@ def test_of_many_that_start_at_once_on_one_target_one_does() -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(outcomes) == ["began", "busy", "busy", "busy"]
-
-
-class Killed(BaseException):
-    """As hard as it gets inside of one process: nothing catches it."""
-
-
-@contextmanager
-def killed_at_query(number: int) -> Iterator[list[int]]:
-    """Whoever sends the query of this number dies before it is sent. Yields how many were sent."""
-    sent = [0]
-
-    def wrapper(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
-        sent[0] += 1
-        if sent[0] == number:
-            raise Killed
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(wrapper):
-        yield sent
 
 
 @pytest.mark.django_db(transaction=True)

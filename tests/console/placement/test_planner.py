@@ -337,6 +337,7 @@ def test_a_window_makes_room_that_rounds_did_not_see() -> None:
     assert changed == {first: problem.node("one"), second: problem.node("two")}
 
 
+@pytest.mark.slow
 def test_a_search_that_reaches_its_limit_gives_what_it_has() -> None:
     fleet = two_leaves(*(node(f"ax{number}", "l1", memory=97) for number in range(4)))
     rng = random.Random(7)

@@ -29,13 +29,13 @@ from kvss_agent.security.identity import ProcessIdentity, verify
 from swdriver_shim.keys import isolation_tag
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
-from tests.console.policies.test_proof import TOKENS, finished, node_of
+from tests.console.policies.purges import TOKENS, finished, node_of
 from tests.hostile.agent import Peer
 from tests.hostile.answers import Answer, says_json
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.test_process import tier2
+from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, org, told
+from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, org, told
 
 __all__ = ["drivers"]
 

@@ -23,8 +23,7 @@ from django.utils import timezone
 from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control import services as control
-from console.control.models import Target
-from console.fleet.models import Driver, Node, Stamp
+from console.fleet.models import Driver
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
@@ -32,7 +31,6 @@ from console.policies import callers, history, services
 from console.policies.evidence import purges, reports
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.org_keys import keys_of
-from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -43,15 +41,15 @@ from telemetry.store.rollup import RollUp
 from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.control.drivers import MODEL, DriverFleet, drivers
-from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.test_process import tier2
+from tests.console.policies.purges import TOKENS, finished, node_of
+from tests.kvss_agent.process import agent, document, spec
+from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import ACME, EACH, C, Daemon, kv, org, told
+from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, org, told
 
 __all__ = ["drivers"]
 
 pytestmark = pytest.mark.django_db
-TOKENS = list(range(2 * C))
 
 
 def tell(at: float, hit: int = 40) -> None:
@@ -157,16 +155,6 @@ def test_a_report_is_signed_with_a_key_that_anyone_can_ask_for(
         jwt.decode(f"{head}.{body[:-2]}AA.{signature}", key, algorithms=["EdDSA"])
 
 
-def finished(operation: Operation) -> Operation:
-    def is_done() -> bool:
-        operations.advance(operation.pk)
-        operation.refresh_from_db()
-        return operation.done
-
-    wait_until("the purge is done", is_done)
-    return operation
-
-
 @pytest.mark.slow
 def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     drivers: DriverFleet, people: People, api_of: Callable[..., Client]
@@ -227,23 +215,6 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
     assert not operation.done
     drivers.start("two")
     assert finished(operation).state == "succeeded"
-
-
-def node_of(there: AgentProcess) -> Node:
-    """As which an agent has joined, that was told by hand."""
-    Target.objects.create(kind="node", name="ax-1", generation=1)
-    own = ProcessIdentity.load(there.directory, "node:ax-1")
-    return Node.objects.create(
-        name="ax-1",
-        public_key=own.public_key_pem,
-        stamp=Stamp.objects.create(name="a"),
-        state="ready",
-        held_state="",
-        joined_at=timezone.now(),
-        control_url=str(there.http.base_url),
-        control_token=(there.directory / "token").read_text().strip(),
-        heartbeat_sha256=b"x" * 32,
-    )
 
 
 @pytest.mark.slow

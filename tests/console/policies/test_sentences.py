@@ -43,7 +43,7 @@ from swdriver_shim.policy import Policy, Tiers
             Policy(tiers=Tiers.TIER2, encrypt_tier2=True, tier2_bytes_max=3 << 29),
             (
                 "Prompts are stored in memory and in encrypted tier 2 for 1 h after their last use. "
-                "They take at most 1.5 GiB of tier 2."
+                "They use at most 1.5 GiB of tier 2."
             ),
         ),
         (Policy(tiers=Tiers.NONE), "Prompts are not stored: every prompt is recomputed."),
@@ -58,11 +58,11 @@ def test_every_field_has_a_name_and_every_difference_is_told() -> None:
     before, after = Policy(), Policy(dram_bytes_max=1 << 40, priority=10, tiers=Tiers.NONE)
     assert sentences.differences(before, after) == [
         ("Storage tiers", "memory only", "none: nothing is stored"),
-        ("Memory at most", "no limit", "1 TiB"),
+        ("Memory limit", "no limit", "1 TiB"),
         ("Priority", "35", "10"),
     ]
     close = Policy(dram_bytes_max=1 << 40), Policy(dram_bytes_max=(1 << 40) + 1)
-    assert sentences.differences(*close) == [("Memory at most", "1 TiB", "1099511627777 B")]
+    assert sentences.differences(*close) == [("Memory limit", "1 TiB", "1099511627777 B")]
 
 
 def test_templates_have_names_that_say_what_they_do() -> None:

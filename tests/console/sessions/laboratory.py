@@ -30,7 +30,7 @@ from tests.console.sessions.network import WITH_US, Network
 from tests.console.sessions.planes import Plane
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import agent
-from tests.swdriver_shim.test_service import CONTROL, C, Daemon
+from tests.swdriver_shim.daemons import CONTROL, C, Daemon
 
 LEAVES: Final = ("l1", "l2")
 EACH: Final = 2048  # bytes per token of each of the four domains: 128 KiB of a column

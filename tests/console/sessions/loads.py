@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import httpx
 
 from tests.console.sessions.planes import EACH
-from tests.swdriver_shim.test_service import C, Daemon
+from tests.swdriver_shim.daemons import C, Daemon
 
 PROMPTS = 24
 PAUSE_SECONDS = 0.01  # other processes have work to do as well

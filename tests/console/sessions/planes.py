@@ -16,7 +16,7 @@ from tests.console.sessions.fleets import make_box, make_driver, make_node
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
-from tests.swdriver_shim.test_service import CONTROL, Daemon
+from tests.swdriver_shim.daemons import CONTROL, Daemon
 
 EACH = (64, 64, 64, 64)
 MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": list(EACH)}]}

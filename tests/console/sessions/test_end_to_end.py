@@ -17,8 +17,7 @@ from console.sessions.models import Job, Session
 from tests.conftest import People
 from tests.console.sessions.loads import Load
 from tests.console.sessions.planes import plane, push, run
-from tests.console.sessions.test_jobs import shards, start_job
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]

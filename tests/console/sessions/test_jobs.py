@@ -9,18 +9,17 @@ import pytest
 from django.db import transaction
 
 from console.accounts.roles import Role
-from console.fleet.models import Driver, Node
+from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
-from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions import services
-from console.sessions.changes import drains, jobs, moves
-from console.sessions.models import Phase, Session, Stream
+from console.sessions.changes import drains, moves
+from console.sessions.models import Phase, Session
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -30,17 +29,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 def two_nodes(db: None, tmp_path: Path) -> Iterator[Plane]:
     with plane(tmp_path) as made:
         yield made
-
-
-def start_job(people: People, driver: Driver, **more: object) -> Operation:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        session = services.for_change(admin, "chat")
-        return jobs.start_job(admin, session, "serve", driver, **more)  # type: ignore[arg-type]
-
-
-def shards() -> list[Stream]:
-    return list(services.streams_of(Session.objects.get(name="chat")))
 
 
 def test_a_job_gets_its_shards_and_they_grow_and_shrink_with_its_session(

@@ -24,8 +24,7 @@ from tests.console.sessions import laboratory as lab
 from tests.console.sessions import network
 from tests.console.sessions.laboratory import Laboratory, kv, laboratory, tokens_of
 from tests.console.sessions.planes import run
-from tests.console.sessions.test_jobs import shards, start_job
-from tests.console.sessions.test_sizes import create, set_rules
+from tests.console.sessions.requests import create, set_rules, shards, start_job
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack]

@@ -35,9 +35,9 @@ from console.sessions.plans.proposals import CannotPlan, refusals
 from console.sessions.plans.snapshot import Snapshot
 from telemetry.models import Event
 from tests.conftest import People
-from tests.console.operations.test_operations import Killed, killed_at_query, run
+from tests.console.operations.runs import Killed, killed_at_query, run
 from tests.console.sessions.fleets import arrive, make_driver, make_fleet, make_node, run_job
-from tests.console.sessions.test_sizes import boxes_of, create, resize, set_rules
+from tests.console.sessions.requests import boxes_of, create, resize, set_rules
 
 NAMES = st.sampled_from(["s1", "s2", "s3"])
 BOXES = st.integers(1, 7)
@@ -137,6 +137,7 @@ def without_quotas(world: Snapshot, session: Session, boxes: int) -> None:
         raise CannotPlan(refused.cause, refused.sentence)
 
 
+@pytest.mark.slow
 class TestSessions(TestCase):
     ANYTHING = settings(
         max_examples=30,

@@ -29,9 +29,9 @@ from console.sessions.models import Phase, Session, Stream
 from console.sessions.steps import machines, relocation
 from console.sessions.steps.observations import Observations
 from tests.conftest import People
-from tests.console.operations.test_operations import run
+from tests.console.operations.runs import run
 from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize
 from tests.live import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

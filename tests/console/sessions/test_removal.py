@@ -37,7 +37,7 @@ from tests.console.control.drivers import join
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, new_token
 from tests.console.sessions.fleets import make_across, make_driver, make_fleet, run_job
 from tests.console.sessions.planes import Plane, plane, push, run
-from tests.console.sessions.test_sizes import create, resize
+from tests.console.sessions.requests import create, resize
 from tests.html import compact
 
 pytestmark = pytest.mark.django_db

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from console.audit.models import AuditEntry
-from console.fleet.models import Box, Node
+from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
-from console.operations.models import Operation
 from console.operations.plans import StalePlan
-from console.orgs.models import Org
 from console.placement.rules import Cause
 from console.sessions import rules, services
 from console.sessions.changes import sizes
-from console.sessions.models import RuleSet, Session
+from console.sessions.models import Session
 from console.sessions.plans.proposals import CannotPlan
 from telemetry.models import Event
 from tests.conftest import People
-from tests.console.operations.test_operations import run
+from tests.console.operations.runs import run
 from tests.console.sessions.fleets import make_box, make_fleet, make_node
+from tests.console.sessions.requests import boxes_of, create, resize, set_rules
 
 pytestmark = pytest.mark.django_db
 
@@ -31,35 +28,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def fleet(db: None) -> None:
     make_fleet()
-
-
-def create(
-    people: People,
-    name: str = "chat",
-    boxes: int = 2,
-    org: Org | None = None,
-    bytes_per_token: int | None = None,
-    **more: Any,
-) -> Operation:
-    with transaction.atomic():
-        session = sizes.new_session(name, org or people.acme, boxes, bytes_per_token=bytes_per_token)
-        return sizes.create(people.principal("platform_admin"), session, **more)
-
-
-def resize(people: People, boxes: int, name: str = "chat", **more: Any) -> Operation:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        return sizes.resize(admin, services.for_change(admin, name), boxes, **more)
-
-
-def set_rules(people: People, org: Org | None = None, **values: Any) -> RuleSet:
-    admin = people.principal("platform_admin")
-    with transaction.atomic():
-        return rules.set_rules(admin, rules.for_change(admin, org), values)
-
-
-def boxes_of(name: str = "chat") -> list[str]:
-    return list(Box.objects.filter(session_box__session__name=name).values_list("name", flat=True))
 
 
 def test_a_session_is_made_grown_and_shrunk(people: People) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kvss_agent.test_native import STRICT, built
+from tests.kvss_agent.compiled import STRICT, built
 
 
 @pytest.fixture(scope="session")

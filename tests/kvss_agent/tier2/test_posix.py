@@ -77,6 +77,7 @@ def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[
     return [int(line.split()[0]) for line in lines]
 
 
+@pytest.mark.slow
 async def test_a_killed_agent_leaves_nothing_wrong_behind(tmp_path: Path) -> None:
     """Killed in the middle of spills, again and again; each time the next start puts it right."""
     cap = 12 * (LENGTH + 4096)

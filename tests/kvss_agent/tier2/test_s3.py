@@ -182,6 +182,7 @@ async def test_a_slot_that_changes_while_it_is_copied_is_not_sent(server: Server
         assert objects(server, prefix) == {}
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_a_reason_and_then_it_works_again(prefix: str) -> None:
     with bucket.running() as server:
         server.make_bucket()

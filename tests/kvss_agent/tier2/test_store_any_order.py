@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -200,5 +201,5 @@ class AgainstADictionary(RuleBasedStateMachine):
             assert held <= cap == self.caps.of(bytes.fromhex(tag))
 
 
-TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary = pytest.mark.slow(AgainstADictionary.TestCase)
 TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30)

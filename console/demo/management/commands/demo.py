@@ -1,4 +1,4 @@
-"""`manage.py demo`: make the demo, and be its engines until told to stop. Part of `make up`."""
+"""`manage.py demo`: create the demo, and run its engines until SIGTERM. Part of `make up`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 
 ALIVE_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 2.0
-LATE_SECONDS_MAX: Final = 2.0  # later than that, the story waits instead of hurrying on
+LATE_SECONDS_MAX: Final = 2.0  # a later schedule is shifted instead of caught up with
 
 
 class Command(BaseCommand):
-    help = "Make the demo of `make up`, and be its engines until told to stop."
+    help = "Create the demo of `make up`, and run its engines until SIGTERM."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         if not settings.DEMO:
-            raise CommandError("This is no demo: TIDEGATE_DEMO is not set, or false.")
+            raise CommandError("The demo is off: TIDEGATE_DEMO is not set, or false.")
         if seeding.seed():
-            log.info("Made a fleet of %d nodes, and %d orgs", len(places.NODES), len(story.ORGS))
+            log.info("Created a fleet of %d nodes, and %d orgs", len(places.NODES), len(story.ORGS))
         seeding.write_down(settings.STATE_DIR)
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,7 +60,7 @@ class Command(BaseCommand):
 
 
 class Serving:
-    """The engine of one driver: in a thread of its own, whatever becomes of driver and console."""
+    """The engine of one driver, in a thread of its own; it retries while driver or console are away."""
 
     def __init__(self, served: story.Served, stopped: threading.Event) -> None:
         self._served = served
@@ -83,7 +83,7 @@ class Serving:
         self._forget()
 
     def _serve(self) -> None:
-        """Until the driver does not answer."""
+        """Send requests until the driver stops answering."""
         self._forget()
         url = Driver.objects.values_list("control_url", flat=True).get(name=self._served.driver)
         close_old_connections()
@@ -101,7 +101,7 @@ class Serving:
             self._say(f"{self._served.driver} serves")
 
     def _say(self, what: str) -> None:
-        """Once, until there is something else to say."""
+        """Log the state when it changes."""
         if what != self._said:
             self._said = what
             log.info("%s", what)

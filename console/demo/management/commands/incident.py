@@ -12,13 +12,13 @@ from console.operations.services import Busy
 
 
 class Command(BaseCommand):
-    help = "Stage an incident on the running demo: from a slow spine to its end."
+    help = "Stage an incident on the running demo, from a slow spine to a resolved alert."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("address", help="of the console, as the panel of `make up` says it")
+        parser.add_argument("address", help="address of the console, as printed by `make up`")
 
     def handle(self, *_args: Any, address: str, **_options: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops it takes it back
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # undoes the incident, like Ctrl-C
         try:
             Incident(address.rstrip("/")).run()
         except (CannotStage, Busy) as error:

@@ -1,200 +1,18 @@
-"""What people see and do: in light and dark, wide and narrow, with keyboard, without scripts."""
+"""What people do: with keyboard and mouse, with scripts and without."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, expect
 
-from tests.browser.looking import NARROW, WIDE, faults, log_in
-from tests.every_page import addresses
-from tests.live import LiveConsole, live_console
+from tests.browser.conftest import NODE
+from tests.browser.looking import Open, log_in
+from tests.live import LiveConsole
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-# What stands for the parameters of addresses; things that are not there have no page yet, but a 404.
-THINGS = {
-    "alerts": 1,
-    "audit": 2,
-    "boxes": "cs-1",
-    "callers": "none",
-    "channels": 1,
-    "drivers": "job-7",
-    "join": "none",
-    "jobs": "none",
-    "members": "admin",
-    "nodes": "ax-1",
-    "operations": "01a1ffd4-feba-7d6c-b722-e7226d864a20",
-    "orgs": "acme",
-    "policy": 1,
-    "rules": "refill-slow",
-    "scheduled": 1,
-    "sessions": "none",
-    "silences": 1,
-    "stores": 1,
-    "tokens": "none",
-    "users": "admin",
-    "views": 1,
-}
-# Pages as they are with something in their addresses.
-MORE = {
-    "latency of an org": "/latency/?topic=org:acme",
-    "slowest of an org": "/latency/slowest/?topic=org:acme",
-    "dead letters": "/dead-letters/",
-    "views of a page": "/views/?of=/latency/",
-    "latency, nonsense": "/latency/?range=nonsense",
-    "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
-    "policies-bulk": "/policies/bulk/?org=acme",
-    "rule of an org": "/alerts/rules/refill-slow/?org=acme",
-    "audit, nothing found": "/audit/?q=nothing-like-this",
-    "audit, nonsense": "/audit/?org=nonsense",
-    "search": "/search/?q=a",
-    "404": "/nope",
-}
-
-
-FLEET = """
-stamps:
-  east:
-    leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}, leaf-2: {}}
-    nodes: {ax-1: {nics: {eth0: {leaf: leaf-1}}}, ax-2: {nics: {eth0: {leaf: leaf-2}}}}
-    boxes: {cs-1: {domains: [{wio: 8, leaves: [leaf-1]}, {wio: 8, leaves: [leaf-2]}]}}
-  west: {}
-"""
-NODE = {
-    "control_url": "http://127.0.0.1:8410",
-    "control_token": "t" * 32,
-    "data_address": "tcp:127.0.0.1:8411",
-    "software_version": "0.1.0",
-    "protocol_min": 1,
-    "protocol_max": 2,
-    "memory_bytes": 1 << 40,
-    "cpus": 64,
-}
-DRIVER = {
-    "control_url": "http://127.0.0.1:8420",
-    "control_token": "t" * 32,
-    "software_version": "0.1.0",
-    "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024, 2048]}]},
-}
-
-
-def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
-    """As an agent or a driver does."""
-    token = api.post("/join-tokens", json={"kind": kind}).json()["token"]
-    joined = httpx.post(
-        f"{api.base_url}{kind}s/{name}/join", json=told, headers={"Authorization": f"Bearer {token}"}
-    )
-    joined.raise_for_status()
-
-
-@pytest.fixture(scope="module")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
-    """A console with an org, a member of it, a renaming and a token."""
-    with live_console(tmp_path_factory.mktemp("console")) as console:
-        headers = {"Authorization": f"Bearer {console.token()}", "Idempotency-Key": "k", "If-Match": "*"}
-        with httpx.Client(base_url=f"{console.address}/api/v1", headers=headers) as api:
-            made = api.post("/orgs", json={"slug": "acme", "name": "Acme", "reason": "new customer"})
-            made.raise_for_status()
-            api.put("/orgs/acme/members/admin", json={"role": "org admin"}).raise_for_status()
-            api.patch("/orgs/acme", json={"name": "Acme Ltd"}).raise_for_status()
-            api.put("/fleet/description", json={"yaml": FLEET}).raise_for_status()
-            join(api, "node", "ax-1", NODE)
-            join(api, "driver", "job-7", DRIVER)
-        yield console
-
-
-@pytest.fixture(scope="module")
-def cookies(browser: Browser, console: LiveConsole) -> Any:
-    """Those of somebody who has logged in."""
-    context = browser.new_context(base_url=console.address)
-    log_in(context.new_page(), console)
-    found = context.cookies()
-    context.close()
-    return found
-
-
-Open = Callable[..., Page]
-SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
-PARTS = 3
-
-
-@pytest.fixture
-def open_page(browser: Browser, console: LiveConsole, cookies: Any) -> Iterator[Open]:
-    """A page of somebody who is logged in. Whatever the browser complains of fails the test."""
-    contexts: list[BrowserContext] = []
-    complaints: list[str] = []
-
-    def complain(message: ConsoleMessage) -> None:
-        # The status of a page that is meant to be an error is no fault.
-        if message.type in ("error", "warning") and "status of 404" not in message.text:
-            complaints.append(message.text)
-
-    def open_page(path: str = "/", **options: Any) -> Page:
-        context = browser.new_context(base_url=console.address, **options)
-        contexts.append(context)
-        context.add_cookies(cookies)
-        page = context.new_page()
-        page.on("console", complain)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(path)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=pytest.mark.xdist_group(f"pages {part}")) for part in range(PARTS)]
-)
-def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
-    part: int, open_page: Open
-) -> None:
-    """Of all that there are, wide and narrow, light and dark: what only the colours differ in is looked
-    at for its contrast. Each part has its share of pages, so that workers share them."""
-    page = open_page("/", reduced_motion="reduce")  # no colours half way between two themes
-    found, seen = [], 0
-    for name, path in list({**addresses(THINGS), **MORE}.items())[part::PARTS]:
-        if not is_page(page, path):
-            continue
-        seen += 1
-        page.goto(path)
-        for width, size in (("wide", WIDE), ("narrow", NARROW)):
-            page.set_viewport_size(size)
-            for scheme in SCHEMES:
-                page.emulate_media(color_scheme=scheme)
-                rules = ["color-contrast"] if scheme == "dark" else None
-                found += [f"{name}, {width}, {scheme}: {fault}" for fault in faults(page, rules)]
-    assert found == []
-    assert seen > 10
-
-
-def is_page(page: Page, path: str) -> bool:
-    """Not what only takes forms, sends on, is to be taken away, or is a part of another page."""
-    answer = page.request.get(path, max_redirects=0)
-    return answer.status in (200, 404) and b"<!doctype html>" in answer.body()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_log_in_page_is_accessible_with_its_errors_too(
-    scheme: Literal["light", "dark"], browser: Browser, console: LiveConsole
-) -> None:
-    context = browser.new_context(base_url=console.address, color_scheme=scheme, viewport=NARROW)
-    page = context.new_page()
-    page.goto("/log-in/")
-    page.get_by_label("User name").fill("somebody")
-    page.get_by_label("Password").fill("wrong")
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not belong together")
-    assert faults(page) == []
-    context.close()
 
 
 def test_the_documentation_of_the_api_comes_from_here_alone(
@@ -359,7 +177,7 @@ def test_everything_works_without_scripts(browser: Browser, console: LiveConsole
     expect(page.get_by_role("row")).to_have_count(2)  # the head and the one
     page.get_by_role("searchbox", name="Find").fill("hool")
     page.keyboard.press("Enter")
-    page.get_by_role("region", name="What was found").get_by_role("link", name="Hooli").click()
+    page.get_by_role("region", name="Results").get_by_role("link", name="Hooli").click()
     expect(page.get_by_role("heading", name="Hooli")).to_be_visible()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("heading", name="Log in")).to_be_visible()

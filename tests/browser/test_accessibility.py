@@ -1,0 +1,103 @@
+"""Every page in light and dark, wide and narrow: for a screen reader, and without scrolling sideways."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.looking import NARROW, WIDE, Open, faults
+from tests.every_page import addresses
+from tests.live import LiveConsole
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+# What stands for the parameters of addresses; things that are not there have no page yet, but a 404.
+THINGS = {
+    "alerts": 1,
+    "audit": 2,
+    "boxes": "cs-1",
+    "callers": "none",
+    "channels": 1,
+    "drivers": "job-7",
+    "join": "none",
+    "jobs": "none",
+    "members": "admin",
+    "nodes": "ax-1",
+    "operations": "01a1ffd4-feba-7d6c-b722-e7226d864a20",
+    "orgs": "acme",
+    "policy": 1,
+    "rules": "refill-slow",
+    "scheduled": 1,
+    "sessions": "none",
+    "silences": 1,
+    "stores": 1,
+    "tokens": "none",
+    "users": "admin",
+    "views": 1,
+}
+# Pages as they are with something in their addresses.
+MORE = {
+    "latency of an org": "/latency/?topic=org:acme",
+    "slowest of an org": "/latency/slowest/?topic=org:acme",
+    "dead letters": "/dead-letters/",
+    "views of a page": "/views/?of=/latency/",
+    "latency, nonsense": "/latency/?range=nonsense",
+    "policy of a model": "/orgs/acme/policy/?model=llama&template=strict",
+    "policies-bulk": "/policies/bulk/?org=acme",
+    "rule of an org": "/alerts/rules/refill-slow/?org=acme",
+    "audit, nothing found": "/audit/?q=nothing-like-this",
+    "audit, nonsense": "/audit/?org=nonsense",
+    "search": "/search/?q=a",
+    "404": "/nope",
+}
+SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
+PARTS = 3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.xdist_group(f"pages {part}")) for part in range(PARTS)]
+)
+def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
+    part: int, open_page: Open
+) -> None:
+    """Of all that there are, wide and narrow, light and dark: what only the colours differ in is looked
+    at for its contrast. Each part has its share of pages, so that workers share them."""
+    page = open_page("/", reduced_motion="reduce")  # no colours half way between two themes
+    found, seen = [], 0
+    for name, path in list({**addresses(THINGS), **MORE}.items())[part::PARTS]:
+        if not is_page(page, path):
+            continue
+        seen += 1
+        page.goto(path)
+        for width, size in (("wide", WIDE), ("narrow", NARROW)):
+            page.set_viewport_size(size)
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                rules = ["color-contrast"] if scheme == "dark" else None
+                found += [f"{name}, {width}, {scheme}: {fault}" for fault in faults(page, rules)]
+    assert found == []
+    assert seen > 10
+
+
+def is_page(page: Page, path: str) -> bool:
+    """Not what only takes forms, sends on, is to be taken away, or is a part of another page."""
+    answer = page.request.get(path, max_redirects=0)
+    return answer.status in (200, 404) and b"<!doctype html>" in answer.body()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_log_in_page_is_accessible_with_its_errors_too(
+    scheme: Literal["light", "dark"], browser: Browser, console: LiveConsole
+) -> None:
+    context = browser.new_context(base_url=console.address, color_scheme=scheme, viewport=NARROW)
+    page = context.new_page()
+    page.goto("/log-in/")
+    page.get_by_label("User name").fill("somebody")
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("do not belong together")
+    assert faults(page) == []
+    context.close()

@@ -1,0 +1,125 @@
+"""A driver's daemon with its agent, and requests to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from console.environment import PROJECT
+from swdriver_shim.desired import token_hash
+from swdriver_shim.keys import COLUMN_TOKENS
+from tests.control_api import Tls, control_client
+from tests.kvss_agent.plane import DRIVER, SECRET
+from tests.kvss_agent.process import AgentProcess
+from tests.live import wait_until
+
+C = COLUMN_TOKENS
+CONTROL = "c" * 40
+ACME, GLOBEX = "a" * 40, "g" * 40
+EACH = 64  # bytes per token
+
+
+def told(agents: list[AgentProcess], generation: int = 1, **more: Any) -> dict[str, Any]:
+    where = more.pop("where", agents[0])
+    home = {"group": "full", "index": 0, "address": f"unix:{where.directory}/data.sock", "shard": "s"}
+    token = (where.directory / "token").read_text().strip()
+    home["control"] = {"url": str(where.http.base_url), "token": token}
+    return {
+        "generation": generation,
+        "driver": DRIVER,
+        "secret": base64.b64encode(SECRET).decode(),
+        "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}]},
+        "homes": [home],
+        "orgs": [org("acme", ACME), org("globex", GLOBEX)],
+        **more,
+    }
+
+
+def org(name: str, token: str, **policy: Any) -> dict[str, Any]:
+    secret = base64.b64encode(name.encode().ljust(32, b"!")).decode()
+    return {
+        "name": name,
+        "secret": secret,
+        "tokens": [token_hash(token)],
+        "policies": {"policy": policy},
+    }
+
+
+class Daemon:
+    """A driver's daemon, as a process of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        launch: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        tls: Tls | None = None,
+    ) -> None:
+        directory.mkdir(exist_ok=True)
+        self.log = directory / "log"
+        token = directory / "token"
+        token.write_text(CONTROL)
+        command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*launch, *command, "--control", f"{host}:0", *options], cwd=PROJECT, stderr=log
+            )
+        wait_until("it listens", lambda: "Listening" in self.log.read_text())
+        found = re.search(rf"Listening on ({re.escape(host)}:\d+)", self.log.read_text())
+        assert found
+        self.http = control_client(found[1], tls=tls, seconds=60)
+
+    def stop(self) -> int:
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.http.close()
+
+    def is_ready(self) -> bool:
+        return self.http.get("/-/health").status_code == 200
+
+    def ask(self, token: str, path: str, **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"}
+        return self.http.post(f"/v1/{path}", json=body, headers=headers)
+
+    def control(self, path: str, document: dict[str, Any] | None = None) -> httpx.Response:
+        headers = {"authorization": f"Bearer {CONTROL}"}
+        if document is None:
+            return self.http.get(f"/v1/{path}", headers=headers)
+        return self.http.put(f"/v1/{path}", json=document, headers=headers)
+
+    def shard(self) -> dict[str, Any]:
+        [shard] = self.control("observed").json()["shards"]
+        assert isinstance(shard, dict)
+        return shard
+
+    def store(self, token: str, tokens: list[int], kv: bytes, **more: Any) -> httpx.Response:
+        header = json.dumps({"tokens": tokens, **more}).encode()
+        body = struct.pack("<I", len(header)) + header + kv
+        return self.http.post("/v1/store", content=body, headers={"authorization": f"Bearer {token}"})
+
+    def load(self, token: str, tokens: list[int]) -> tuple[int, bytes]:
+        answer = self.ask(token, "load", tokens=tokens)
+        assert answer.status_code == 200, answer.text
+        (length,) = struct.unpack_from("<I", answer.content)
+        header = json.loads(answer.content[4 : 4 + length])
+        return header["tokens"], answer.content[4 + length :]
+
+
+def kv(tokens: int, seed: int = 0) -> bytes:
+    return bytes((seed + n) % 251 for n in range(tokens * EACH))

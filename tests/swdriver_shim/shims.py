@@ -1,0 +1,49 @@
+"""Documents for a shim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
+from swdriver_shim.policy import OrgPolicies, Policy
+from tests.kvss_agent.plane import DRIVER
+from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
+from tests.swdriver_shim.fleets import LAYOUT
+from tests.swdriver_shim.prompts import NAMESPACE, SECRET
+
+
+def document(
+    place: Path, policies: Mapping[str, Policy], *, generation: int = 1, secret: bytes = SECRET
+) -> bytes:
+    """What tells a driver to be as those of these tests, at the agent that listens at this place."""
+    model = ModelSpec(
+        name=NAMESPACE.model,
+        revision=NAMESPACE.revision,
+        kv_dtype=NAMESPACE.kv_dtype,
+        layout=NAMESPACE.layout,
+        groups=tuple(
+            GroupSpec(name=one.name, bytes_per_token=one.bytes_per_token, window=one.window)
+            for one in LAYOUT.groups
+        ),
+    )
+    homes = tuple(
+        HomeSpec(group=one.name, index=index, address=f"unix:{place}", shard=f"{at}.{index}")
+        for at, one in enumerate(LAYOUT.groups)
+        for index in range(len(one.bytes_per_token))
+    )
+    orgs = tuple(
+        OrgSpec(name=name, secret=secret, policies=OrgPolicies(policy=policy))
+        for name, policy in policies.items()
+    )
+    told = Desired(
+        generation=generation,
+        driver=DRIVER,
+        secret=DRIVER_SECRET,
+        model=model,
+        homes=homes,
+        orgs=orgs,
+    )
+    return msgspec.json.encode(told)

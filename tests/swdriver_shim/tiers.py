@@ -1,0 +1,41 @@
+"""Drivers whose agents have a tier 2."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Difference, Tier2
+
+SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
+
+
+@contextlib.contextmanager
+def tiering(files: Path) -> Iterator[LoopTiering]:
+    """A tier 2 on a loop of its own, as an agent has it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    made = LoopTiering(loop)
+    store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
+    asyncio.run_coroutine_threadsafe(store.open(), loop).result()
+    made.store = store
+    try:
+        yield made
+        there = asyncio.run_coroutine_threadsafe(store.check_integrity(), loop).result()
+        assert there == Difference((), (), ())
+    finally:
+        asyncio.run_coroutine_threadsafe(store.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def kept(files: Path) -> list[Path]:
+    return [path for path in files.rglob("*") if path.is_file()]
