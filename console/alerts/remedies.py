@@ -23,7 +23,7 @@ from console.orgs.models import Org
 from console.placement.plan import Move as PlannedMove
 from console.placement.topology import State, Tier
 from console.policies import bulk
-from console.policies.services import in_force
+from console.policies.services import active_policy
 from console.sessions import services as sessions
 from console.sessions.changes import drains, moves
 from console.sessions.models import Session, Stream
@@ -228,7 +228,7 @@ class RaiseQuota:
     @staticmethod
     def _quota(org: Org) -> tuple[str, int, int, int] | None:
         """The fullest driver, what it holds, what it may, and what it would."""
-        most = in_force(org).policy.dram_bytes_max
+        most = active_policy(org).policy.dram_bytes_max
         fullest = _most_held(org) if most else None
         if not most or fullest is None or fullest[1] < most * FULL_SHARE:
             return None

@@ -77,7 +77,7 @@ NOTED: Final = (
     *("generation", "observed_generation", "observed_change", "observed_at", "problem"),
     *("failures", "retry_at", "told_at", "fault", "bad_since", "asked_until"),
 )
-SILENT: Final = "Nothing is heard of it. It is told as soon as it is back."
+SILENT: Final = "It does not respond. It is updated as soon as it is back."
 
 
 def changed(targets: Collection[Address], why: str, *, topic: str = "") -> Change:
@@ -381,7 +381,7 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
     if answer.reached and (answer.generation > ours or (answer.generation == ours and answer.refused)):
         # Our database is older than what it was told, or somebody else has told it.
         target.generation = answer.generation + 1
-        target.problem = "Somebody else has told it what to be. It is told anew."
+        target.problem = "It reports a generation that this console did not send. It is sent again."
     if answer.reached:
         target.observed_generation = answer.observed_generation
         target.observed_change = target.change if target.is_up_to_date else 0

@@ -50,7 +50,7 @@ def new_org(request: SignedInRequest) -> HttpResponse:
 def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug)
     role = request.principal.role_in(org.pk)
-    held = policies.in_force(org)
+    held = policies.active_policy(org)
     context = {
         "org": org,
         "topic": of_org(org.slug),

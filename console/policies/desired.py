@@ -12,7 +12,7 @@ from console.control.services import addition, common_part
 from console.orgs.models import Org
 from console.policies.models import Caller
 from console.policies.org_keys import keys_of, secrets_of, tags_by_org
-from console.policies.services import in_force_of
+from console.policies.services import active_policies
 from console.policies.tier2_limits import tier2_limits_of
 from swdriver_shim.desired import OrgSpec
 
@@ -34,7 +34,7 @@ def orgs() -> Mapping[str, Any]:
             tokens=tuple(callers.get(held.org.pk, ())),
             secrets=secrets_of(keys[held.org.pk]),
         )
-        for held in in_force_of(found)
+        for held in active_policies(found)
     ]
     return {"orgs": specs}
 
@@ -53,7 +53,9 @@ def tier2_limits() -> Mapping[str, Any]:
     orgs = list(Org.objects.order_by("slug"))
     tags = {org.pk: tags for org, tags in tags_by_org(orgs)}
     told = {
-        tag: tier2_limits_of(held.policies) for held in in_force_of(orgs) for tag in tags[held.org.pk]
+        tag: tier2_limits_of(held.policies)
+        for held in active_policies(orgs)
+        for tag in tags[held.org.pk]
     }
     return {
         "org_caps": {tag: one.bytes_max for tag, one in told.items() if one.bytes_max is not None},

@@ -44,7 +44,7 @@ class Told:
     sentence: str
     differences: list[Difference]
     effect: Effect | None
-    in_force: bool
+    is_active: bool
 
     @property
     def seconds(self) -> float | None:
@@ -59,7 +59,7 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
     """These versions, which follow one another, the newest first."""
     if not versions:
         return []
-    held = services.in_force(org)
+    held = services.active_policy(org)
     default = OrgPolicies(policy=held.cluster.policies.default)
     earlier = services.versions_of(org).filter(number__lt=versions[-1].number).first()
     documents_before = [*(each.document for each in versions[1:]), earlier.document if earlier else None]
@@ -70,7 +70,7 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
             sentence=_sentence(version, default),
             differences=_differences(before, version.document, default),
             effect=effect(org, version.made_at, until),
-            in_force=version.number == held.number,
+            is_active=version.number == held.number,
         )
         for version, before, until in zip(versions, documents_before, ends, strict=False)
     ]

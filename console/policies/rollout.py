@@ -7,11 +7,11 @@ from dataclasses import replace
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.control.services import Reach, applied
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 from console.sessions.models import Job
 
 
-def reach(principal: Principal, held: InForce) -> Reach:
+def reach(principal: Principal, held: ActivePolicy) -> Reach:
     """Who has it, and who not. Drivers of others' sessions are counted, and named to the platform's own
     people only."""
     found = applied(held.version.change if held.version else None)

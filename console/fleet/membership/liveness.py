@@ -76,10 +76,10 @@ def _listening_since(now: datetime) -> datetime:
 def _lose_node(node: Node, now: datetime) -> tuple[str, str, str]:
     node.held_state, node.held_reason = node.state, node.state_reason
     node.state, node.state_since = State.LOST.value, now
-    node.state_reason = f"Nothing was heard of it for {settings.LOST_AFTER_SECONDS} s."
+    node.state_reason = f"No heartbeat for {settings.LOST_AFTER_SECONDS} s."
     node.version += 1
     node.save()
-    return topic(node), "node", f"{node.name} is lost: nothing is heard of it."
+    return topic(node), "node", f"{node.name} is lost: no heartbeat."
 
 
 def _lose_driver(driver: Driver, now: datetime) -> tuple[str, str, str]:
@@ -87,4 +87,4 @@ def _lose_driver(driver: Driver, now: datetime) -> tuple[str, str, str]:
     driver.version += 1
     driver.save()
     its_topic = of_source("driver", driver.name)
-    return its_topic, "driver", f"Driver {driver.name} is lost: nothing is heard of it."
+    return its_topic, "driver", f"Driver {driver.name} is lost: no heartbeat."

@@ -16,7 +16,7 @@ from console.orgs.models import Org
 from console.policies import documents, sentences, services
 from console.policies.evidence.purges import receipts_of
 from console.policies.models import PolicyVersion, PurgeReceipt
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 from kvss_agent.metrics import TIER2_OVERSTAY
 from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
@@ -48,7 +48,7 @@ class Report:
     org: Org
     start: datetime
     end: datetime
-    held: InForce
+    held: ActivePolicy
     overstay: Mapping[str, float | None]  # seconds at most, by tier; see OVERSTAY
     expired: Mapping[str, int | None]  # columns, by tier; see EXPIRED_COLUMNS
     bytes_now: float | None
@@ -104,7 +104,7 @@ def report(org: Org, days: int) -> Report:
     """Of the last so many days, which are one of DAYS."""
     end = timezone.now()
     start = end - timedelta(days=days)
-    held = services.in_force(org)
+    held = services.active_policy(org)
     reach = applied(held.version.change if held.version else None)
     step, topic = _STEPS[days], of_org(org.slug)
     return Report(

@@ -28,7 +28,7 @@ def show_history(request: SignedInRequest, slug: str) -> HttpResponse:
     page = Paginator(services.versions_of(org), VERSIONS_PER_PAGE).get_page(request.GET.get("page"))
     context = {
         "org": org,
-        "held": services.in_force(org),
+        "held": services.active_policy(org),
         "page": page,
         "versions": history.told(org, list(page.object_list)),
         "may_change": _may_change(request.principal, org),
@@ -49,7 +49,7 @@ def restore(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
             return redirect("policy-history", slug)
-    messages.success(request, f"Version {number} is in force again, as version {held.number}.")
+    messages.success(request, f"Version {number} restored as version {held.number}.")
     return redirect("policy-history", slug)
 
 

@@ -37,7 +37,7 @@ def list_policies(request: SignedInRequest) -> HttpResponse:
     cluster = services.cluster()
     rows = [
         (held, sentences.sentence(held.policy), _may_change(request.principal, held.org.pk))
-        for held in services.in_force_of(page.object_list, cluster)
+        for held in services.active_policies(page.object_list, cluster)
     ]
     context = {
         "page": page,

@@ -23,7 +23,7 @@ from console.policies.pages.forms import EditorForm, ModelForm
 from console.policies.presets import PRESETS
 from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 from swdriver_shim.policy import OrgPolicies, Policy
 
 VERSIONS_PER_PAGE = 10
@@ -42,7 +42,7 @@ class Edited:
 def edit(request: SignedInRequest, slug: str) -> HttpResponse:
     """The one page of an org's policy: what holds, who has it, and for admins the form."""
     org = get_org(request.principal, slug)
-    held = services.in_force(org)
+    held = services.active_policy(org)
     model = _model_of(request)
     if request.method == "POST":
         return _save(request, org)
@@ -53,7 +53,7 @@ def edit(request: SignedInRequest, slug: str) -> HttpResponse:
 def _save(request: SignedInRequest, org: Org) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, org.slug)
-        held = services.in_force(org)
+        held = services.active_policy(org)
         model = _model_of(request)
         form = EditorForm(request.POST, limits=held.cluster.policies.limits)
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
@@ -65,7 +65,7 @@ def _save(request: SignedInRequest, org: Org) -> HttpResponse:
 
 
 def _saved(
-    request: SignedInRequest, form: EditorForm, held: InForce, wanted: OrgPolicies | None
+    request: SignedInRequest, form: EditorForm, held: ActivePolicy, wanted: OrgPolicies | None
 ) -> bool:
     """Whether it went through; else the form says why not."""
     values = form.cleaned_data
@@ -105,13 +105,13 @@ def _add_errors(form: EditorForm, error: ValidationError) -> None:
         form.add_error(None, error)
 
 
-def _moved_on(held: InForce) -> str:
+def _moved_on(held: ActivePolicy) -> str:
     version = held.version
     who = f"{version.author_name} saved version {held.number}: {version.reason}." if version else ""
     return f"Meanwhile {who} Look at what would change now, then save again."
 
 
-def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm) -> HttpResponse:
+def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: EditorForm) -> HttpResponse:
     role = request.principal.role_in(held.org.pk)
     may_change = role is not None and role >= Role.ORG_ADMIN
     context = {
@@ -138,7 +138,7 @@ def _page(request: SignedInRequest, held: InForce, model: str, form: EditorForm)
 @signed_in
 def preview(request: SignedInRequest, slug: str) -> HttpResponse:
     """What the form would do, as a part of its page. Changes nothing."""
-    held = services.in_force(get_org(request.principal, slug, Role.ORG_ADMIN))
+    held = services.active_policy(get_org(request.principal, slug, Role.ORG_ADMIN))
     model = _model_of(request)
     form = EditorForm(request.POST, limits=held.cluster.policies.limits)
     return render(request, "policies/preview.html", _preview_context(request, held, model, form))
@@ -148,13 +148,13 @@ def preview(request: SignedInRequest, slug: str) -> HttpResponse:
 @signed_in
 def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
     """Who has what is in force, as a part of pages."""
-    held = services.in_force(get_org(request.principal, slug))
+    held = services.active_policy(get_org(request.principal, slug))
     context = {"org": held.org, "held": held, "reach": rollout.reach(request.principal, held)}
     return render(request, "policies/reach.html", context)
 
 
 def _preview_context(
-    request: HttpRequest, held: InForce, model: str, form: EditorForm
+    request: HttpRequest, held: ActivePolicy, model: str, form: EditorForm
 ) -> dict[str, Any]:
     now = held.policies.of(model)
     if form.is_bound:
@@ -185,7 +185,7 @@ def _preview_context(
     }
 
 
-def _policy_despite(form: EditorForm, held: InForce) -> Policy | None:
+def _policy_despite(form: EditorForm, held: ActivePolicy) -> Policy | None:
     """What the fields say while there is no reason yet."""
     if set(form.errors) - {"reason", "version"}:
         return None
@@ -211,7 +211,7 @@ def _ttl(policy: Policy) -> int | None:
     return policy.ttl_last_use_seconds or policy.ttl_first_use_seconds
 
 
-def _command(request: HttpRequest, held: InForce, wanted: OrgPolicies) -> str:
+def _command(request: HttpRequest, held: ActivePolicy, wanted: OrgPolicies) -> str:
     """The same by API, with only what differs from the software's defaults."""
     body = {
         "policy": _short(wanted.policy),
@@ -246,24 +246,24 @@ def _model_of(request: HttpRequest) -> str:
     return model
 
 
-def _initial_policy(request: HttpRequest, held: InForce, model: str) -> Policy:
+def _initial_policy(request: HttpRequest, held: ActivePolicy, model: str) -> Policy:
     template = PRESETS.get(request.GET.get("template", ""))
     return template.policy if template else held.said.of(model)
 
 
-def _initial(request: HttpRequest, held: InForce, model: str) -> dict[str, Any]:
+def _initial(request: HttpRequest, held: ActivePolicy, model: str) -> dict[str, Any]:
     policy = _initial_policy(request, held, model)
     return {**EditorForm.initial_of(policy), "version": held.number, "model": model}
 
 
-def _edited(held: InForce, model: str, policy: Policy) -> Edited:
+def _edited(held: ActivePolicy, model: str, policy: Policy) -> Edited:
     said = held.said
     if model:
         return Edited(OrgPolicies(policy=said.policy, models={**said.models, model: policy}), policy)
     return Edited(OrgPolicies(policy=policy, models=said.models), policy)
 
 
-def _rows(held: InForce, model: str) -> list[tuple[str, str, str]]:
+def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
     """Every field: what holds, and what the default is where it is another."""
     policy, default = held.policies.of(model), held.cluster.policies.default
     return [
@@ -298,7 +298,7 @@ def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
     """From now on the model is held as all others are."""
     with transaction.atomic():
         org = for_change(request.principal, slug)
-        held = services.in_force(org)
+        held = services.active_policy(org)
         model = _model_of(request)
         if model not in held.said.models:
             raise Http404("That model has no policy of its own.")

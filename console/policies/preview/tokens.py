@@ -8,18 +8,18 @@ from typing import Final
 from django.core import signing
 
 from console.operations.plans import StalePlan
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 
 HOURS_MAX: Final = 24
 _SALT: Final = "console.policies.preview.tokens"
 
 
-def token_of(held: InForce, document: str) -> str:
+def token_of(held: ActivePolicy, document: str) -> str:
     """For putting this document in force instead of what is held now."""
     return signing.dumps(_facts(held, document), salt=_SALT)
 
 
-def check(token: str, held: InForce, document: str) -> None:
+def check(token: str, held: ActivePolicy, document: str) -> None:
     """Raises StalePlan unless this is what was planned, and for what is in force now."""
     try:
         planned = signing.loads(token, salt=_SALT, max_age=HOURS_MAX * 3600)
@@ -33,10 +33,10 @@ def check(token: str, held: InForce, document: str) -> None:
         raise _stale(held, "The plan is for another policy than this one. Preview again.")
 
 
-def _stale(held: InForce, sentence: str) -> StalePlan:
+def _stale(held: ActivePolicy, sentence: str) -> StalePlan:
     return StalePlan(sentence, version=held.number)
 
 
-def _facts(held: InForce, document: str) -> list[int | str]:
+def _facts(held: ActivePolicy, document: str) -> list[int | str]:
     digest = hashlib.sha256(document.encode()).hexdigest()
     return [held.org.pk, held.number, held.cluster.number, digest]

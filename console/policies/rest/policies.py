@@ -25,7 +25,7 @@ from console.policies.preview import estimates, tokens
 from console.policies.preview.estimates import Foretold
 from console.policies.rest.fields import PolicyField
 from console.policies.rollout import reach
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 from swdriver_shim.cache.reuse.preview import Effect, Point
 from swdriver_shim.policy import OrgPolicies
 
@@ -144,7 +144,7 @@ class PreviewOut(Schema):
     warnings: list[str]
 
 
-def show(held: InForce, reached: Reach, plan_token: str | None = None) -> PolicyOut:
+def show(held: ActivePolicy, reached: Reach, plan_token: str | None = None) -> PolicyOut:
     version = held.version
     return PolicyOut(
         org=held.org.slug,
@@ -194,7 +194,7 @@ def show_version(version: PolicyVersion) -> VersionOut:
 )
 def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
     principal = requester(request)
-    held = services.in_force(get_org(principal, slug))
+    held = services.active_policy(get_org(principal, slug))
     response["ETag"] = etag(held.number)
     return show(held, reach(principal, held))
 
@@ -215,7 +215,7 @@ def put_policy(
     """Drivers are told after the commit; `applied` says who has it."""
     principal = requester(request)
     org = for_change(principal, slug)
-    before = services.in_force(org)
+    before = services.active_policy(org)
     check_match(if_match, before.number)
     wanted = payload.wanted()
     document = documents.write(wanted)
@@ -235,7 +235,7 @@ def put_policy(
 )
 def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> PreviewOut:
     """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
-    held = services.in_force(get_org(requester(request), slug))
+    held = services.active_policy(get_org(requester(request), slug))
     wanted = payload.wanted()
     services.check(wanted, held.cluster.policies.limits)
     proposed = wanted or OrgPolicies(policy=held.cluster.policies.default)
@@ -320,7 +320,7 @@ def restore_version(
     """0 is what there was before the first: the cluster's default."""
     principal = requester(request)
     org = for_change(principal, slug)
-    check_match(if_match, services.in_force(org).number)
+    check_match(if_match, services.active_policy(org).number)
     held = services.restore(principal, org, number, reason=payload.reason)
     needs = [Authority(org.pk, Role.ORG_ADMIN)]
     return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})

@@ -23,7 +23,7 @@ from console.placement.topology import State
 from console.sessions.models import Stream
 from console.sessions.plans.proposals import away_from
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.rules import in_force
+from console.sessions.rules import effective_rules
 from console.sessions.steps import relocation
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.topics import of_source
@@ -146,7 +146,7 @@ def _send_away(operation: Operation, node: Node) -> str:
     waiting = Stream.objects.filter(node=node, operation=None).select_related(*related)
     streams = list(waiting.order_by("pk"))
     limits = {
-        session.name: in_force(session.org, session.path).limit(float("inf"))
+        session.name: effective_rules(session.org, session.path).limit(float("inf"))
         for session in {stream.job.session for stream in streams}
     }
     placed, unplaced = away_from(snapshot, node.name, streams, limits)

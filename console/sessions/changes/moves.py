@@ -14,7 +14,7 @@ from console.placement.plan import RailsPlan
 from console.placement.reasons import route
 from console.placement.rules import Cause
 from console.placement.topology import State
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.changes.requests import record, start
 from console.sessions.models import Session, Stream
 from console.sessions.plans import proposals, reservations
@@ -133,7 +133,7 @@ def _place_at(snapshot: Snapshot, session: Session, stream: Stream, node: Node) 
             f"{there.shards_max} streams.",
         )
     path = route(snapshot.fleet, stream.box.name, stream.domain, there)
-    limit = ruling.in_force(session.org, session.path).limit(float("inf"))
+    limit = session_rules.effective_rules(session.org, session.path).limit(float("inf"))
     if limit.worst < path.tier >= stream.tier and limit.because is not None:
         raise CannotPlan(
             limit.because,

@@ -11,7 +11,7 @@ from console.accounts.roles import Role
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
 from console.sessions.models import Session
 from console.sessions.plans import reservations
@@ -32,7 +32,7 @@ def new_session(
     session = Session(name=name, org=org, path=path, boxes_desired=boxes)
     if bytes_per_token is not None:
         session.bytes_per_token = bytes_per_token
-    ruling.limit_to(session, ruling.in_force(org, path))
+    session_rules.limit_to(session, session_rules.effective_rules(org, path))
     session.full_clean(validate_unique=False, validate_constraints=False)
     _check_free(name)
     return session
@@ -113,7 +113,7 @@ def resize(
         lambda: plan_size(session, boxes), wait_seconds=wait_seconds, plan_token=plan_token
     )
     session.boxes_desired = boxes
-    ruling.limit_to(session, ruling.in_force(session.org, session.path))
+    session_rules.limit_to(session, session_rules.effective_rules(session.org, session.path))
     wait_or_not(session, proposal)
     session.version += 1
     session.save()

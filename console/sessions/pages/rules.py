@@ -59,7 +59,7 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         "form": form,
         "org": org,
         "rules": rules,
-        "in_force": services.in_force(org),
+        "effective": services.effective_rules(org),
         "may_change": services.may_change(principal, org),
         "entries": entries[:RECENT],
         "sessions": Session.objects.filter(org=org).count() if org else Session.objects.count(),

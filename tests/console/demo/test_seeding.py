@@ -28,7 +28,7 @@ def test_there_are_a_fleet_orgs_with_policies_and_sessions_that_wait_for_nodes()
     assert sorted(Node.objects.values_list("name", flat=True)) == list(places.NODES)
     assert Box.objects.count() == len(story.BOXES)
     for one in story.ORGS:
-        held = policies.in_force(Org.objects.get(slug=one.slug))
+        held = policies.active_policy(Org.objects.get(slug=one.slug))
         assert held.policy == one.policy
         assert held.version
     assert {session.name for session in Session.objects.all()} == {
