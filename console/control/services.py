@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from celery import current_app
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.http import Http404
@@ -60,6 +61,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+PUSH: Final = "console.control.tasks.push"  # by its name, for it imports this module
+
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
 ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
@@ -94,10 +97,8 @@ def changed(targets: Collection[Address], why: str, *, topic: str = "") -> Chang
 
 
 def _push_soon(targets: list[Address]) -> None:
-    from console.control import tasks
-
     try:
-        tasks.push.apply_async(([list(target) for target in targets],), retry=False)
+        current_app.send_task(PUSH, ([list(target) for target in targets],), retry=False)
     except OperationalError as error:
         # The change is saved, and the request that made it has succeeded.
         log.warning("No task could be sent, so the next reconcile tells of the change: %s", error)

@@ -99,7 +99,7 @@ class Asked(Schema):
     by: list[Label] = Field(
         [], max_length=4, description="Labels, or `topic`, to tell apart; all others are summed up."
     )
-    over: Name | None = Field(None, description="For a ratio: the counter it is held against.")
+    over: Name | None = Field(None, description="For a ratio: the counter to divide by.")
     resolution: Literal["10s", "1m", "1h"] | None = Field(
         None, description="To be read, rather than the coarsest that fits."
     )

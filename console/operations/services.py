@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from celery import current_app
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
@@ -28,6 +29,8 @@ from telemetry.hints import hint
 from telemetry.topics import OPERATIONS
 
 log = logging.getLogger(__name__)
+
+ADVANCE: Final = "console.operations.tasks.advance_operation"  # by its name, for it imports this module
 
 TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
 SWEEP_MAX: Final = 200
@@ -294,9 +297,8 @@ def _put(operation: Operation, position: Position, now: datetime) -> None:
 
 def _advance_on_commit(operation: Operation) -> None:
     """Robust: where Redis is away, the sweep finds it later."""
-    from console.operations.tasks import advance_operation
-
-    transaction.on_commit(partial(advance_operation.delay, str(operation.pk)), robust=True)
+    send = partial(current_app.send_task, ADVANCE, (str(operation.pk),))
+    transaction.on_commit(send, robust=True)
 
 
 def _note_end(operation: Operation) -> None:

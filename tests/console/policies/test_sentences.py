@@ -36,7 +36,7 @@ from swdriver_shim.policy import Policy, Tiers
             Policy(ttl_last_use_seconds=None, tiers=Tiers.TIER2, dram_bytes_max=64 << 30),
             (
                 "Prompts are stored in memory and in tier 2 until space is needed. They use at "
-                "most 64 GiB of memory on each driver."
+                "most 64 GiB of memory per driver."
             ),
         ),
         (
