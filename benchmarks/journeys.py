@@ -20,24 +20,24 @@ Journey = Callable[[Page], None]
 
 
 def _alert(page: Page) -> None:
-    """From the overview to what fires, since when, by which numbers, and what would end it."""
+    """From the overview to what fires, since when, by which numbers, and the suggested fix."""
     page.get_by_role("link", name="Alerts").first.click()
-    page.get_by_role("link", name="Refills are slow").first.click()
-    expect(page.get_by_role("heading", name="Evidence")).to_be_visible()
+    page.get_by_role("link", name="Refill latency above objective").first.click()
+    expect(page.get_by_role("heading", name="Summary")).to_be_visible()
 
 
-def _in_hand(page: Page) -> None:
-    """From there: tell the others that somebody is at it."""
-    page.get_by_label("What you are doing about it").fill("looking")
-    page.get_by_role("button", name="I have it in hand").click()
-    expect(page.get_by_text("has it in hand").first).to_be_visible()
+def _acknowledge(page: Page) -> None:
+    """From there: acknowledge it."""
+    page.get_by_label("Comment (optional)").fill("looking")
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.get_by_text("Acknowledged by").first).to_be_visible()
 
 
 def _silence(page: Page) -> None:
     """From there: no more notifications of just this, for an hour, with a reason."""
-    page.get_by_role("link", name="Silence it…").click()
-    page.get_by_label("Why").fill("being mended")
-    page.get_by_role("button", name="Silence", exact=True).click()
+    page.get_by_role("link", name="Silence…").click()
+    page.get_by_label("Reason").fill("being mended")
+    page.get_by_role("button", name="Create silence").click()
     expect(page.get_by_role("row", name="being mended").first).to_be_visible()
 
 
@@ -60,7 +60,7 @@ def _path(page: Page) -> None:
 
 JOURNEYS: Final[dict[str, Journey]] = {
     "alert": _alert,
-    "in-hand": _in_hand,
+    "acknowledge": _acknowledge,
     "silence": _silence,
     "change": _change,
     "path": _path,

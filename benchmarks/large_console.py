@@ -17,8 +17,8 @@ from django.db import connection
 from django.utils import timezone
 
 from console.accounts.roles import Role
-from console.alerts.flipping import fingerprint
-from console.alerts.models import Alert, Channel, Flip, Notification, Silence
+from console.alerts.models import Alert, Channel, Notification, Silence, Transition
+from console.alerts.state.transitions import fingerprint
 from console.audit.models import AuditEntry
 from console.control.models import Target
 from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
@@ -324,8 +324,8 @@ def _alerts(orgs: list[Org], chance: random.Random, now: datetime, part: float) 
         _alert(number, at, orgs[number % ORGS], now, is_open=number >= len(moments) - ALERTS_OPEN)
         for number, at in enumerate(moments)
     )
-    Flip.objects.bulk_create(
-        Flip(
+    Transition.objects.bulk_create(
+        Transition(
             alert=alert,
             number=1,
             episode=1,
@@ -371,7 +371,7 @@ def _alert(number: int, at: datetime, org: Org, now: datetime, *, is_open: bool)
         org=org,
         severity="page",
         state="firing" if is_open else "resolved",
-        flips_made=1,
+        transition_count=1,
         begun_at=at,
         state_since=at,
         fired_at=at,

@@ -361,7 +361,7 @@ class Environment:
     lost_after_seconds: int = setting(
         "TIDEGATE_LOST_AFTER_SECONDS",
         seconds(5, 3600),
-        "A node or a driver of which nothing is heard for so long is lost. Heartbeats come four "
+        "A node or a driver that was last seen so long ago is lost. Heartbeats come four "
         "times as often, and at least every ten seconds.",
         default=30,
     )

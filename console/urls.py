@@ -4,8 +4,9 @@ from django.urls import path, register_converter
 
 from console.accounts import views as accounts
 from console.accounts.converters import UserNameConverter
-from console.alerts import settings_views as alert_settings
-from console.alerts import views as alerts
+from console.alerts.web import channel_views as alert_channels
+from console.alerts.web import rule_views as alert_rules
+from console.alerts.web import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
 from console.authority import views as authority
@@ -85,21 +86,21 @@ urlpatterns = [
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
     path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
-    path("alerts/<int:alert_id>/fix/", alerts.fix, name="alert-fix"),
+    path("alerts/<int:alert_id>/fix/", alerts.apply_fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/bulk/", alerts.change_many, name="alerts-bulk"),
     path("alerts/history/", alerts.show_history, name="alert-history"),
     path("alerts/silences/", alerts.list_silences, name="alert-silences"),
     path("alerts/silences/<int:silence_id>/end/", alerts.end_silence, name="alert-silence-end"),
-    path("alerts/rules/", alert_settings.list_rules, name="alert-rules"),
-    path("alerts/rules/<slug:slug>/", alert_settings.show_rule, name="alert-rule"),
-    path("alerts/channels/", alert_settings.list_channels, name="alert-channels"),
-    path("alerts/new-channel/", alert_settings.new_channel, name="alert-channel-new"),
-    path("alerts/channels/<int:channel_id>/", alert_settings.show_channel, name="alert-channel"),
-    path("alerts/channels/<int:channel_id>/test/", alert_settings.send_test, name="alert-channel-test"),
+    path("alerts/rules/", alert_rules.list_rules, name="alert-rules"),
+    path("alerts/rules/<slug:slug>/", alert_rules.show_rule, name="alert-rule"),
+    path("alerts/channels/", alert_channels.list_channels, name="alert-channels"),
+    path("alerts/new-channel/", alert_channels.new_channel, name="alert-channel-new"),
+    path("alerts/channels/<int:channel_id>/", alert_channels.show_channel, name="alert-channel"),
+    path("alerts/channels/<int:channel_id>/test/", alert_channels.send_test, name="alert-channel-test"),
     path(
         "alerts/channels/<int:channel_id>/delete/",
-        alert_settings.delete_channel,
+        alert_channels.delete_channel,
         name="alert-channel-delete",
     ),
     path("orgs/<slug:slug>/policy/", policies.edit, name="policy"),

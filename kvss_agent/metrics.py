@@ -77,7 +77,7 @@ TIER2_EXPIRED = _counter(
     "kvss_tier2_expired_total", "Columns that were removed because they were too old."
 )
 TIER2_OVERSTAY = _gauge(
-    "kvss_tier2_overstay_seconds_max", "For how long one of them lay there beyond its time, at most."
+    "kvss_tier2_overstay_seconds_max", "The longest time that an expired column stayed in tier 2."
 )
 TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent, by verb.", "verb")
 TIER2_WORK_BYTES = _counter("kvss_tier2_work_bytes_total", "Bytes moved, by verb.", "verb")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from console.alerts.catalogue import RULES
+from console.alerts.rules.catalogue import RULES
 from console.api.v1 import api
 from console.environment import PROJECT
 
@@ -19,6 +19,17 @@ BANNED_HEADING = "## Words we do not use"
 PACKAGES = ("console", "kvss_agent", "swdriver_shim", "telemetry", "benchmarks")
 # What is shown to people where it is passed by these names: `--help`, forms, settings, metrics.
 SHOWN = {"description", "epilog", "help", "help_text", "label", "summary", "title", "verbose_name"}
+# Words in names of the API's schemas that are plain English. What is none of these is in the glossary.
+PLAIN = """
+add answer ask asked assignee bulk call candidate certificate change cluster comment component count
+counts description detail difference effect error explained fault field figure fired fleet flip
+found group heard history id in info join joins key keys lagging limit line link live made many me
+memory move name new not on out outcome overview page patch plan planned point progress proof put
+reach reason recent removal remove removed report reported request requests resize restore result
+retiring revoked root rotation rule rules run running says scheduled seen selected session sessions
+setting settings silent size sizes spine state statistics status summary taken threshold thresholds
+timeline transition transitions undo unreachable updated upgrade usage value waiting with worth
+"""
 # Areas whose wording has not been revised yet.
 NOT_REVISED = (
     "alert catalogue",
@@ -76,6 +87,14 @@ def test_each_term_is_explained_once_in_a_sentence() -> None:
     for term, meaning in found:
         assert meaning.endswith("."), term
         assert not re.search(r"\. [A-Z]", meaning), f"{term}: one sentence"
+
+
+def test_what_the_api_speaks_of_is_explained() -> None:
+    schemas = api.get_openapi_schema()["components"]["schemas"]
+    names = {word.lower() for name in schemas for word in re.findall(r"[A-Z][a-z0-9]*", name)}
+    explained = {word for term, _ in terms_and_meanings() for word in re.split(r"[ -]", term.lower())}
+    explained |= {f"{word}s" for word in explained}
+    assert names - explained - set(PLAIN.split()) == set()
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -79,6 +79,21 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+def test_the_architecture_names_every_folder_and_no_other() -> None:
+    paths = {path.relative_to(PROJECT) for path in (*PROJECT.glob("*/"), *PROJECT.glob("*/*/"))}
+    folders = {
+        f"{path}/"
+        for path in paths
+        if path.parts[0] != "traces"  # a folder of one's own
+        and not any(part.startswith((".", "__")) for part in path.parts)
+        and path.parts[:-1] != ("templates",)  # one for each app
+        and any(one.is_file() and one.suffix != ".pyc" for one in (PROJECT / path).rglob("*"))
+    }
+    text = (PROJECT / "ARCHITECTURE.md").read_text()
+    table = text[text.index("## Folders") : text.index("## Inside the console")]
+    assert set(re.findall(r"`([\w.]+/(?:\w+/)?)`", table)) == folders
+
+
 def test_no_test_imports_another_test_file() -> None:
     """What several files need is in a support module or a conftest."""
     found = {

@@ -1,4 +1,4 @@
-"""The same for several alerts at once: all of them, or, where one is not theirs to change, none."""
+"""Bulk changes of alerts. If one alert may not be changed, none is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from console.accounts.principal import Principal
-from console.alerts import services, silences
+from console.alerts import services
 from console.alerts.models import Alert
+from console.alerts.state import silences
 from console.alerts.timeline import matchers_of
 
 ALERTS_MAX: Final = 100
@@ -34,16 +35,16 @@ def do(
     ends_at: datetime | None = None,
     reason: str = "",
 ) -> list[Alert]:
-    """What `verb` does to one, to each of these; each has its own entry in the trail.
+    """Apply `verb` to each alert, with an audit entry each.
 
-    Raises what that raises for one of them: Http404, Refused, NoSuchUser, ValidationError.
+    Raises Http404, Refused, NoSuchUser or ValidationError as the change of one alert does.
     """
     listed = sorted(set(alert_ids))
     if not listed:
-        raise ValidationError("Choose some alerts first.")
+        raise ValidationError("Select at least one alert.")
     if len(listed) > ALERTS_MAX:
         raise ValidationError(f"At most {ALERTS_MAX} alerts at a time.")
-    # Locked in one order, so that two never wait for each other.
+    # Locked in one order, so that two requests cannot deadlock.
     found = [services.for_change(principal, one) for one in listed]
     for alert in found:
         match verb:
@@ -58,7 +59,7 @@ def do(
 
 def _silence(principal: Principal, alert: Alert, ends_at: datetime | None, reason: str) -> None:
     if ends_at is None:
-        raise ValidationError({"ends_at": "Say when it ends."})
+        raise ValidationError({"ends_at": "Enter when it ends."})
     silences.create_silence(
         principal,
         org=alert.org,

@@ -10,14 +10,15 @@ from django.utils import timezone
 
 from console.accounts.models import User
 from console.accounts.names import ACTOR_NAME_MAX
-from console.alerts.catalogue import BY_SLUG
-from console.alerts.life import OPEN, Life, State
-from console.alerts.matching import Matcher, parse
-from console.alerts.rules import Rule, Severity, name_of
+from console.alerts.conditions.condition import name_of
+from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.rules.rule import Rule, Severity
+from console.alerts.state.lifecycle import OPEN, Lifecycle, State
+from console.alerts.state.matchers import Matcher, parse
 from console.orgs.models import Org
 from console.shell.sealed import SealedText
 
-SENTENCE_CHARACTERS_MAX: Final = 300
+TEXT_CHARACTERS_MAX: Final = 300
 
 
 def _one_of(field: str, values: Any) -> Q:
@@ -25,10 +26,10 @@ def _one_of(field: str, values: Any) -> Q:
 
 
 class Alert(models.Model):
-    """One instance of a rule: one node, org, shard or stream, for as long as it is known.
+    """One instance of a rule: one node, org, shard or stream. The row stays after it resolves.
 
-    An episode goes from a breach to its end; the next one counts further. `observed_at` is of which
-    moment all this is known: a flip happens by an UPDATE that names the one it was decided from.
+    An episode runs from a breach to its resolution. `observed_at` is the moment of the last evaluation:
+    a transition is an UPDATE that names the `observed_at` it was decided from.
     """
 
     rule = models.CharField(max_length=40)
@@ -39,7 +40,7 @@ class Alert(models.Model):
     severity = models.CharField(max_length=8)
     state = models.CharField(max_length=8)
     episode = models.PositiveIntegerField(default=1)
-    flips_made = models.PositiveIntegerField(default=0)
+    transition_count = models.PositiveIntegerField(default=0)
     begun_at = models.DateTimeField()
     state_since = models.DateTimeField()
     fired_at = models.DateTimeField(null=True)
@@ -47,11 +48,13 @@ class Alert(models.Model):
     observed_at = models.DateTimeField()
     value = models.FloatField(null=True)
     threshold = models.FloatField(null=True)
-    sentence = models.CharField(max_length=SENTENCE_CHARACTERS_MAX)
+    sentence = models.CharField(max_length=TEXT_CHARACTERS_MAX)
     evidence = models.JSONField(default=dict, encoder=DjangoJSONEncoder)
-    # Of the alert that explains it, while that fires.
-    hidden_by = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="hides")
-    # Facts of this episode, apart from its state.
+    # The alert that causes this one, while it fires.
+    suppressed_by = models.ForeignKey(
+        "self", null=True, on_delete=models.SET_NULL, related_name="suppresses"
+    )
+    # Of this episode, independent of its state.
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.CharField(max_length=ACTOR_NAME_MAX, blank=True)
     assignee = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="alerts")
@@ -77,12 +80,12 @@ class Alert(models.Model):
         return f"{self.rule} of {self.subject}"
 
     @property
-    def life(self) -> Life:
-        return Life(State(self.state), self.begun_at, self.fired_at, self.fine_since)
+    def lifecycle(self) -> Lifecycle:
+        return Lifecycle(State(self.state), self.begun_at, self.fired_at, self.fine_since)
 
     @property
     def definition(self) -> Rule | None:
-        """None for an alert of a rule that was taken out since."""
+        """None if the rule no longer exists."""
         return BY_SLUG.get(self.rule)
 
     @property
@@ -90,14 +93,19 @@ class Alert(models.Model):
         return self.definition.title if self.definition else self.rule
 
     @property
+    def unit(self) -> str:
+        """The unit of value and threshold."""
+        return self.definition.unit if self.definition else ""
+
+    @property
     def subject(self) -> str:
-        """What it is about, short: `ax-7`, or `ax-7, shard job7.full.2`."""
-        apart = [f"{name} {text}" for name, text in sorted(self.labels.items())]
-        return ", ".join([name_of(self.topic), *apart])
+        """The object it is about: `ax-7`, or `ax-7, shard job7.full.2`."""
+        labels = [f"{name} {text}" for name, text in sorted(self.labels.items())]
+        return ", ".join([name_of(self.topic), *labels])
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """What matchers are held against."""
+        """The labels that matchers compare with."""
         kind, _, name = self.topic.partition(":")
         own = {str(label): str(text) for label, text in self.labels.items()}
         about = {"rule": self.rule, "severity": self.severity, "topic": self.topic}
@@ -109,20 +117,20 @@ class Alert(models.Model):
 
     @property
     def dedup_key(self) -> str:
-        """The same for all that is ever said of this episode."""
+        """Shared by all notifications of this episode."""
         return f"tidegate-{self.fingerprint[:16]}-{self.episode}"
 
 
-class Flip(models.Model):
-    """A change of state, in the order of its number. Each number is there once."""
+class Transition(models.Model):
+    """A change of state. Each number occurs once per alert."""
 
-    alert = models.ForeignKey(Alert, on_delete=models.CASCADE, related_name="flips")
+    alert = models.ForeignKey(Alert, on_delete=models.CASCADE, related_name="transitions")
     number = models.PositiveIntegerField()
     episode = models.PositiveIntegerField()
     at = models.DateTimeField()
     before = models.CharField(max_length=8)
     after = models.CharField(max_length=8)
-    sentence = models.CharField(max_length=SENTENCE_CHARACTERS_MAX)
+    sentence = models.CharField(max_length=TEXT_CHARACTERS_MAX)
 
     class Meta:
         ordering = ("alert", "number")
@@ -151,7 +159,7 @@ class Comment(models.Model):
 
 
 class WithMatchers(models.Model):
-    """Something that chooses alerts, of one org or of all."""
+    """Selects alerts of one org or of all."""
 
     org = models.ForeignKey(Org, null=True, blank=True, on_delete=models.CASCADE)
     matchers = models.JSONField(default=list, blank=True)
@@ -167,7 +175,7 @@ class WithMatchers(models.Model):
 
 
 class Silence(WithMatchers):
-    """For a time nobody is told of the alerts that it matches. They are evaluated and shown as ever."""
+    """For a time, alerts that match it send no notifications. They are evaluated and shown as usual."""
 
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
@@ -189,11 +197,11 @@ class Silence(WithMatchers):
     def state(self) -> str:
         now = timezone.now()
         if self.ends_at <= now:
-            return "over"
-        return "active" if self.starts_at <= now else "to come"
+            return "expired"
+        return "active" if self.starts_at <= now else "pending"
 
     def snapshot(self) -> dict[str, Any]:
-        """What the audit trail keeps of it."""
+        """What the audit trail stores."""
         return {
             "matchers": self.matchers,
             "starts_at": self.starts_at,
@@ -203,7 +211,7 @@ class Silence(WithMatchers):
 
 
 class Thresholds(models.Model):
-    """What people have set of a rule's limits, for all (no org) or for an org. All else is as it was."""
+    """Values of a rule's thresholds that were set for all (no org) or for an org."""
 
     rule = models.CharField(max_length=40)
     org = models.ForeignKey(Org, null=True, on_delete=models.CASCADE, related_name="thresholds")
@@ -225,64 +233,62 @@ class Thresholds(models.Model):
 
 
 class Evaluation(models.Model):
-    """When a rule was last evaluated, and what stopped it. Its age tells of evaluators that are dead."""
+    """The last evaluation of a rule, and its problem if it failed."""
 
     rule = models.CharField(max_length=40, primary_key=True)
     at = models.DateTimeField()
     took_ms = models.FloatField()
-    problem = models.CharField(max_length=SENTENCE_CHARACTERS_MAX, blank=True)
+    problem = models.CharField(max_length=TEXT_CHARACTERS_MAX, blank=True)
 
     def __str__(self) -> str:
         return self.rule
 
 
 class Channel(WithMatchers):
-    """Where people are told: what of, and how it is reached."""
+    """Where notifications go, and for which alerts."""
 
     class Kind(models.TextChoices):
         WEBHOOK = "webhook", "webhook"
         EMAIL = "email", "e-mail"
-        SLACK = "slack", "Slack, or what takes its messages"
+        SLACK = "slack", "Slack or compatible"
         PAGERDUTY = "pagerduty", "PagerDuty"
 
     name = models.CharField(max_length=120, unique=True)
     kind = models.CharField(max_length=10, choices=Kind)
-    address = SealedText(help_text="A URL, or e-mail addresses. Sealed at rest, and never shown again.")
-    secret = SealedText(blank=True, default="", help_text="A signing or routing key. Sealed at rest.")
-    shown = models.CharField(max_length=200, help_text="What of the address may be shown.")
-    least_severity = models.CharField(max_length=8, default=Severity.TICKET.value)
-    tells_end = models.BooleanField(default=True)
+    address = SealedText(help_text="A URL or e-mail addresses. Encrypted at rest, never shown again.")
+    secret = SealedText(blank=True, default="", help_text="A signing or routing key. Encrypted at rest.")
+    shown = models.CharField(max_length=200, help_text="The part of the address that may be shown.")
+    min_severity = models.CharField(max_length=8, default=Severity.TICKET.value)
+    send_resolved = models.BooleanField(default=True)
     enabled = models.BooleanField(default=True)
 
     class Meta:
         ordering = ("name",)
         constraints = [
-            models.CheckConstraint(
-                name="channel_severity", condition=_one_of("least_severity", Severity)
-            ),
+            models.CheckConstraint(name="channel_severity", condition=_one_of("min_severity", Severity)),
         ]
 
     def __str__(self) -> str:
         return self.name
 
     def snapshot(self) -> dict[str, Any]:
-        """What the audit trail keeps of it: nothing that opens anything."""
+        """What the audit trail stores: no secrets."""
         return {
             "name": self.name,
             "kind": self.kind,
             "address": self.shown,
             "has_secret": bool(self.secret),
             "matchers": self.matchers,
-            "least_severity": self.least_severity,
-            "tells_end": self.tells_end,
+            "min_severity": self.min_severity,
+            "send_resolved": self.send_resolved,
             "enabled": self.enabled,
         }
 
 
 class Notification(models.Model):
-    """Something that a channel is to be told, and what came of it. It is tried until it is answered.
+    """A notification of a channel, and its outcome. It is tried until the receiver accepts it.
 
-    Of an episode each channel is told each thing once; the tries of it all carry the same key.
+    There is one per channel, episode and event; all tries carry the same key.
     """
 
     class State(models.TextChoices):
@@ -304,7 +310,7 @@ class Notification(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     next_try_at = models.DateTimeField(default=timezone.now)
     sent_at = models.DateTimeField(null=True)
-    answer = models.CharField(max_length=SENTENCE_CHARACTERS_MAX, blank=True)
+    answer = models.CharField(max_length=TEXT_CHARACTERS_MAX, blank=True)
 
     class Meta:
         ordering = ("-id",)

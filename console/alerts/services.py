@@ -1,4 +1,4 @@
-"""Alerts as people deal with them: who may see one, who has it in hand, and what is said of it."""
+"""Alerts as users see and change them: access, acknowledgement, assignment, comments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.utils import timezone
 from console.accounts.models import User
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.alerts.catalogue import RULES
-from console.alerts.life import OPEN, State
 from console.alerts.models import Alert, Comment, Evaluation
-from console.alerts.rules import TICK_SECONDS, Severity
+from console.alerts.rules.catalogue import RULES
+from console.alerts.rules.rule import TICK_SECONDS, Severity
+from console.alerts.state.lifecycle import OPEN, State
 from console.audit.services import record
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
@@ -28,51 +28,51 @@ from telemetry.events import events_of
 from telemetry.models import Event
 from telemetry.topics import ALERTS, FLEET, of_org
 
-BEFORE: Final = timedelta(minutes=30)  # an alert begins, what has changed is shown
+CHANGES_BEFORE: Final = timedelta(minutes=30)  # changes so long before an alert are shown with it
 RELATED_MAX: Final = 20
-WHY_NOT_BETTER: Final = "why_not_better"  # in evidence: as `placement.sentences.why` says it
+WHY_NOT_A_RAIL: Final = "why_not_a_rail"  # in evidence: a sentence of `placement.sentences.why`
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
 
 
 def role_over(principal: Principal, org_id: int | None) -> Role | None:
-    """Their role over something of an org, or over what is of none: then that on the platform."""
+    """The role of a principal in an org, or on the platform if there is no org."""
     return principal.platform_role if org_id is None else principal.role_in(org_id)
 
 
 def visible_alerts(principal: Principal) -> QuerySet[Alert]:
-    """What they may know of, but for what was only pending and did not last."""
+    """The alerts they may see, without those that cleared before they fired."""
     return (
         Alert.objects.filter(of_orgs(principal))
         .exclude(state=State.QUIET)
-        .select_related("org", "assignee", "hidden_by")
+        .select_related("org", "assignee", "suppressed_by")
     )
 
 
 def sees_causes(principal: Principal) -> bool:
-    """What explains alerts of others is of the fleet: a leaf, a node, numbers that are late."""
+    """Causes are about the fleet: a leaf, a node, late telemetry."""
     return sees_fleet(principal)
 
 
-def unexplained(principal: Principal) -> Q:
-    """Those that no other one explains; for who does not see that one, all."""
-    return Q(hidden_by=None) if sees_causes(principal) else Q()
+def unsuppressed(principal: Principal) -> Q:
+    """The alerts without a cause; all alerts for principals who may not see causes."""
+    return Q(suppressed_by=None) if sees_causes(principal) else Q()
 
 
 def evidence(principal: Principal, alert: Alert) -> dict[str, Any]:
-    """What its rule found out, without nodes that they don't know of."""
+    """The evidence of an alert, without the names of nodes they may not see."""
     found = dict(alert.evidence)
-    if isinstance(why := found.get(WHY_NOT_BETTER), str):
-        found[WHY_NOT_BETTER] = Sight(principal).why(why)
+    if isinstance(why := found.get(WHY_NOT_A_RAIL), str):
+        found[WHY_NOT_A_RAIL] = Sight(principal).why(why)
     return found
 
 
 def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER) -> Alert:
-    """The one access function: Http404 for a stranger, Refused for who may not do it."""
-    alert = Alert.objects.select_related("org", "assignee", "hidden_by").filter(pk=alert_id).first()
+    """The one access function. Raises Http404 without a role, Refused if the role is too low."""
+    alert = Alert.objects.select_related("org", "assignee", "suppressed_by").filter(pk=alert_id).first()
     role = role_over(principal, alert.org_id) if alert else None
     if alert is None or role is None:
-        raise Http404("There is no such alert, or it is not yours to see.")
+        raise Http404("There is no such alert, or you may not see it.")
     if role < at_least:
         raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
     return alert
@@ -80,25 +80,24 @@ def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER)
 
 @dataclass(frozen=True)
 class Filters:
-    """The same for the page and the API."""
+    """Filters of the page and the API."""
 
-    state: str = "open"  # or one state, or all
+    state: str = "open"  # or one state, or "all"
     severity: str = ""
     rule: str = ""
     org_id: int | None = None
     topic: str = ""
     q: str = ""
-    hidden: bool = False  # also those that others explain
+    suppressed: bool = False  # whether to include suppressed alerts
 
     def apply(self, principal: Principal) -> QuerySet[Alert]:
-        """To all that they may see."""
         alerts = visible_alerts(principal)
         if self.state == "open":
             alerts = alerts.filter(state__in=OPEN)
         elif self.state != "all":
             alerts = alerts.filter(state=self.state)
-        if not self.hidden:
-            alerts = alerts.filter(unexplained(principal))
+        if not self.suppressed:
+            alerts = alerts.filter(unsuppressed(principal))
         for name in ("severity", "rule", "topic"):
             if value := getattr(self, name):
                 alerts = alerts.filter(**{name: value})
@@ -112,7 +111,7 @@ class Filters:
 
 
 def gravest_first(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
-    """Firing first, pages before tickets, those of a rule together, the newest first."""
+    """Ordered by state (firing first), severity, rule, then the newest first."""
     return alerts.order_by(
         _place("state", _ORDER), _place("severity", list(Severity)), "rule", "-state_since", "-pk"
     )
@@ -124,8 +123,8 @@ def _place(field: str, values: Sequence[str]) -> Case:
 
 
 def live_topic(principal: Principal, alert: Alert | None = None) -> str:
-    """What they may listen to, to hear of this alert, or of theirs. Nothing for a member of many orgs,
-    whose page asks now and then."""
+    """The live topic for this alert, or for all alerts they may see. Empty for a member of several orgs,
+    whose pages poll instead."""
     if principal.on_platform(Role.VIEWER):
         return ALERTS
     if alert:
@@ -134,11 +133,11 @@ def live_topic(principal: Principal, alert: Alert | None = None) -> str:
     return of_org(orgs[0].slug) if len(orgs) == 1 else ""
 
 
-# In hand
+# Changes
 
 
 def for_change(principal: Principal, alert_id: int) -> Alert:
-    """Locked until the end of the transaction, for somebody who is on call for it."""
+    """Locked until the end of the transaction. Needs the role on-call."""
     principal.check_may_change()
     get_alert(principal, alert_id, Role.ON_CALL)
     return Alert.objects.select_for_update(of=("self",)).get(pk=alert_id)
@@ -146,8 +145,8 @@ def for_change(principal: Principal, alert_id: int) -> Alert:
 
 @transaction.atomic
 def acknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
-    """Somebody has it in hand; a fact apart from its state, until the episode is over. Of one that is
-    acknowledged, or over, nothing changes. `alert` came from `for_change`."""
+    """Acknowledge an alert from `for_change` until its episode ends. Its state does not change. An alert
+    that is acknowledged or resolved stays as it is."""
     if alert.acknowledged_at is None and alert.is_open:
         before = _snapshot(alert)
         alert.acknowledged_at, alert.acknowledged_by = timezone.now(), principal.name
@@ -158,7 +157,7 @@ def acknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
 
 @transaction.atomic
 def unacknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
-    """Nobody has it in hand after all."""
+    """Take an acknowledgement back."""
     if alert.acknowledged_at is not None:
         before = _snapshot(alert)
         alert.acknowledged_at, alert.acknowledged_by = None, ""
@@ -169,7 +168,7 @@ def unacknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert
 
 @transaction.atomic
 def assign(principal: Principal, alert: Alert, username: str, reason: str = "") -> Alert:
-    """To somebody who may see it; to nobody where the name is empty. Raises NoSuchUser."""
+    """Assign an alert to a user who may see it, or to nobody if the name is empty. Raises NoSuchUser."""
     user = _assignee(alert, username) if username else None
     if user != alert.assignee:
         before = _snapshot(alert)
@@ -185,13 +184,13 @@ def _assignee(alert: Alert, username: str) -> User:
         may_see |= Q(memberships__org=alert.org_id)
     user = User.objects.filter(may_see, username=username, is_active=True).first()
     if user is None:
-        raise NoSuchUser(f"There is no active user “{username}” who may see this alert.")
+        raise NoSuchUser(f"No active user “{username}” may see this alert.")
     return user
 
 
 @transaction.atomic
 def comment(principal: Principal, alert: Alert, text: str) -> Comment:
-    """What is said stands in the timeline. The alert came from `for_change`."""
+    """Add a comment to the timeline of an alert from `for_change`."""
     made = Comment.objects.create(alert=alert, author=principal.name, text=text)
     _record(principal, "alert.comment", alert, None, "", {"text": text})
     return made
@@ -226,22 +225,22 @@ def _record(
     )
 
 
-# What is around it
+# Context
 
 
 def changed_before(principal: Principal, alert: Alert) -> list[Event]:
-    """What was changed by people or processes shortly before it began: of its topic, and for those who
-    see it of the fleet; the latest first, without other alerts."""
+    """Changes shortly before an alert began, the newest first, without other alerts: those of its topic,
+    or of the fleet for principals who may see the fleet."""
     topic = FLEET if principal.on_platform(Role.VIEWER) else alert.topic
-    found = events_of(topic, since=alert.begun_at - BEFORE, until=alert.begun_at)
+    found = events_of(topic, since=alert.begun_at - CHANGES_BEFORE, until=alert.begun_at)
     return list(found.exclude(kind__startswith="alert").order_by("-pk")[:RELATED_MAX])
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Whether rules are evaluated: of an evaluator that is dead no alert can tell."""
+    """Whether rules are evaluated. No alert can report a dead evaluator."""
 
-    at: datetime | None  # the last time that any rule was
+    at: datetime | None  # last evaluation of any rule
     late: bool
     problems: dict[str, str]  # by rule
 
@@ -259,8 +258,8 @@ class Evaluator:
 
 @finder("alerts")
 def find_alerts(principal: Principal, text: str, most: int) -> list[Found]:
-    """Open ones first; by what is so, by whom it is about, by their rule or their number."""
-    found = Filters(state="all", q=text, hidden=True).apply(principal)
+    """Open alerts first; by summary, topic, rule or number."""
+    found = Filters(state="all", q=text, suppressed=True).apply(principal)
     if text.isdecimal() and len(text) < 19:
         found |= visible_alerts(principal).filter(pk=int(text))
     return [

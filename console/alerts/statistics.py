@@ -1,6 +1,6 @@
-"""How it has been: how often each rule fired, how soon somebody had it in hand, what was over by itself.
+"""Statistics of alerts: how often each rule fired, time to acknowledge, time to resolve, noise.
 
-It is made from flips and from the audit trail, which both are kept; nothing is counted for it meanwhile.
+They are computed from transitions and the audit trail; nothing else is stored for them.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from django.db.models import Exists, Min, OuterRef, Q
 from django.utils import timezone
 
 from console.accounts.principal import Principal
-from console.alerts.catalogue import BY_SLUG
-from console.alerts.life import State
-from console.alerts.models import Alert, Flip
+from console.alerts.models import Alert, Transition
+from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.state.lifecycle import State
 from console.audit.models import AuditEntry
 from console.visibility import of_orgs
 
 DAYS: Final = (1, 7, 30, 90)
 DAYS_DEFAULT: Final = 7
 DAYS_MAX: Final = DAYS[-1]
-EPISODES_MAX: Final = 50_000  # the newest; of more it is said so
-SHORT: Final = timedelta(minutes=10)  # over so soon, and in nobody's hand: noise, most likely
+EPISODES_MAX: Final = 50_000  # only the newest are counted
+SHORT: Final = timedelta(minutes=10)  # resolved sooner and never acknowledged: noise
 
 
 @dataclass(slots=True)
 class Episode:
-    """One time that an alert fired. `over_at` is None while it does."""
+    """One episode in which an alert fired."""
 
     rule: str
     at: datetime
-    over_at: datetime | None = None
+    resolved_at: datetime | None = None
     acknowledged_at: datetime | None = None
 
     @property
     def is_noise(self) -> bool:
-        over = self.over_at
-        return over is not None and self.acknowledged_at is None and over - self.at < SHORT
+        resolved = self.resolved_at
+        return resolved is not None and self.acknowledged_at is None and resolved - self.at < SHORT
 
     @property
     def seconds_to_acknowledge(self) -> float | None:
@@ -50,12 +50,12 @@ class Episode:
 
     @property
     def seconds_open(self) -> float | None:
-        return (self.over_at - self.at).total_seconds() if self.over_at else None
+        return (self.resolved_at - self.at).total_seconds() if self.resolved_at else None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one rule, or of all."""
+    """Statistics of one rule, or of all."""
 
     rule: str
     episodes: int
@@ -74,60 +74,62 @@ class Statistics:
     days: int
     at: datetime
     all: Row
-    rules: list[Row]  # the noisiest first
+    rules: list[Row]  # those that fired most first
     left_out: bool
 
 
 def statistics(principal: Principal, days: int) -> Statistics:
-    """Of the alerts that they may see, since so many days."""
+    """Statistics of the alerts that they may see, over the last days."""
     now = timezone.now()
     since = now - timedelta(days=days)
     episodes, left_out = _episodes(principal, since)
     _acknowledge(episodes, since)
     by_rule: dict[str, list[Episode]] = defaultdict(list)
-    for its in episodes.values():
-        for episode in its:
+    for group in episodes.values():
+        for episode in group:
             by_rule[episode.rule].append(episode)
-    rules = [_row(rule, its) for rule, its in by_rule.items()]
+    rules = [_row(rule, group) for rule, group in by_rule.items()]
     return Statistics(
         days,
         now,
-        _row("", [episode for its in by_rule.values() for episode in its]),
+        _row("", [episode for group in by_rule.values() for episode in group]),
         sorted(rules, key=lambda row: (-row.episodes, row.rule)),
         left_out,
     )
 
 
 def _episodes(principal: Principal, since: datetime) -> tuple[dict[int, list[Episode]], bool]:
-    """By alert, in the order of time; and whether some were too many. What began to fire before all
-    this is not counted."""
-    flips = Flip.objects.filter(at__gte=since, alert__in=Alert.objects.filter(of_orgs(principal)))
-    its_own = {"alert": OuterRef("alert"), "episode": OuterRef("episode")}
-    before = Flip.objects.filter(**its_own, at__lt=since, after=State.FIRING)
+    """By alert, the oldest first; and whether some were left out. Episodes that began earlier are not
+    counted."""
+    transitions = Transition.objects.filter(
+        at__gte=since, alert__in=Alert.objects.filter(of_orgs(principal))
+    )
+    same = {"alert": OuterRef("alert"), "episode": OuterRef("episode")}
+    before = Transition.objects.filter(**same, at__lt=since, after=State.FIRING)
     rows = (
-        flips.exclude(Exists(before))
+        transitions.exclude(Exists(before))
         .values_list("alert_id", "alert__rule", "episode")
         .annotate(
             fired_at=Min("at", filter=Q(after=State.FIRING)),
-            over_at=Min("at", filter=Q(after=State.RESOLVED)),
+            resolved_at=Min("at", filter=Q(after=State.RESOLVED)),
         )
         .filter(fired_at__isnull=False)
         .order_by("-fired_at")
     )
     newest = list(rows[: EPISODES_MAX + 1])
     found: dict[int, list[Episode]] = defaultdict(list)
-    for alert_id, rule, _, fired_at, over_at in reversed(newest[:EPISODES_MAX]):
-        found[alert_id].append(Episode(rule, fired_at, over_at))
+    for alert_id, rule, _, fired_at, resolved_at in reversed(newest[:EPISODES_MAX]):
+        found[alert_id].append(Episode(rule, fired_at, resolved_at))
     return found, len(newest) > EPISODES_MAX
 
 
 def _acknowledge(episodes: Mapping[int, Sequence[Episode]], since: datetime) -> None:
-    """Note when somebody first said to have it in hand, in the episode that this was in."""
-    said = AuditEntry.objects.filter(action="alert.acknowledge", at__gte=since).order_by("at")
-    for object_id, at in said.values_list("object_id", "at"):
-        its = [one for one in episodes.get(int(object_id), ()) if one.at <= at]
-        if its and its[-1].acknowledged_at is None and at <= (its[-1].over_at or at):
-            its[-1].acknowledged_at = at
+    """Set the time of the first acknowledgement of each episode."""
+    entries = AuditEntry.objects.filter(action="alert.acknowledge", at__gte=since).order_by("at")
+    for object_id, at in entries.values_list("object_id", "at"):
+        earlier = [one for one in episodes.get(int(object_id), ()) if one.at <= at]
+        if earlier and earlier[-1].acknowledged_at is None and at <= (earlier[-1].resolved_at or at):
+            earlier[-1].acknowledged_at = at
 
 
 def _row(rule: str, episodes: Sequence[Episode]) -> Row:

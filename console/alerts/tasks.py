@@ -1,24 +1,25 @@
-"""What beat asks for every ten seconds; and each channel apart, so that none waits for another."""
+"""Celery tasks: evaluation every ten seconds, and delivery per channel."""
 
 from __future__ import annotations
 
 from celery import shared_task
 from django.utils import timezone
 
-from console.alerts import delivering, evaluating
+from console.alerts.delivery import notifications
+from console.alerts.state import evaluation
 
 
 @shared_task
 def tick() -> None:
-    """What fires is planned before and after: nothing is over before it was planned to be told."""
-    delivering.plan(timezone.now())
-    evaluating.tick(timezone.now())
+    """Evaluate rules. Planning before, too, ensures that no alert resolves before it was planned."""
+    notifications.plan(timezone.now())
+    evaluation.tick(timezone.now())
     now = timezone.now()
-    delivering.plan(now)
-    for channel in delivering.due_channels(now):
+    notifications.plan(now)
+    for channel in notifications.due_channels(now):
         deliver.apply_async((channel,), expires=60)
 
 
 @shared_task
 def deliver(channel: int) -> None:
-    delivering.deliver(channel)
+    notifications.deliver(channel)

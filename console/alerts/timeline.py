@@ -1,4 +1,4 @@
-"""What the page of an alert tells beside its state: its history, and what to ask."""
+"""The history of an alert, its metrics and their charts, for its page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from django.http import Http404
 
 from console.accounts.principal import Principal
-from console.alerts.channels import visible_channels
+from console.alerts.delivery.channels import visible_channels
 from console.alerts.models import Alert, Notification
 from console.charts.ranges import Range
 from console.metrics.services import check_topic
@@ -17,59 +17,63 @@ from telemetry.queries import Fold
 from telemetry.topics import kind_of
 
 ENTRIES_MAX: Final = 200
-HIDDEN: Final = "a channel of the platform"
+HIDDEN: Final = "a platform channel"
 AROUND: Final = timedelta(minutes=30)
-# What is judged by counts in buckets, or by sums, is seen better so.
+# Folds of rules, and the folds that their charts show.
 _FOLDS: Final = {Fold.HEATMAP: "p50 p99", Fold.SUM: "rate"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that happened to an alert."""
+    """An entry of the timeline."""
 
     at: datetime
-    kind: str  # flip, comment or told
+    kind: str  # transition, comment or notification
     text: str
     who: str = ""
-    state: str = ""  # of a flip
+    state: str = ""  # after a transition
 
 
 def of(principal: Principal, alert: Alert) -> list[Entry]:
-    """The latest first. A channel that they may not see has no name."""
+    """The newest first. Channels that they may not see are not named."""
     seen = set(visible_channels(principal).values_list("pk", flat=True))
-    flips = [
-        Entry(flip.at, "flip", flip.sentence, state=flip.after)
-        for flip in alert.flips.order_by("-number")[:ENTRIES_MAX]
+    transitions = [
+        Entry(transition.at, "transition", transition.sentence, state=transition.after)
+        for transition in alert.transitions.order_by("-number")[:ENTRIES_MAX]
     ]
     comments = [
         Entry(comment.at, "comment", comment.text, comment.author)
         for comment in alert.comments.order_by("-pk")[:ENTRIES_MAX]
     ]
-    told = [
-        Entry(one.sent_at, "told", one.what, one.channel.name if one.channel_id in seen else HIDDEN)
+    notifications = [
+        Entry(
+            one.sent_at, "notification", one.what, one.channel.name if one.channel_id in seen else HIDDEN
+        )
         for one in alert.notifications.filter(state=Notification.State.SENT)
         .select_related("channel")
         .order_by("-pk")[:ENTRIES_MAX]
         if one.sent_at
     ]
-    return sorted([*flips, *comments, *told], key=lambda entry: entry.at, reverse=True)[:ENTRIES_MAX]
+    return sorted([*transitions, *comments, *notifications], key=lambda entry: entry.at, reverse=True)[
+        :ENTRIES_MAX
+    ]
 
 
 def questions(alert: Alert) -> list[tuple[str, str]]:
-    """The metrics that its rule reads, each with the address where the API tells them of this alert."""
+    """The metrics that its rule reads, each with the API request that returns them for this alert."""
     rule = alert.definition
     if rule is None:
         return []
     found = {
-        reading.address(_asked_of(alert, reading.topic), alert.labels): reading.metric
-        for reading in rule.readings.values()
+        query.address(_topic_of(alert, query.topic), alert.labels): query.metric
+        for query in rule.queries.values()
     }
     return [(metric, address) for address, metric in found.items()]
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What a chart of an alert's numbers shows."""
+class AlertChart:
+    """The chart of an alert."""
 
     topic: str
     title: str
@@ -80,48 +84,48 @@ class Drawn:
     where: str
 
 
-def charts(principal: Principal, alert: Alert) -> list[Drawn]:
-    """Of the first metric that its rule reads, if they may see the numbers of its topic."""
+def charts(principal: Principal, alert: Alert) -> list[AlertChart]:
+    """A chart of the first metric that its rule reads, if they may see the metrics of its topic."""
     rule = alert.definition
-    reading = next(iter(rule.readings.values()), None) if rule else None
-    if rule is None or reading is None:
+    query = next(iter(rule.queries.values()), None) if rule else None
+    if rule is None or query is None:
         return []
-    topic = _asked_of(alert, reading.topic)
+    topic = _topic_of(alert, query.topic)
     try:
         check_topic(principal, topic)
     except Http404:
         return []
-    its = {name: alert.labels[name] for name in reading.by if name in alert.labels}
-    where = {**reading.where, **its}
+    own = {name: alert.labels[name] for name in query.by if name in alert.labels}
+    where = {**query.where, **own}
     return [
-        Drawn(
+        AlertChart(
             topic,
             rule.title,
-            reading.metric,
-            _FOLDS.get(reading.fold, reading.fold),
-            " ".join(name for name in reading.by if name not in its and len(reading.by) == 1),
-            reading.over or "",
-            # Of what is parted by blanks none can have one; empty labels tell nothing.
+            query.metric,
+            _FOLDS.get(query.fold, query.fold),
+            " ".join(name for name in query.by if name not in own and len(query.by) == 1),
+            query.over or "",
+            # The list is separated by blanks, so no label in it may contain one.
             " ".join(f"{name}:{text}" for name, text in where.items() if text and " " not in text),
         )
     ]
 
 
 def around(alert: Alert, now: datetime) -> Range:
-    """From half an hour before it began until as long after it was over, or now."""
+    """From half an hour before the alert began until half an hour after it resolved, or now."""
     end = now if alert.is_open else min(now, alert.state_since + AROUND)
     return Range((alert.begun_at - AROUND).timestamp(), end.timestamp())
 
 
-def _asked_of(alert: Alert, read: str) -> str:
-    """The topic that has the numbers: the alert's, unless the rule read those of one of its labels."""
-    kind = kind_of(read)
+def _topic_of(alert: Alert, queried: str) -> str:
+    """The topic of its metrics: the alert's own, unless the rule reads those of one of its labels."""
+    kind = kind_of(queried)
     named = alert.labels.get(kind)
     return f"{kind}:{named}" if named and kind != kind_of(alert.topic) else alert.topic
 
 
 def matchers_of(alert: Alert) -> list[str]:
-    """What would silence this one and no other."""
+    """Matchers that select this alert only."""
     kind, _, name = alert.topic.partition(":")
     about = [f"{kind}={name}"] if name else []
     return [

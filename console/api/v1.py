@@ -14,10 +14,11 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema, get_schema
 
 from console.accounts.api import router as accounts
-from console.alerts.api import router as alerts
-from console.alerts.api_many import router as many_alerts
-from console.alerts.api_settings import router as alert_settings
-from console.alerts.api_silences import router as silences
+from console.alerts.web.api import router as alerts
+from console.alerts.web.bulk_api import router as bulk_alerts
+from console.alerts.web.channels_api import router as alert_channels
+from console.alerts.web.rules_api import router as alert_rules
+from console.alerts.web.silences_api import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.etags import etag
@@ -109,10 +110,11 @@ api.add_router("", orgs)
 api.add_router("", overview)
 api.add_router("", search)
 api.add_router("", handover)
-api.add_router("", many_alerts)  # before what would take `bulk` for the number of one
+api.add_router("", bulk_alerts)  # first, or `bulk` would be taken for an alert's number
 api.add_router("", alerts)
 api.add_router("", silences)
-api.add_router("", alert_settings)
+api.add_router("", alert_rules)
+api.add_router("", alert_channels)
 api.add_router("", audit)
 api.add_router("", metrics)
 api.add_router("", dead_letters)

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 from django.db import transaction
 
 from console.accounts.principal import SYSTEM
-from console.alerts import fixing
 from console.alerts.models import Alert
+from console.alerts.suggested_fixes import services as suggested_fixes
 from console.demo import story
 from console.fleet.models import Node
 from console.operations.models import Operation
@@ -89,7 +89,7 @@ class Incident:
         self._tell(f"An alert is firing: {alert.sentence}.", page)
         self._pause("Press the button of the suggested fix on that page, or Enter here.")
         if _crosses(shard) and not _is_busy():  # if nobody has pressed it
-            fixing.do(SYSTEM, alert, "move")
+            suggested_fixes.apply(SYSTEM, alert, "move")
         self._tell(
             f"{shard.name} moves back to a rail, as the alert suggests. Its job keeps running.",
             f"/operations/?target={of_session(SESSION)}",

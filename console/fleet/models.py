@@ -282,7 +282,7 @@ class Driver(Named, Joined):
     """The SwDriver of one job: what decides what is cached. It runs wherever its engine does."""
 
     model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
-    lost_at = models.DateTimeField(null=True, blank=True)  # since when nothing is heard of it
+    lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
 
     class Meta(Named.Meta):
         constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]

@@ -11,9 +11,9 @@ from ninja import Field, Query, Router, Schema
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.alerts.api import AlertOut, show_alert
-from console.alerts.api_silences import OrgSlug, SilenceOut, show_silence
-from console.alerts.delivering import active_silences
+from console.alerts.state.silences import active_silences
+from console.alerts.web.api import AlertOut, show_alert
+from console.alerts.web.silences_api import OrgSlug, SilenceOut, show_silence
 from console.api.fields import Input
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate

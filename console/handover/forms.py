@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django import forms
 
-from console.alerts.forms import OrgsMixin, org_field
+from console.alerts.web.forms import OrgsMixin, org_field
 from console.handover.models import TEXT_MAX
 
 

@@ -12,18 +12,17 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.alerts.delivering import active_silences, silence_of
-from console.alerts.life import OPEN, State
 from console.alerts.models import Alert, Silence
 from console.alerts.services import (
     Evaluator,
     gravest_first,
     role_over,
-    unexplained,
+    unsuppressed,
     visible_alerts,
 )
 from console.alerts.services import live_topic as alerts_topic
-from console.alerts.silences import visible_silences
+from console.alerts.state.lifecycle import OPEN, State
+from console.alerts.state.silences import active_silences, silence_of, visible_silences
 from console.audit.models import AuditEntry
 from console.audit.services import record, visible_entries
 from console.handover.models import Note
@@ -70,7 +69,7 @@ def hand_over(principal: Principal, org: str = "", hours: int = HOURS_DEFAULT) -
     now = timezone.now()
     since = now - timedelta(hours=hours)
     alerts = visible_alerts(principal).filter(its)
-    is_open = alerts.filter(unexplained(principal), state__in=OPEN)
+    is_open = alerts.filter(unsuppressed(principal), state__in=OPEN)
     is_over = alerts.filter(state=State.RESOLVED, state_since__gte=since)
     active = active_silences(now)
     changes = visible_entries(principal).filter(of_id, at__gte=since)

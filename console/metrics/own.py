@@ -7,7 +7,7 @@ from typing import Final
 from telemetry.metrics import Catalog
 
 METRICS: Final = Catalog()
-SOURCES = METRICS.gauge("tidegate_sources", "Processes that were heard in the last ten seconds.", "kind")
+SOURCES = METRICS.gauge("tidegate_sources", "Processes last seen within ten seconds.", "kind")
 MISSING = METRICS.gauge(
     "tidegate_missing_records", "Records of those that have not arrived: on their way, or lost."
 )

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from console.alerts import own as of_alerts
+from console.alerts import metrics as of_alerts
 from console.control import own as of_targets
 from console.metrics.own import DEAD_LETTERS, LINE_AGE, MISSING, SOURCES, STORED, STREAM_LENGTH
 from telemetry.emit.exposition import Page

@@ -9,8 +9,8 @@ from django.http import HttpRequest
 from ninja import Field, Query, Router, Schema
 
 from console.accounts.browser import requester
-from console.alerts.api import AlertOut, show_alert
-from console.alerts.delivering import active_silences
+from console.alerts.state.silences import active_silences
+from console.alerts.web.api import AlertOut, show_alert
 from console.api.problems import documented
 from console.audit.api import EntryOut, show_entry
 from console.operations.api import OperationOut, show_operation

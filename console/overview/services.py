@@ -17,10 +17,11 @@ from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts.life import OPEN, State
+from console.alerts.conditions.condition import name_of
 from console.alerts.models import Alert
-from console.alerts.rules import Severity, name_of
-from console.alerts.services import Evaluator, gravest_first, unexplained, visible_alerts
+from console.alerts.rules.rule import Severity
+from console.alerts.services import Evaluator, gravest_first, unsuppressed, visible_alerts
+from console.alerts.state.lifecycle import OPEN, State
 from console.audit.models import AuditEntry
 from console.audit.services import visible_entries
 from console.fleet.insight import overview as fleet
@@ -183,7 +184,7 @@ def overview(principal: Principal, org: str = "") -> Overview:
     sees_all = principal.on_platform(Role.VIEWER)
     of = _org(principal, org, sees_all=sees_all)
     topic = of_org(of.slug) if of else FLEET if sees_all else ""
-    found = visible_alerts(principal).filter(unexplained(principal), state__in=OPEN)
+    found = visible_alerts(principal).filter(unsuppressed(principal), state__in=OPEN)
     operations = visible_operations(principal).filter(done=False)
     entries = visible_entries(principal)
     if of:

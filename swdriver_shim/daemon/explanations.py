@@ -14,16 +14,13 @@ from kvss_agent.http.api import Invalid, Refused
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.request_log import PromptKeys, RequestRecord
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.daemon.verbs import TOKENS_MAX, RequestName, Token
 from swdriver_shim.desired import OrgSpec
-from swdriver_shim.keys import KEY_BYTES, TOKEN_MAX
-from telemetry.records import NO_NUL
+from swdriver_shim.keys import KEY_BYTES
 
-TOKENS_MAX: Final = 4 << 20
 KEYS_MAX: Final = 65_536
 NEWEST: Final = 20
 
-Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
-RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
 Key = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 

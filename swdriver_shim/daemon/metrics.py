@@ -48,10 +48,10 @@ LEFT_TO_MOVE = _gauge(
 SLOTS = _gauge("swdriver_slots", "Slots of a group: below the line, used, free.", "group", "which")
 OVERSTAY_COLUMNS = _counter(
     "swdriver_overstay_columns_total",
-    f"Columns that lay in memory for more than {SWEPT_SECONDS:g} s beyond their time, never served.",
+    f"Columns kept in memory more than {SWEPT_SECONDS:g} s past their TTL; never served.",
 )
 OVERSTAY = _gauge(
-    "swdriver_overstay_seconds_max", "How long a column lay in memory beyond its time, at most."
+    "swdriver_overstay_seconds_max", "The longest time that a column stayed in memory past its TTL."
 )
 TIER2_COLUMNS = _counter(
     "swdriver_tier2_columns_total",
@@ -74,7 +74,7 @@ EXPIRED = _counter(
 )
 ORG_OVERSTAY = _gauge(
     "swdriver_org_overstay_seconds_max",
-    "How long a column of an org lay in memory beyond its time, at most; never served.",
+    "The longest time that a column of an org stayed in memory past its TTL; never served.",
     "org",
 )
 REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")

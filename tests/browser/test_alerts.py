@@ -1,4 +1,4 @@
-"""An alert at night: seen on a phone, taken in hand, silenced, and told to a real receiver."""
+"""An alert at night: seen on a phone, acknowledged, silenced, and told to a real receiver."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from tests.live import LiveConsole, live_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
+REFILLS = re.compile("Refill latency above objective")
 _ALERTS = """
 import django; django.setup()
 from tests.console.alerts.things import make_alert
 from console.orgs.models import Org
 from django.utils import timezone
 acme = Org.objects.create(slug="acme", name="Acme")
-cause = make_alert("agent-silent", "node:ax-7", pk=1, begun_at=timezone.now())
-make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, hidden_by=cause, state="no_data")
+cause = make_alert("agent-not-reporting", "node:ax-7", pk=1, begun_at=timezone.now())
+make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, suppressed_by=cause, state="no_data")
 windows = {"windows": ["5 m and 1 h"]}
 make_alert("refill-slow", "org:acme", acme, pk=3, evidence=windows, value=0.4, threshold=0.25)
 from tests.console.sessions.fleets import make_across
@@ -37,14 +38,14 @@ make_alert("spine-placement", "session:chat", acme, pk=4, labels=stream)
 _OVER = """
 import django; django.setup()
 from django.db import transaction
-from console.alerts.flipping import observe
-from console.alerts.life import Patience, Verdict
+from console.alerts.state.transitions import observe
+from console.alerts.state.lifecycle import Delays, Verdict
 from console.alerts.models import Alert
-from console.alerts.rules import Finding
+from console.alerts.conditions.condition import Finding
 from datetime import timedelta
 from django.utils import timezone
-at_once = Patience(timedelta(0), timedelta(0))
-well = Finding("org:acme", Verdict.FINE, "it is well")
+at_once = Delays(timedelta(0), timedelta(0))
+well = Finding("org:acme", Verdict.OK, "it is well")
 observe(Alert.objects.get(pk=3), well, at_once, timezone.now())
 """
 
@@ -66,7 +67,7 @@ def run(console: LiveConsole, code: str) -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=PROJECT, check=True)
 
 
-def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> None:
+def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> None:
     complaints: list[str] = []
     with chromium() as browser, hook() as receiver:
         context = browser.new_context(
@@ -81,58 +82,58 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
 
         # What fires, and what that explains; and since nobody evaluates, that as well.
         page.goto("/alerts/")
-        expect(page.get_by_role("alert")).to_contain_text("Rules are not evaluated")
+        expect(page.get_by_role("alert")).to_contain_text("Rules are not being evaluated")
         expect(page.get_by_role("heading", name="3 alerts")).to_be_visible()
         assert faults(page) == []
-        page.get_by_role("link", name="1 more").click()
-        expect(page.get_by_text("explained by").first).to_be_visible()
-        page.get_by_role("link", name="An agent is silent").first.click()
-        expect(page.get_by_role("link", name="Requests wait at a shard: ax-7, shard a")).to_be_visible()
+        page.get_by_role("link", name="1 suppressed").click()
+        expect(page.get_by_text("caused by").first).to_be_visible()
+        page.get_by_role("link", name="Agent not reporting").first.click()
+        expect(page.get_by_role("link", name="Shard queue too deep: ax-7, shard a")).to_be_visible()
         expect(page.get_by_role("heading", name="Runbook")).to_be_visible()
         assert faults(page) == []
 
-        # In hand, with a word of what is done, and silenced for the work on it.
-        page.get_by_label("What you are doing about it").fill("walking to the rack")
-        page.get_by_role("button", name="I have it in hand").click()
-        expect(page.get_by_text("admin has it in hand")).to_be_visible()
-        page.get_by_label("Comment").fill("its power is off")
-        page.get_by_role("button", name="Comment").click()
+        # Acknowledged, with a word of what is done, and silenced for the work on it.
+        page.get_by_label("Comment (optional)").fill("walking to the rack")
+        page.get_by_role("button", name="Acknowledge").click()
+        expect(page.get_by_text("Acknowledged by admin")).to_be_visible()
+        page.get_by_role("textbox", name="Comment", exact=True).fill("its power is off")
+        page.get_by_role("button", name="Add comment").click()
         expect(page.get_by_text("its power is off")).to_be_visible()
-        page.get_by_role("link", name="Silence it…").click()
-        expect(page.get_by_label("That match")).to_have_value("rule=agent-silent, node=ax-7")
-        page.get_by_label("Why").fill("new power supply")
-        page.get_by_role("button", name="Silence", exact=True).click()
+        page.get_by_role("link", name="Silence…").click()
+        expect(page.get_by_label("Matchers")).to_have_value("rule=agent-not-reporting, node=ax-7")
+        page.get_by_label("Reason").fill("new power supply")
+        page.get_by_role("button", name="Create silence").click()
         expect(page.get_by_role("row", name=re.compile("new power supply"))).to_contain_text("active")
         assert faults(page) == []
         page.goto("/alerts/")
-        expect(page.get_by_role("row", name=re.compile("An agent is silent"))).to_contain_text(
+        expect(page.get_by_role("row", name=re.compile("Agent not reporting"))).to_contain_text(
             "silenced"
         )
 
         # By keys alone: the help tells them, and what is chosen outlives the page's renewing itself.
         page.keyboard.press("?")
-        expect(page.get_by_role("dialog")).to_contain_text("have it in hand")
+        expect(page.get_by_role("dialog")).to_contain_text("acknowledge the selected alerts")
         page.keyboard.press("Escape")
         page.keyboard.press("j")
         page.keyboard.press("j")
-        expect(page.get_by_role("link", name="Refills are slow")).to_be_focused()
+        expect(page.get_by_role("link", name="Refill latency above objective")).to_be_focused()
         page.keyboard.press("x")
-        chosen = page.get_by_role("checkbox", name=re.compile("Refills are slow"))
+        chosen = page.get_by_role("checkbox", name=re.compile("Refill latency above objective"))
         expect(chosen).to_be_checked()
         with page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
             pass
         expect(chosen).to_be_checked()
         chosen.focus()  # as it is for who has clicked it
         page.keyboard.press("a")
-        expect(page.locator(".messages")).to_contain_text("1 alert: in hand.")
-        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("admin")
+        expect(page.locator(".messages")).to_contain_text("1 alert acknowledged.")
+        expect(page.get_by_role("row", name=REFILLS)).to_contain_text("admin")
         assert faults(page) == []
 
         # From the alert to its fix by keys alone; and the alert's own page says what is being done.
         page.wait_for_load_state("load")
         for _ in range(3):
             page.keyboard.press("j")
-        expect(page.get_by_role("link", name="A stream is placed across the spine")).to_be_focused()
+        expect(page.get_by_role("link", name="Stream placed across the spine")).to_be_focused()
         page.keyboard.press("Enter")
         expect(page.get_by_role("button", name="Move it now")).to_be_visible()
         page.wait_for_load_state("load")  # from then on it listens to keys
@@ -140,12 +141,12 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.keyboard.press("f")
         expect(page.get_by_role("heading", name="Move job7.full.1 of chat to ax2")).to_be_visible()
         page.go_back()
-        expect(page.locator("#fixes")).to_contain_text("Under way: Move job7.full.1 of chat to ax2.")
-        expect(page.locator("#entries")).to_contain_text("Done: Move job7.full.1 from ax1 to ax2")
+        expect(page.locator("#fixes")).to_contain_text("In progress: Move job7.full.1 of chat to ax2.")
+        expect(page.locator("#entries")).to_contain_text("Applied: Move job7.full.1 from ax1 to ax2")
         with context.new_page() as other:
             other.goto("/alerts/4/")
-            other.get_by_label("Comment").fill("watching it arrive")
-            other.get_by_role("button", name="Comment").click()
+            other.get_by_role("textbox", name="Comment", exact=True).fill("watching it arrive")
+            other.get_by_role("button", name="Add comment").click()
             expect(other.locator("#entries")).to_contain_text("watching it arrive")
         expect(page.locator("#entries")).to_contain_text("watching it arrive")
         expect(page.locator("#entries")).to_have_count(1)
@@ -153,15 +154,13 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.goto("/alerts/")
 
         # What becomes known while the page is open appears on it.
-        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_contain_text("firing")
+        expect(page.get_by_role("row", name=REFILLS)).to_contain_text("firing")
         run(console, _OVER)
-        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_have_count(
-            0, timeout=SECONDS
-        )
+        expect(page.get_by_role("row", name=REFILLS)).to_have_count(0, timeout=SECONDS)
 
         # How it has been.
         page.goto("/alerts/history/")
-        expect(page.get_by_role("row", name=re.compile("Refills are slow"))).to_be_visible()
+        expect(page.get_by_role("row", name=REFILLS)).to_be_visible()
         assert faults(page) == []
 
         # What the next on call is told, on the screen and on paper.
@@ -196,11 +195,11 @@ def test_an_alert_is_taken_in_hand_silenced_and_told(console: LiveConsole) -> No
         page.get_by_label("Name").fill("pager")
         page.get_by_label("Address").fill("ftp://nowhere")
         page.get_by_role("button", name="Add channel").click()
-        expect(page.locator(".field-error")).to_contain_text("A URL that begins with https://")
+        expect(page.locator(".field-error")).to_contain_text("Must be a URL that starts with https://")
         page.get_by_label("Address").fill(receiver.address)
         page.get_by_role("button", name="Add channel").click()
         expect(page.get_by_role("heading", name="pager")).to_be_visible()
-        page.get_by_role("button", name="Send a test").click()
+        page.get_by_role("button", name="Send test").click()
         expect(page.locator(".messages")).to_contain_text("200 OK")
         assert receiver.bodies[0]["what"] == "test"
         assert "s3cret" not in page.content()

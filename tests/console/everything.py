@@ -205,7 +205,7 @@ def _alert(org: Org, mark: str, session: Session) -> Alert:
         labels=stream,
         evidence=evidence,
         sentence=f"{mark} crosses the spine",
-        hidden_by=cause,
+        suppressed_by=cause,
     )
     Comment.objects.create(alert=alert, author=f"{mark}-author", text=f"{mark} comment")
     pager = make_channel(f"{HIDDEN}-pager-of-{mark}", "http://127.0.0.1:9/platform")

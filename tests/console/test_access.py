@@ -553,8 +553,8 @@ API |= {
         IDEMPOTENT,
     ),
     ("GET", "alert-statistics"): Case("GET", "/api/v1/alert-statistics", api_known(200)),
-    ("GET", "alerts/<alert_id>/fixes"): Case(
-        "GET", "/api/v1/alerts/7000000/fixes", (401, 404, 200, 200, 200, 200)
+    ("GET", "alerts/<alert_id>/suggested-fixes"): Case(
+        "GET", "/api/v1/alerts/7000000/suggested-fixes", (401, 404, 200, 200, 200, 200)
     ),
     ("POST", "alerts/<alert_id>/acknowledge"): Case(
         "POST", "/api/v1/alerts/7000000/acknowledge", (401, 404, 403, 200, 200, 200), {}

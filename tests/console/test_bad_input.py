@@ -102,7 +102,7 @@ FORMS = {
     "/alerts/7000000/acknowledge/": "reason={0}",
     "/alerts/7000000/comment/": "text={0}",
     "/alerts/7000000/assign/": "username={0}",
-    "/alerts/channels/7000000/": "name={0}&address={0}&secret={0}&least_severity={0}&matchers={0}",
+    "/alerts/channels/7000000/": "name={0}&address={0}&secret={0}&min_severity={0}&matchers={0}",
     "/new-org/": "slug={0}&name={0}&reason={0}",
     "/orgs/acme/edit/": "name={0}&reason={0}",
     "/orgs/acme/delete/": "typed={0}&reason={0}",

@@ -36,7 +36,7 @@ from swdriver_shim.adapters.claims import Claim, ClaimRefusal, ClaimVerifier, mi
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import _COUNTS, _HEAD, _REFERENCE, ALL_KEYS, Sample
 from swdriver_shim.cache.reuse.sample import Kind as ReuseKind
-from swdriver_shim.daemon import binary, service
+from swdriver_shim.daemon import binary, verbs
 from swdriver_shim.policy import Policy, Rules
 from telemetry import decoder, records
 from telemetry.cells import Cells
@@ -337,10 +337,10 @@ def told_claims() -> list[bytes]:
     return [mint(SECRET, "job7", "acme", Rules(no_store=True)).encode(), json.dumps(told).encode()]
 
 
-_STORE: Final = msgspec.json.Decoder(service.StoreBody)
-_PUT: Final = msgspec.json.Decoder(service.PutBody)
+_STORE: Final = msgspec.json.Decoder(verbs.StoreBody)
+_PUT: Final = msgspec.json.Decoder(verbs.PutBody)
 _BODIES: Final = tuple(
-    msgspec.json.Decoder(body) for body in (service.LoadBody, service.DeleteBody, service.FindBody)
+    msgspec.json.Decoder(body) for body in (verbs.LoadBody, verbs.DeleteBody, verbs.FindBody)
 )
 _LAYOUT: Final = of_drivers.parse(driver_documents()[0]).model.shape()
 

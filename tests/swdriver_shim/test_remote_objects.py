@@ -115,7 +115,7 @@ def headed(head: bytes, data: bytes) -> bytes:
         b"{}",
         b"",
         b"\xff\xff\xff\xff",
-        b'{"exists": [], "value_bytes_max": 4096, "kept": [], "done": 1}',
+        b'{"exists": [], "value_bytes_max": 4096, "stored": [], "done": 1}',
         headed(b'{"lengths": [1, 2]}', b"abc"),
         headed(b'{"lengths": [9]}', b"abc"),
         headed(b'{"lengths": [2]}', b"abc"),

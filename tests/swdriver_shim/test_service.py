@@ -25,7 +25,7 @@ from console.environment import PROJECT
 from kvss_agent.http import api as http_api
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
-from swdriver_shim.daemon import service
+from swdriver_shim.daemon import admission, service
 from swdriver_shim.daemon.metrics import METRICS
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
@@ -425,7 +425,7 @@ async def test_long_bodies_of_one_org_are_read_one_after_the_other(
     monkeypatch.setattr(shim, "caller", orgs.get)
 
     def reading(raw: bytes, decoder: Any) -> Any:
-        if len(raw) > service.BODY_BYTES_LEAST:
+        if len(raw) > admission.BODY_BYTES_LEAST:
             begun.put(len(raw))
             assert go_on.wait(60)
         return http_api.decode(raw, decoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
@@ -26,6 +27,9 @@ class Slow:
 
     def caller(self, token: str) -> OrgSpec | None:
         return self.orgs.get(token)
+
+    def permit(self, _token: str, _org: OrgSpec) -> Callable[[], bool]:
+        return lambda: True
 
     def prefetch(self, org: str, _continue_id: str) -> bool:
         self.begun[org] += 1

@@ -28,9 +28,9 @@ TIERS: Final = ("dram", "tier2")
 ROWS_MAX: Final = 500
 # By tier: what the figures stand for, on the page and in what is signed.
 OVERSTAY: Final = {
-    "dram": "For how long bytes lay in memory beyond their time, at most. They were not served: every "
+    "dram": "The longest time that bytes stayed in memory past their TTL. They were not served: every "
     "look-up asks for the time.",
-    "tier2": "For how long any org's file lay beyond its time, at most: agents do not tell orgs apart. "
+    "tier2": "The longest time that any org's file stayed past its TTL: agents do not tell orgs apart. "
     "Its time there is the longest that a policy of its org allows. It was not served.",
 }
 EXPIRED_COLUMNS: Final = {

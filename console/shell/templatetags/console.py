@@ -15,6 +15,7 @@ from console.accounts.roles import Role
 from telemetry import units
 
 register = template.Library()
+MEASURED = frozenset({"seconds", "share", "bytes"})  # units that `units.shown` knows
 
 
 @register.simple_tag
@@ -94,6 +95,20 @@ def words(name: str) -> str:
 
 
 @register.filter
+def quantity(value: float | None, unit: str) -> str:
+    """A number with its unit: `3.76 ms` of seconds, `95 %` of a share, `1,280 requests`."""
+    if value is not None and unit in MEASURED:
+        return units.shown(value, unit)
+    return f"{figure(value)} {unit}".rstrip()
+
+
+@register.filter
+def fact_name(name: str) -> str:
+    """`burn_rate` → `burn rate`, `latency_seconds` → `latency`: the value has the unit."""
+    return words(name.removesuffix("_seconds"))
+
+
+@register.filter
 def evidence(value: Any, name: str = "") -> str:
     """A fact of an alert by its name: a number, a text, or several of them."""
     if isinstance(value, dict):
@@ -101,5 +116,6 @@ def evidence(value: Any, name: str = "") -> str:
     if isinstance(value, list):
         return ", ".join(evidence(one, name) for one in value) or "none"
     if isinstance(value, int | float):
-        return units.size(value) if "bytes" in name else figure(value)
+        unit = name.rpartition("_")[2]
+        return quantity(value, "bytes" if "bytes" in name else unit if unit in MEASURED else "")
     return str(value)

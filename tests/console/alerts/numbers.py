@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from console.alerts.life import Verdict
-from console.alerts.rules import Finding, LimitsOf, Rule, Scope, Severity, Tables, World
+from console.alerts.conditions.condition import Finding, Snapshot, Tables, ValuesOf
+from console.alerts.rules.rule import Rule, Scope, Severity
+from console.alerts.state.lifecycle import Verdict
 from telemetry.queries import Line
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -17,11 +18,11 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def world(seconds: float = 0, **heard: float) -> World:
+def world(seconds: float = 0, **heard: float) -> Snapshot:
     """Noon and so many seconds; who was heard how many seconds after noon, by node."""
-    return World(
+    return Snapshot(
         at=at(seconds),
-        heard={f"node:{name.replace('_', '-')}": at(when) for name, when in heard.items()},
+        last_seen={f"node:{name.replace('_', '-')}": at(when) for name, when in heard.items()},
     )
 
 
@@ -32,37 +33,43 @@ def line(topic: str, *values: Any, **labels: str) -> Line:
 def judged(
     rule: Rule,
     tables: Mapping[str, list[Line]],
-    now: World | None = None,
-    limits: Mapping[str, float] | None = None,
+    now: Snapshot | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> Any:
-    """What the rule finds, with these of its limits."""
-    values = {**rule.defaults, **(limits or {})}
-    return list(rule.judge(tables, now or world(), lambda _topic: values))
+    """What the rule finds, with these of its thresholds."""
+    values = {**rule.defaults, **(thresholds or {})}
+    return list(rule.condition(tables, now or world(), lambda _topic: values))
 
 
-class Told:
+class StaticCondition:
     """A judge that finds what it is told to, of topics."""
 
     def __init__(self, **verdicts: Verdict) -> None:
         self.verdicts = verdicts
 
-    def __call__(self, _tables: Tables, _world: World, _limits: LimitsOf) -> list[Finding]:
+    def __call__(self, _tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> list[Finding]:
         return [
             Finding(topic, verdict, f"{topic} is so", 1.0, 0.0)
             for topic, verdict in self.verdicts.items()
         ]
 
 
-def rule_of(judge: Any, slug: str = "overstay", **more: Any) -> Rule:
+def rule_of(judge: Any, slug: str = "ttl-exceeded", **more: Any) -> Rule:
     """A rule that has the name of a real one, and fires at once."""
-    values = {"breach_seconds": 0, "fine_seconds": 0, "every_seconds": 10, "scope": Scope.FLEET, **more}
+    values = {
+        "pending_seconds": 0,
+        "keep_firing_seconds": 0,
+        "every_seconds": 10,
+        "scope": Scope.FLEET,
+        **more,
+    }
     return Rule(
         slug=slug,
         title="A test",
         severity=Severity.PAGE,
-        means="",
-        remedy="",
-        runbook="overstay.md",
-        judge=judge,
+        description="",
+        suggested_fix="",
+        runbook="ttl-exceeded.md",
+        condition=judge,
         **values,
     )

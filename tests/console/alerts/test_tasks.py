@@ -10,9 +10,10 @@ import redis
 from django.conf import settings
 from django.utils import timezone
 
-from console.alerts import delivering, tasks
-from console.alerts.catalogue import RULES
+from console.alerts import tasks
+from console.alerts.delivery import notifications
 from console.alerts.models import Evaluation, Notification
+from console.alerts.rules.catalogue import RULES
 from console.celery import app
 from tests.console.alerts.receivers import hook
 from tests.console.alerts.things import make_alert, make_channel
@@ -33,7 +34,7 @@ def broker() -> Iterator[redis.Redis]:
 @pytest.mark.django_db
 def test_a_tick_evaluates_all_rules_and_hands_out_what_is_due(broker: redis.Redis) -> None:
     channel = make_channel("hook", "http://127.0.0.1:9/x")
-    make_channel("nothing to say", "http://127.0.0.1:9/y", matchers=["rule=overstay"])
+    make_channel("nothing to say", "http://127.0.0.1:9/y", matchers=["rule=ttl-exceeded"])
     make_alert("queue-deep", "node:ax-7")
     tasks.tick()
     assert set(Evaluation.objects.values_list("rule", flat=True)) == {rule.slug for rule in RULES}
@@ -42,7 +43,7 @@ def test_a_tick_evaluates_all_rules_and_hands_out_what_is_due(broker: redis.Redi
     Notification.objects.update(next_try_at=timezone.now() - timedelta(seconds=1))
     tasks.tick()
     assert broker.llen(QUEUE) == 1
-    assert delivering.due_channels(timezone.now()) == [channel.pk]
+    assert notifications.due_channels(timezone.now()) == [channel.pk]
 
 
 @pytest.mark.django_db
@@ -50,7 +51,7 @@ def test_a_channels_work_is_done_by_its_task() -> None:
     with hook() as receiver:
         channel = make_channel("hook", receiver.address)
         make_alert("queue-deep", "node:ax-7")
-        delivering.plan(timezone.now() - timedelta(minutes=1))
+        notifications.plan(timezone.now() - timedelta(minutes=1))
         tasks.deliver(channel.pk)
     assert [body["what"] for body in receiver.bodies] == ["firing"]
     tasks.deliver(channel.pk + 1)  # it was deleted meanwhile

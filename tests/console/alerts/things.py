@@ -7,8 +7,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from console.alerts.flipping import fingerprint
-from console.alerts.models import Alert, Channel, Flip, Silence
+from console.alerts.models import Alert, Channel, Silence, Transition
+from console.alerts.state.transitions import fingerprint
 from console.orgs.models import Org
 
 
@@ -25,14 +25,14 @@ def make_alert(rule: str, topic: str, org: Org | None = None, **more: Any) -> Al
         "fired_at": since,
         "observed_at": now,
         "sentence": f"{topic} is not well",
-        "flips_made": 1,
+        "transition_count": 1,
         **more,
     }
     mark = fingerprint(rule, topic, labels)
     alert = Alert.objects.create(
         rule=rule, topic=topic, org=org, labels=labels, fingerprint=mark, **values
     )
-    Flip.objects.create(
+    Transition.objects.create(
         alert=alert,
         number=1,
         episode=1,
@@ -57,5 +57,5 @@ def make_silence(matchers: list[str], org: Org | None = None, **more: Any) -> Si
 
 
 def make_channel(name: str, address: str, org: Org | None = None, **more: Any) -> Channel:
-    values = {"kind": "webhook", "shown": "http://…", "least_severity": "notice", **more}
+    values = {"kind": "webhook", "shown": "http://…", "min_severity": "notice", **more}
     return Channel.objects.create(name=name, address=address, org=org, **values)

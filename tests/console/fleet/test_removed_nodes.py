@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
-from console.alerts.world import world as known
+from console.alerts.state.snapshot import take_snapshot as known
 from console.fleet import retired_stores
 from console.fleet.descriptions import changes
 from console.fleet.membership import joins
@@ -86,11 +86,11 @@ def test_a_node_that_was_removed_is_not_missed(world: World) -> None:
             sequence=1,
             seen_at=now,
         )
-    assert {"node:ax-1", "node:ax-2"} <= set(known(now).heard)
+    assert {"node:ax-1", "node:ax-2"} <= set(known(now).last_seen)
     describe("")
     found = known(now)
-    assert "node:ax-1" not in {*found.heard, *found.expected}
-    assert "node:ax-2" in found.heard
+    assert "node:ax-1" not in {*found.last_seen, *found.joined}
+    assert "node:ax-2" in found.last_seen
 
 
 def test_a_shared_store_of_its_is_remembered_until_another_node_has_it(world: World) -> None:

@@ -119,7 +119,7 @@ def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
     services.write(SYSTEM, people.acme, "x")
     few = queries()
     for number in range(5):
-        make_alert("agent-silent", f"node:ax-{number}")
+        make_alert("agent-not-reporting", f"node:ax-{number}")
         make_silence([f"node=ax-{number}"])
         services.write(SYSTEM, people.acme, "x")
     assert queries() == few

@@ -81,7 +81,7 @@ def source(kind: str, name: str) -> Source:
 
 def heard() -> None:
     source("driver", "job-7").save()
-    Evaluation.objects.create(rule="overstay", at=timezone.now(), took_ms=1)
+    Evaluation.objects.create(rule="ttl-exceeded", at=timezone.now(), took_ms=1)
 
 
 def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_known() -> None:
@@ -157,7 +157,7 @@ def test_members_see_their_org_and_nothing_of_others(
     tell("org:acme", [0, 10], hits=40)
     tell("fleet", [0, 10], hits=90)
     make_alert("refill-slow", "org:globex", people.globex)
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     with transaction.atomic():
         start(SYSTEM, "tests.waits", "session:x", "Of globex", plan={}, org_id=people.globex.pk)
         start(SYSTEM, "tests.waits", "session:y", "Of acme", plan={}, org_id=people.acme.pk)
@@ -170,8 +170,8 @@ def test_members_see_their_org_and_nothing_of_others(
         assert others not in page, others
     assert browser_of(people.viewer).get("/?org=globex").status_code == 404
     of_one = browser_of(people.platform_viewer).get("/?org=globex").content.decode()
-    assert "Refills are slow" in of_one
-    assert "An agent is silent" not in of_one
+    assert "Refill latency above objective" in of_one
+    assert "Agent not reporting" not in of_one
 
 
 @pytest.mark.django_db
@@ -186,7 +186,7 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
     assert verdict() == "Alert rules are not being evaluated."
     heard()
     assert verdict() == "All is well."
-    make_alert("agent-silent", "node:ax-1", state="no_data")
+    make_alert("agent-not-reporting", "node:ax-1", state="no_data")
     assert verdict() == "1 alert without data."
     make_alert("spine-share", "session:chat", severity="ticket")
     assert verdict() == "1 alert firing (no pages)."
@@ -201,18 +201,20 @@ def test_who_does_not_see_a_cause_sees_what_it_explains(
     """Causes are of the fleet. To a member all would be well just because nobody knows anything, and
     that there is a cause is not theirs to see."""
     heard()
-    late = make_alert("numbers-late", "fleet", pk=4_711_000)
-    make_alert("refill-slow", "org:acme", people.acme, state="no_data", hidden_by=late)
+    late = make_alert("telemetry-late", "fleet", pk=4_711_000)
+    make_alert("refill-slow", "org:acme", people.acme, state="no_data", suppressed_by=late)
     mine, everything = api_of(people.viewer), api_of(people.platform_viewer)
     assert mine.get("/api/v1/overview").json()["verdict"] == "1 alert without data."
     assert everything.get("/api/v1/overview").json()["verdict"] == "1 alert firing (1 page)."
     assert mine.get("/api/v1/hand-over").json()["open_count"] == 1
     [alert] = mine.get("/api/v1/alerts").json()["items"]
-    assert alert["hidden_by"] is None
-    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0]["hidden_by"]
+    assert alert["suppressed_by"] is None
+    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0][
+        "suppressed_by"
+    ]
     for path in ("/", "/alerts/", "/alerts/?hidden=on", f"/alerts/{alert['id']}/", "/hand-over/"):
         page = browser_of(people.viewer).get(path).content.decode()
-        assert "Refills are slow" in page, path
+        assert "Refill latency above objective" in page, path
         assert "4711000" not in page, path
         assert "xplained by" not in page, path
 
@@ -288,6 +290,6 @@ def test_it_takes_as_many_queries_however_much_there_is(people: People) -> None:
     few = queries()
     tell("fleet", [0, 10, 100, 3700])
     for number in range(8):
-        make_alert("agent-silent", f"node:ax-{number}")
+        make_alert("agent-not-reporting", f"node:ax-{number}")
     assert queries() == few
     assert few <= 30

@@ -35,14 +35,14 @@ def world(people: People) -> Operation:
     for org in (people.acme, people.globex):
         new_session(f"{org.slug}-chat", org, 1).save()
         make_alert("refill-slow", f"org:{org.slug}", org)
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     with transaction.atomic():
         return start(SYSTEM, "tests.waits", "session:acme-chat", "Wait", plan={}, org_id=people.acme.pk)
 
 
 def test_everything_of_a_name_is_found_and_only_what_is_theirs(people: People, world: Operation) -> None:
     assert found(people, "platform_viewer", "acme") == {
-        "alerts": ["Refills are slow: acme"],
+        "alerts": ["Refill latency above objective: acme"],
         "operations": ["Wait"],
         "orgs": ["Acme"],
         "sessions": ["acme-chat"],
@@ -52,7 +52,7 @@ def test_everything_of_a_name_is_found_and_only_what_is_theirs(people: People, w
     assert found(people, "stranger", "chat") == {"sessions": ["globex-chat"]}
     assert found(people, "viewer", "ax-1") == {}
     assert found(people, "platform_viewer", "AX-1") == {
-        "alerts": ["An agent is silent: ax-1"],
+        "alerts": ["Agent not reporting: ax-1"],
         "nodes": ["ax-1"],
     }
     assert found(people, "viewer", str(world.pk)) == {"operations": ["Wait"]}
@@ -66,7 +66,7 @@ def test_who_is_called_just_so_comes_first_and_not_more_than_asked_for(people: P
     assert [one.name for one in group.found] == ["chat", "chatter", "a-chat", "zz-chat-0"]
     assert group.are_more
     make_world()
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     assert list(found(people, "platform_admin", "AX-1")) == ["nodes", "alerts"], "it is what was meant"
 
 
@@ -87,7 +87,7 @@ def test_a_request_is_found_by_its_id_by_who_may_see_what_it_changed(
 def test_alerts_are_found_by_their_number(people: People, world: Operation) -> None:
     alert = make_alert("evict-slow", "org:acme", people.acme, pk=4_711_000)
     told = found(people, "viewer", "4711000")
-    assert told["alerts"] == [f"Evicts are slow: {alert.subject}"]
+    assert told["alerts"] == [f"Evict latency above objective: {alert.subject}"]
 
 
 def test_page_fragment_and_api_find_the_same(
@@ -117,10 +117,10 @@ def test_it_takes_as_many_queries_however_much_is_found(people: People) -> None:
         return len(captured)
 
     make_world()
-    make_alert("agent-silent", "node:ax-1")
+    make_alert("agent-not-reporting", "node:ax-1")
     few = queries()
     for number in range(5):
         Org.objects.create(slug=f"a-{number}", name="A")
-        make_alert("agent-silent", f"node:a-{number}")
+        make_alert("agent-not-reporting", f"node:a-{number}")
         new_session(f"a-{number}", people.acme, 1).save()
     assert queries() <= few + 1

@@ -1,0 +1,241 @@
+"""Conditions on metrics: a level, a ratio, an error budget, a drop below the usual. Pure.
+
+Each function returns a condition, which reports every instance that has data. An instance it does not
+report is OK, or has no data if its process does not report.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Final
+
+from console.alerts.conditions.condition import (
+    Condition,
+    Finding,
+    Snapshot,
+    Tables,
+    ValuesOf,
+    name_of,
+    verdict,
+)
+from telemetry.histogram import BOUNDS, BUCKETS, Histogram
+from telemetry.queries import TOPIC, Line, Value
+from telemetry.units import duration
+
+Key = tuple[tuple[str, str], ...]
+Reduce = Callable[[Sequence[float]], float]
+
+BUDGET_WINDOWS: Final = (("5 m", "1 h", 14.4), ("30 m", "6 h", 6.0))
+
+
+def level(query: str, threshold: str, sentence: str, *, of: Reduce = max) -> Condition:
+    """Breach while a gauge, or the increase of a counter, is above its threshold.
+
+    `of` reduces the window to one value. The sentence may name {value}, {limit}, {name} and any label.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        for line in tables[query]:
+            if known := numbers(line.values):
+                yield _above(line, of(known), values(line.labels[TOPIC])[threshold], sentence)
+
+    return condition
+
+
+def flag(query: str, sentence: str) -> Condition:
+    """Breach while a gauge that should be 1 was 0 for the whole window."""
+
+    def condition(tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
+        for line in tables[query]:
+            if known := numbers(line.values):
+                yield _finding(line, max(known) <= 0, max(known), 1.0, sentence)
+
+    return condition
+
+
+def share(
+    part: str, whole: str, threshold: str, sentence: str, *, of: Reduce = max, least: str = ""
+) -> Condition:
+    """Breach while one metric is more than a share of another.
+
+    `least` names the threshold below which the whole is too small to judge.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        wholes = _by_labels(tables[whole])
+        for line in tables[part]:
+            thresholds = values(line.labels[TOPIC])
+            known, total = numbers(line.values), wholes.get(_key(line), [])
+            size = of(total) if total else 0.0
+            if known and size > (thresholds[least] if least else 0):
+                yield _above(line, of(known) / size, thresholds[threshold], sentence)
+
+    return condition
+
+
+def behind(ahead: str, follower: str, sentence: str) -> Condition:
+    """Breach while one gauge is below another with the same labels."""
+
+    def condition(tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
+        followers = _by_labels(tables[follower])
+        for line in tables[ahead]:
+            first, second = numbers(line.values), followers.get(_key(line), [])
+            if first and second:
+                late = first[-1] - second[-1]
+                yield _finding(line, late > 0, late, 0.0, sentence)
+
+    return condition
+
+
+# Latency objectives
+
+
+def burn_rate(recent: str, long: str, sentence: str) -> Condition:
+    """Breach while the error budget of a latency objective burns too fast in a long and a short window.
+
+    `objective_share` of requests should take at most `objective_seconds`; the rest is the budget. The
+    long window shows that it matters, the short one that it still happens, so the alert starts and ends
+    soon. `recent` is the heat map of one hour, `long` of six.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        longer = {_key(line): line for line in tables[long]}
+        for line in tables[recent]:
+            thresholds = values(line.labels[TOPIC])
+            maps = {
+                "5 m": _newest(line, 5 / 60),
+                "1 h": _newest(line, 1),
+                "30 m": _newest(longer.get(_key(line)), 1 / 12),
+                "6 h": _newest(longer.get(_key(line)), 1),
+            }
+            if sum(maps["1 h"]) >= thresholds["least_requests"]:
+                yield _burn_finding(line, maps, thresholds, sentence)
+
+    return condition
+
+
+def _burn_finding(
+    line: Line, maps: Mapping[str, list[int]], thresholds: Mapping[str, float], sentence: str
+) -> Finding:
+    objective, share_of_requests = thresholds["objective_seconds"], thresholds["objective_share"]
+    budget = 1 - share_of_requests
+    rates = {window: _slow_share(counts, objective) / budget for window, counts in maps.items()}
+    hot = [
+        (short, long)
+        for short, long, factor in BUDGET_WINDOWS
+        if min(rates[short], rates[long]) >= factor * thresholds["burn_factor"]
+    ]
+    slowest = Histogram(maps["5 m"] if sum(maps["5 m"]) else maps["1 h"]).quantile(share_of_requests)
+    evidence = {
+        "burn_rate": {window: round(rate, 2) for window, rate in rates.items()},
+        "windows": [f"{short} and {long}" for short, long in hot],
+        "latency_seconds": slowest,
+    }
+    words = {
+        "percentile": f"p{100 * share_of_requests:g}",
+        "value": duration(slowest or 0),
+        "limit": duration(objective),
+    }
+    return _finding(line, bool(hot), slowest, objective, sentence, evidence, words)
+
+
+def _slow_share(counts: Sequence[int], seconds: float) -> float:
+    """The share of requests in buckets above the one that contains the objective."""
+    total = sum(counts)
+    return sum(counts[bisect_left(BOUNDS, seconds) + 1 :]) / total if total else 0.0
+
+
+def _newest(line: Line | None, part: float) -> list[int]:
+    """The heat map of the last part of a line's time."""
+    maps = line.values[-max(1, round(len(line.values) * part)) :] if line else []
+    known = [value for value in maps if isinstance(value, list)]
+    return [sum(column) for column in zip(*known, strict=True)] if known else [0] * BUCKETS
+
+
+# Less than usual, and uneven
+
+
+def drop(part: str, whole: str, usual: str, sentence: str) -> Condition:
+    """Breach while a ratio is far below its usual level: the median of `usual`, hours with traffic.
+
+    Without enough hours or enough traffic nothing is reported.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        wholes = {key: sum(known) for key, known in _by_labels(tables[whole]).items()}
+        parts = {key: sum(known) for key, known in _by_labels(tables[part]).items()}
+        for line in tables[usual]:
+            thresholds, past = values(line.labels[TOPIC]), numbers(line.values)
+            total = wholes.get(_key(line), 0.0)
+            if len(past) < thresholds["least_hours"] or total < thresholds["least_tokens"]:
+                continue
+            before, now = median(past), parts.get(_key(line), 0.0) / total
+            threshold = before * (1 - thresholds["fall_share"])
+            evidence = {"usual_share": before, "hours_compared": len(past), "tokens_requested": total}
+            yield _finding(line, now < threshold, now, threshold, sentence, evidence)
+
+    return condition
+
+
+def uneven(query: str, apart_by: str, factor: str, least: str, sentence: str) -> Condition:
+    """Breach while the busiest of several instances carries far more than their mean."""
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        by_topic: dict[str, dict[str, float]] = {}
+        for line in tables[query]:
+            carried = by_topic.setdefault(line.labels[TOPIC], {})
+            carried[line.labels[apart_by]] = sum(numbers(line.values))
+        for topic, carried in by_topic.items():
+            thresholds = values(topic)
+            if len(carried) < 2 or sum(carried.values()) <= thresholds[least]:
+                continue
+            busiest = max(carried, key=lambda name: (carried[name], name))
+            ratio, limit = carried[busiest] / fmean(carried.values()), thresholds[factor]
+            told = sentence.format(name=name_of(topic), value=ratio, limit=limit, busiest=busiest)
+            evidence = {"busiest": busiest, "bytes": carried}
+            yield Finding(topic, verdict(breach=ratio > limit), told, ratio, limit, evidence=evidence)
+
+    return condition
+
+
+# Parts
+
+
+def numbers(values: Iterable[Value]) -> list[float]:
+    """The values that are known."""
+    return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def newest(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+def _key(line: Line) -> Key:
+    return tuple(sorted(line.labels.items()))
+
+
+def _by_labels(lines: Iterable[Line]) -> dict[Key, list[float]]:
+    return {_key(line): numbers(line.values) for line in lines}
+
+
+def _above(line: Line, value: float, threshold: float, sentence: str) -> Finding:
+    return _finding(line, value > threshold, value, threshold, sentence)
+
+
+def _finding(
+    line: Line,
+    breach: bool,  # noqa: FBT001
+    value: float | None,
+    threshold: float,
+    sentence: str,
+    evidence: Mapping[str, object] | None = None,
+    words: Mapping[str, object] | None = None,
+) -> Finding:
+    labels = {name: text for name, text in line.labels.items() if name != TOPIC}
+    topic, known = line.labels[TOPIC], evidence or {}
+    filling = {"value": value or 0, "limit": threshold, "name": name_of(topic), **labels, **known}
+    told = sentence.format_map({**filling, **(words or {})})
+    return Finding(topic, verdict(breach=breach), told, value, threshold, labels, known)

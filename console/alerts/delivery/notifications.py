@@ -1,0 +1,221 @@
+"""Notifications of channels: at least once, in order, and never in the way of evaluation.
+
+`plan` stores a notification for every alert that a channel has not been notified of; it may run at any
+time and any number of times. `deliver` sends those that are due. A worker leases a notification for a
+minute; if it dies, the notification is due again, and is sent again with the same key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.urls import reverse
+from django.utils import timezone
+
+from console.alerts.delivery.messages import Message
+from console.alerts.delivery.senders import Outcome, send, takes_groups
+from console.alerts.models import Alert, Channel, Notification
+from console.alerts.rules.rule import Severity
+from console.alerts.state.lifecycle import NOTIFIED, State
+from console.alerts.state.matchers import match
+from console.alerts.state.silences import active_silences, silence_of
+
+log = logging.getLogger(__name__)
+
+Waiting = Notification.State.WAITING
+What = Notification.What
+
+# Alerts that fire within this time are sent together, and their cause may be found before they are sent.
+GROUPING: Final = timedelta(seconds=10)
+LEASE: Final = timedelta(seconds=60)
+BACK_OFF_SECONDS: Final = (10, 30, 60, 120, 300, 600, 1200, 3600, 3600, 3600, 3600)
+TRIES_MAX: Final = len(BACK_OFF_SECONDS) + 1
+GROUP_MAX: Final = 50
+ALERTS_MAX: Final = 5000
+GRAVITY: Final = {severity: place for place, severity in enumerate(reversed(Severity))}
+
+
+# Planning
+
+
+def plan(now: datetime) -> int:
+    """Store the notifications that are missing. Returns how many."""
+    channels = list(Channel.objects.filter(enabled=True).select_related("org"))
+    if not channels:
+        return 0
+    silences = active_silences(now)
+    firing = [
+        Notification(
+            channel=channel,
+            alert=alert,
+            episode=alert.episode,
+            what=What.FIRING,
+            next_try_at=now + GROUPING,
+        )
+        for alert in _firing()
+        if silence_of(alert, silences) is None
+        for channel in channels
+        if wants(channel, alert)
+    ]
+    resolved = [
+        Notification(
+            channel=one.channel,
+            alert=one.alert,
+            episode=one.episode,
+            what=What.RESOLVED,
+            next_try_at=now,
+        )
+        for one in _resolved_and_not_planned()
+    ]
+    before = Notification.objects.count()
+    Notification.objects.bulk_create([*firing, *resolved], ignore_conflicts=True)
+    return Notification.objects.count() - before
+
+
+def _firing() -> QuerySet[Alert]:
+    found = Alert.objects.filter(state__in=NOTIFIED, fired_at__isnull=False, suppressed_by=None)
+    return found.order_by("id")[:ALERTS_MAX]
+
+
+def _resolved_and_not_planned() -> QuerySet[Notification]:
+    """Firing notifications that were sent, of episodes that have ended since."""
+    planned = Notification.objects.filter(
+        channel=OuterRef("channel"),
+        alert=OuterRef("alert"),
+        episode=OuterRef("episode"),
+        what=What.RESOLVED,
+    )
+    ended = Q(alert__state=State.RESOLVED) | Q(alert__episode__gt=F("episode"))
+    found = Notification.objects.filter(
+        ended, what=What.FIRING, state=Notification.State.SENT, channel__send_resolved=True
+    )
+    return found.exclude(Exists(planned)).select_related("channel", "alert").order_by("id")[:ALERTS_MAX]
+
+
+def wants(channel: Channel, alert: Alert) -> bool:
+    severe_enough = GRAVITY[Severity(alert.severity)] >= GRAVITY[Severity(channel.min_severity)]
+    its_org = channel.org_id in (None, alert.org_id)
+    return severe_enough and its_org and match(channel.parsed, alert.all_labels)
+
+
+# Delivery
+
+
+def due_channels(now: datetime) -> list[int]:
+    due = Notification.objects.filter(state=Waiting, next_try_at__lte=now, channel__enabled=True)
+    return list(due.values_list("channel", flat=True).order_by("channel").distinct())
+
+
+def deliver(channel_id: int, groups_max: int = 4) -> int:
+    """Send what is due on a channel, one group at a time. Returns the number of groups."""
+    channel = Channel.objects.filter(pk=channel_id, enabled=True).first()
+    if channel is None:
+        return 0
+    for count in range(groups_max):
+        group = _lease(channel, timezone.now())
+        if not group:
+            return count
+        settle(group, send(channel, [message_of(one) for one in group]), timezone.now())
+    return groups_max
+
+
+def _lease(channel: Channel, now: datetime) -> list[Notification]:
+    """Take the oldest notification that is due, and its group, for the length of the lease."""
+    with transaction.atomic():
+        waiting = channel.notifications.filter(state=Waiting, next_try_at__lte=now)
+        due = waiting.select_related("alert").select_for_update(of=("self",), skip_locked=True)
+        rows = _still_wanted(list(due.order_by("id")[:GROUP_MAX]), now)
+        if not rows:
+            return []
+        together = (one for one in rows if _group(one) == _group(rows[0]))
+        group = list(islice(together, GROUP_MAX if takes_groups(channel) else 1))
+        leased = Notification.objects.filter(pk__in=[one.pk for one in group])
+        leased.update(tries=F("tries") + 1, next_try_at=now + LEASE)
+        for one in group:
+            one.tries += 1
+    return group
+
+
+def _still_wanted(rows: list[Notification], now: datetime) -> list[Notification]:
+    """Delete what was suppressed or silenced before its first try; `plan` stores it again if needed."""
+    silences = active_silences(now)
+    unwanted = [
+        one.pk
+        for one in rows
+        if one.alert
+        and one.what == What.FIRING
+        and not one.tries
+        and one.alert.is_open
+        and (one.alert.suppressed_by_id or silence_of(one.alert, silences))
+    ]
+    Notification.objects.filter(pk__in=unwanted).delete()
+    return [one for one in rows if one.pk not in unwanted]
+
+
+def _group(one: Notification) -> tuple[str, str, int | None]:
+    return (one.what, one.alert.rule, one.alert.org_id) if one.alert else (one.what, "", one.pk)
+
+
+def settle(group: Iterable[Notification], outcome: Outcome, now: datetime) -> None:
+    """Store the outcome of a try."""
+    for one in group:
+        one.answer = outcome.answer
+        if outcome.sent:
+            one.state, one.sent_at = Notification.State.SENT, now
+        elif one.tries >= TRIES_MAX or one.what == What.TEST:
+            one.state = Notification.State.GIVEN_UP
+            log.error("notifying channel %s failed for good: %s", one.channel.name, outcome.answer)
+        else:
+            one.next_try_at = now + timedelta(seconds=BACK_OFF_SECONDS[one.tries - 1])
+        one.save(update_fields=["state", "sent_at", "answer", "next_try_at"])
+
+
+def message_of(one: Notification) -> Message:
+    alert = one.alert
+    if alert is None:
+        return _test_message(one)
+    rule = alert.definition
+    address = settings.PUBLIC_URL + reverse("alert", args=[alert.pk])
+    return Message(
+        what=one.what,
+        dedup_key=one.dedup_key,
+        title=alert.title,
+        subject=alert.subject,
+        sentence=alert.sentence,
+        severity=alert.severity,
+        rule=alert.rule,
+        labels=alert.all_labels,
+        since=alert.begun_at,
+        value=alert.value,
+        threshold=alert.threshold,
+        suggested_fix=rule.suggested_fix if rule else "",
+        address=address,
+        runbook=f"{address}#runbook",
+    )
+
+
+def _test_message(one: Notification) -> Message:
+    page = settings.PUBLIC_URL + reverse("alert-channel", args=[one.channel_id])
+    return Message(
+        what=What.TEST,
+        dedup_key=one.dedup_key,
+        title="Test notification",
+        subject=one.channel.name,
+        sentence="This is a test from Tidegate. No action is needed.",
+        severity=Severity.NOTICE,
+        rule="test",
+        labels={},
+        since=one.created_at,
+        value=None,
+        threshold=None,
+        suggested_fix="",
+        address=page,
+        runbook=page,
+    )

@@ -1,0 +1,171 @@
+"""Rules about agents and their tier 2. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from console.alerts.conditions import generations, metrics, reporting
+from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold
+from telemetry.queries import Fold
+
+SILENT: Final = Threshold(
+    reporting.SILENT_SECONDS, 30, "Threshold: seconds without a report.", low=5, high=86_400
+)
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        slug="agent-not-reporting",
+        title="Agent not reporting",
+        severity=Severity.PAGE,
+        scope=Scope.NODE,
+        description="An agent sends no telemetry while other processes do. Its columns count as misses.",
+        unit="seconds",
+        suggested_fix="Start the agent, or drain the node to move its shards to other nodes.",
+        runbook="agent-not-reporting.md",
+        actions=("drain",),
+        condition=reporting.not_reporting("node"),
+        own_thresholds=(SILENT,),
+        keep_firing_seconds=20,
+        ignores_missing_data=True,
+        prometheus=("TidegateAgentNotReporting",),
+    ),
+    Rule(
+        slug="leaf-down",
+        title="Leaf switch down",
+        severity=Severity.PAGE,
+        scope=Scope.LEAF,
+        description="No node on this leaf is reporting. The cause is the switch or its power.",
+        unit="nodes",
+        suggested_fix="Check the switch. Its nodes recover without further action.",
+        runbook="leaf-down.md",
+        condition=reporting.leaf_down,
+        own_thresholds=(SILENT, Threshold("least_nodes", 2, "Smaller leaves are ignored.", low=1)),
+        keep_firing_seconds=20,
+        ignores_missing_data=True,
+    ),
+    Rule(
+        slug="agent-not-ready",
+        title="Agent not ready",
+        severity=Severity.PAGE,
+        scope=Scope.NODE,
+        description="A shard did not get its memory, or tier 2 cannot be opened.",
+        suggested_fix="Add memory to the machine, reduce the shards' slots, or fix the path of tier 2.",
+        runbook="agent-not-ready.md",
+        actions=("cordon", "drain"),
+        condition=metrics.flag("ready", "{name} cannot apply its desired state"),
+        queries={"ready": MetricQuery(topic="node:*", metric="kvss_ready", fold=Fold.MAX, seconds=30)},
+        pending_seconds=300,
+        prometheus=("TidegateAgentNotReady",),
+    ),
+    Rule(
+        slug="desired-not-applied",
+        title="Agent has not applied its desired state",
+        severity=Severity.TICKET,
+        scope=Scope.NODE,
+        description="An agent is behind its desired generation, or gives the console no valid answer.",
+        unit="generations",
+        suggested_fix="If its progress moves, wait. Otherwise act on the reason in the evidence.",
+        runbook="desired-not-applied.md",
+        condition=generations.not_applied("desired", "observed", "node"),
+        queries={
+            which: MetricQuery(
+                topic="node:*",
+                metric="kvss_generation",
+                fold=Fold.MAX,
+                seconds=30,
+                where={"which": which},
+            )
+            for which in ("desired", "observed")
+        },
+        pending_seconds=120,
+        prometheus=("TidegateDesiredNotApplied",),
+    ),
+    Rule(
+        slug="queue-deep",
+        title="Shard queue too deep",
+        severity=Severity.PAGE,
+        scope=Scope.NODE,
+        description="Refills and deletes at a shard wait for evicts that are not yet applied.",
+        unit="requests",
+        suggested_fix="Move the shard to a less busy node. The agent disconnects stalled drivers.",
+        runbook="queue-deep.md",
+        actions=("cordon", "drain"),
+        condition=metrics.level(
+            "waiting",
+            "depth",
+            "{value:,.0f} requests waiting at shard {shard} of {name}",
+            of=metrics.newest,
+        ),
+        queries={
+            "waiting": MetricQuery(
+                topic="node:*",
+                metric="kvss_shard_waiting_requests",
+                fold=Fold.MAX,
+                seconds=30,
+                by=("shard",),
+            )
+        },
+        own_thresholds=(Threshold("depth", 1000, "Threshold: requests waiting at a shard."),),
+        pending_seconds=120,
+        prometheus=("TidegateQueueDeep",),
+    ),
+    Rule(
+        slug="tier2-near-cap",
+        title="Tier 2 nearly full",
+        severity=Severity.TICKET,
+        scope=Scope.NODE,
+        description="The cap is never exceeded, but new spills displace columns that would be hit.",
+        unit="share",
+        suggested_fix="Raise the cap, cap the org that uses most, or shorten its TTL.",
+        runbook="tier2-near-cap.md",
+        condition=metrics.share(
+            "held",
+            "cap",
+            "full_share",
+            "tier 2 of {name} is {value:.0%} full (threshold {limit:.0%})",
+            of=metrics.newest,
+        ),
+        queries={
+            which: MetricQuery(
+                topic="node:*",
+                metric="kvss_tier2_bytes",
+                fold=Fold.MAX,
+                seconds=60,
+                where={"tag": "", "which": which},
+            )
+            for which in ("held", "cap")
+        },
+        own_thresholds=(
+            Threshold("full_share", 0.95, "Threshold: used share of the cap.", low=0.1, high=1),
+        ),
+        pending_seconds=900,
+        prometheus=("TidegateTier2NearCap",),
+    ),
+    Rule(
+        slug="tier2-faults",
+        title="Tier 2 read or write errors",
+        severity=Severity.PAGE,
+        scope=Scope.NODE,
+        description="Reads or writes of tier 2 fail. A column that cannot be read is a miss.",
+        unit="errors",
+        suggested_fix="Free disk space, replace the disk, or fix the credentials of the bucket.",
+        runbook="tier2-faults.md",
+        actions=("cordon", "drain"),
+        condition=metrics.level(
+            "faults", "faults", "{value:,.0f} tier 2 errors on {name}: {outcome}", of=sum
+        ),
+        queries={
+            "faults": MetricQuery(
+                topic="node:*",
+                metric="kvss_tier2_faults_total",
+                fold=Fold.SUM,
+                seconds=300,
+                by=("outcome",),
+            )
+        },
+        own_thresholds=(Threshold("faults", 0, "Threshold: errors in five minutes."),),
+        pending_seconds=300,
+        keep_firing_seconds=300,
+        prometheus=("TidegateTier2Faults",),
+    ),
+)

@@ -1,0 +1,137 @@
+"""One tick: each rule that is due is evaluated, and its alerts are updated.
+
+Several evaluators may run at the same time. An error in one rule is stored with that rule, and does not
+stop the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from console.alerts.conditions.condition import Finding, Snapshot, name_of
+from console.alerts.conditions.reporting import is_silent, telemetry_late_seconds
+from console.alerts.models import TEXT_CHARACTERS_MAX, Alert, Evaluation
+from console.alerts.rules.catalogue import RULES
+from console.alerts.rules.rule import Rule, Scope, delays
+from console.alerts.rules.thresholds import thresholds_of
+from console.alerts.state import suppression
+from console.alerts.state.lifecycle import OPEN, Verdict
+from console.alerts.state.snapshot import tables, take_snapshot
+from console.alerts.state.transitions import fingerprint, first_seen, observe
+from console.orgs.models import Org
+from console.sessions.models import Session
+from telemetry.queries import Unanswerable
+from telemetry.topics import ORG, SESSION, of_org, of_session
+
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS: Final = 30.0  # after which the metrics of a topic are no data
+TELEMETRY_LATE_SECONDS: Final = 60.0  # after which all metrics are
+INSTANCES_MAX: Final = 5000  # of a rule: more breaches are reported as one problem
+
+
+def tick(at: datetime, rules: Iterable[Rule] = RULES) -> int:
+    """Evaluate the rules that are due. Returns the number of state transitions."""
+    now = take_snapshot(at)
+    count = sum(_evaluate(rule, now) for rule in due(rules, now.at))
+    suppression.update(now)
+    return count
+
+
+def due(rules: Iterable[Rule], at: datetime) -> list[Rule]:
+    """The rules whose last evaluation is long enough ago, give or take half a tick."""
+    last = dict(Evaluation.objects.values_list("rule", "at"))
+    early = timedelta(seconds=5)
+    return [
+        rule
+        for rule in rules
+        if rule.slug not in last or at - last[rule.slug] >= timedelta(seconds=rule.every_seconds) - early
+    ]
+
+
+def _evaluate(rule: Rule, now: Snapshot) -> int:
+    began, count, problem = time.perf_counter(), 0, ""
+    try:
+        count, problem = _apply(rule, now)
+    except Unanswerable as error:
+        problem = str(error)
+    if problem:
+        log.warning("rule %s: %s", rule.slug, problem)
+    took_ms = (time.perf_counter() - began) * 1000
+    Evaluation.objects.update_or_create(
+        rule=rule.slug,
+        defaults={"at": now.at, "took_ms": took_ms, "problem": problem[:TEXT_CHARACTERS_MAX]},
+    )
+    return count
+
+
+def _apply(rule: Rule, now: Snapshot) -> tuple[int, str]:
+    """Evaluate a rule and update its alerts. Returns the number of transitions, and a problem if any."""
+    thresholds = thresholds_of(rule)
+    findings = rule.condition(tables(rule, now.at.timestamp()), now, thresholds)
+    found = {
+        fingerprint(rule.slug, one.topic, one.labels): one
+        for one in findings
+        if thresholds.enabled(one.topic)
+    }
+    breaches = [mark for mark, one in found.items() if one.verdict is Verdict.BREACH]
+    if len(breaches) > INSTANCES_MAX:
+        return (
+            0,
+            f"{len(breaches)} breaches exceed the limit of {INSTANCES_MAX}: the rule is too strict.",
+        )
+    alerts = Alert.objects.filter(rule=rule.slug)
+    known = alerts.filter(state__in=OPEN) | alerts.filter(fingerprint__in=breaches)
+    count, orgs, new = 0, _orgs(found), set(breaches)
+    for alert in known.select_related("org"):
+        finding = found.get(alert.fingerprint) or _not_reported(alert)
+        if thresholds.enabled(alert.topic):
+            finding = _unless_no_data(rule, finding, now)
+        count += observe(alert, finding, delays(thresholds(alert.topic)), now.at)
+        new.discard(alert.fingerprint)
+    for mark in sorted(new):
+        finding = _unless_no_data(rule, found[mark], now)
+        if alert_row := first_seen(rule, finding, orgs.get(finding.topic), now.at):
+            count += observe(alert_row, finding, delays(thresholds(finding.topic)), now.at)
+    return count, ""
+
+
+def _not_reported(alert: Alert) -> Finding:
+    return Finding(alert.topic, Verdict.OK, "the condition is clear", labels=alert.labels)
+
+
+def _unless_no_data(rule: Rule, finding: Finding, now: Snapshot) -> Finding:
+    """The finding, or NO_DATA if its process is not reporting: then its metrics mean nothing."""
+    if rule.ignores_missing_data or not (why := _why_no_data(rule, finding.topic, now)):
+        return finding
+    return replace(finding, verdict=Verdict.NO_DATA, sentence=why)
+
+
+def _why_no_data(rule: Rule, topic: str, now: Snapshot) -> str:
+    if telemetry_late_seconds(now) > TELEMETRY_LATE_SECONDS:
+        return "no telemetry arrives from any process"
+    if rule.scope in (Scope.NODE, Scope.DRIVER):
+        return f"{name_of(topic)} is not reporting" if is_silent(now, topic, SILENT_SECONDS) else ""
+    drivers = [one for one in now.last_seen if one.startswith("driver:")]
+    of_drivers = rule.scope in (Scope.ORG, Scope.SESSION)
+    if of_drivers and drivers and all(is_silent(now, one, SILENT_SECONDS) for one in drivers):
+        return "no driver is reporting"
+    return ""
+
+
+def _orgs(found: Mapping[str, Finding]) -> dict[str, Org]:
+    """The org of each topic of an org or a session. All others belong to the platform."""
+    slugs = _names(found, ORG)
+    sessions = Session.objects.filter(name__in=_names(found, SESSION), org__isnull=False)
+    return {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)} | {
+        of_session(one.name): one.org for one in sessions.select_related("org") if one.org
+    }
+
+
+def _names(found: Mapping[str, Finding], kind: str) -> set[str]:
+    return {name_of(one.topic) for one in found.values() if one.topic.startswith(f"{kind}:")}

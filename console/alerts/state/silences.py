@@ -1,0 +1,145 @@
+"""Silences: alerts that a silence matches are evaluated and shown, but send no notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import Http404
+from django.utils import timezone
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.alerts.models import SILENCE_MAX, Alert, Silence
+from console.alerts.services import role_over
+from console.alerts.state.matchers import BadMatcher, match, parse
+from console.audit.services import record
+from console.orgs.models import Org
+from console.visibility import of_orgs
+from telemetry.topics import ALERTS, of_org
+
+
+def visible_silences(principal: Principal) -> QuerySet[Silence]:
+    """The silences of their orgs; those for all orgs are visible with a platform role."""
+    return Silence.objects.filter(of_orgs(principal)).select_related("org")
+
+
+def active_silences(now: datetime) -> list[Silence]:
+    return list(Silence.objects.filter(starts_at__lte=now, ends_at__gt=now))
+
+
+def silence_of(alert: Alert, silences: Iterable[Silence]) -> Silence | None:
+    """The first silence that matches an alert. A silence of an org matches only alerts of that org."""
+    for silence in silences:
+        if silence.org_id in (None, alert.org_id) and match(silence.parsed, alert.all_labels):
+            return silence
+    return None
+
+
+def get_silence(principal: Principal, silence_id: int, at_least: Role = Role.VIEWER) -> Silence:
+    """The one access function."""
+    silence = Silence.objects.select_related("org").filter(pk=silence_id).first()
+    role = role_over(principal, silence.org_id) if silence else None
+    if silence is None or role is None:
+        raise Http404("There is no such silence, or you may not see it.")
+    if role < at_least:
+        raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
+    return silence
+
+
+def for_change(principal: Principal, silence_id: int) -> Silence:
+    """Locked until the end of the transaction. Needs the role on-call."""
+    principal.check_may_change()
+    get_silence(principal, silence_id, Role.ON_CALL)
+    return Silence.objects.select_for_update(of=("self",)).get(pk=silence_id)
+
+
+@transaction.atomic
+def create_silence(
+    principal: Principal,
+    *,
+    org: Org | None,
+    matchers: Sequence[str],
+    starts_at: datetime | None,
+    ends_at: datetime,
+    reason: str,
+) -> Silence:
+    """Needs the role on-call in the org, or on the platform for all orgs. Raises ValidationError if it
+    would silence nothing, everything or forever."""
+    principal.check_may_change()
+    role = role_over(principal, org.pk if org else None)
+    if role is None or role < Role.ON_CALL:
+        where = f"in {org.name}" if org else "on the platform. To silence alerts of one org, name it"
+        raise Refused(f"This needs the role on-call {where}.")
+    now = timezone.now()
+    silence = Silence(
+        org=org,
+        matchers=_checked(matchers),
+        starts_at=starts_at or now,
+        ends_at=ends_at,
+        author=principal.name,
+        reason=reason.strip(),
+    )
+    _check_times(silence, now)
+    silence.full_clean()
+    silence.save()
+    _record(principal, "silence.create", silence)
+    return silence
+
+
+@transaction.atomic
+def end_silence(principal: Principal, silence: Silence, reason: str = "") -> Silence:
+    """End a silence now; it stays on record. One that has ended does not change."""
+    now = timezone.now()
+    if silence.ends_at > now:
+        before = silence.snapshot()
+        silence.starts_at, silence.ends_at = min(silence.starts_at, now), now
+        silence.version += 1
+        silence.save()
+        _record(principal, "silence.end", silence, before, reason)
+    return silence
+
+
+def _checked(matchers: Sequence[str]) -> list[str]:
+    if not matchers:
+        raise ValidationError({"matchers": "Enter at least one matcher: rule=queue-deep, node=ax-7."})
+    try:
+        return [str(one) for one in parse(matchers)]
+    except BadMatcher as error:
+        raise ValidationError({"matchers": str(error)}) from None
+
+
+def _check_times(silence: Silence, now: datetime) -> None:
+    if silence.ends_at <= max(now, silence.starts_at):
+        raise ValidationError({"ends_at": "Must be in the future, and after the start."})
+    if silence.ends_at - silence.starts_at > SILENCE_MAX:
+        raise ValidationError(
+            {"ends_at": f"At most {SILENCE_MAX.days} days. To turn a rule off for good, disable it."}
+        )
+    if not silence.reason:
+        raise ValidationError({"reason": "Enter a reason."})
+
+
+def _record(
+    principal: Principal,
+    action: str,
+    silence: Silence,
+    before: dict[str, object] | None = None,
+    reason: str = "",
+) -> None:
+    org = silence.org
+    record(
+        principal,
+        action,
+        object_type="silence",
+        object_id=silence.pk,
+        object_name=str(silence),
+        org_id=org.pk if org else None,
+        before=before,
+        after=silence.snapshot(),
+        reason=reason or silence.reason,
+        topics=[ALERTS, *([of_org(org.slug)] if org else [])],
+    )

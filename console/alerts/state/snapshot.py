@@ -1,0 +1,129 @@
+"""Reads a `Snapshot` of the fleet, and the metrics that rules query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Max, Sum
+
+from console.alerts.conditions.condition import Crossing, Snapshot, Tables, TargetState
+from console.alerts.rules.rule import Rule
+from console.authority import services as authority
+from console.control.models import Kind, Target
+from console.control.services import in_the_open
+from console.fleet.models import Driver, Nic, Node, Removed, SpineLink
+from console.metrics.catalog import METRICS
+from console.placement import sentences
+from console.placement.topology import State, Tier
+from console.sessions.models import Job, Stream
+from console.sessions.rules import effective_rules
+from telemetry.ingest.sources import ALIVE
+from telemetry.models import Source
+from telemetry.queries import ask
+from telemetry.topics import of_source
+
+SERIES_MAX: Final = 100_000  # of a query
+CROSSINGS_MAX: Final = 5_000
+_SOURCES: Final = {Kind.NODE.value: "agent", Kind.DRIVER.value: "driver"}
+
+
+def take_snapshot(now: datetime) -> Snapshot:
+    maintenance = Node.objects.filter(state=State.MAINTENANCE.value).values_list("name", flat=True)
+    removed = Removed.objects.filter(kind="node").exclude(name__in=Node.objects.values("name"))
+    names = {*maintenance, *removed.values_list("name", flat=True)}
+    left_out = {of_source("agent", name) for name in names}
+    last_seen = dict(Source.objects.values_list("topic").annotate(Max("seen_at")).order_by())
+    leaves: dict[str, tuple[str, ...]] = {}
+    for node, leaf in Nic.objects.order_by("leaf__name").values_list("node__name", "leaf__name"):
+        topic = of_source("agent", node)
+        if topic not in left_out:
+            leaves[topic] = (*leaves.get(topic, ()), leaf)
+    replacement_since = authority.replaced_since()
+    return Snapshot(
+        at=now,
+        last_seen={topic: at for topic, at in last_seen.items() if topic not in left_out},
+        joined={topic: at for topic, at in _joined() if topic not in left_out},
+        leaves={node: tuple(dict.fromkeys(names)) for node, names in leaves.items()},
+        crossings=_crossings(),
+        session_drivers=frozenset(Job.objects.values_list("driver__name", flat=True)),
+        link_gbits=dict(SpineLink.objects.values_list("name", "gbits")),
+        targets={topic: one for topic, one in _targets() if topic not in left_out},
+        plaintext_control=settings.PLAIN_CONTROL,
+        plaintext_targets=tuple(in_the_open()) if settings.PLAIN_CONTROL else (),
+        root_replacement_since=replacement_since,
+        root_replacement_pending=tuple(authority.following().behind) if replacement_since else (),
+        missing_records=_missing_records(now),
+        rolled_up_to=_rolled_up_to(),
+    )
+
+
+def _joined() -> Iterator[tuple[str, datetime]]:
+    for kind, model in (("agent", Node), ("driver", Driver)):
+        for name, joined_at in model.objects.values_list("name", "joined_at"):
+            if joined_at:
+                yield of_source(kind, name), joined_at
+
+
+def _crossings() -> tuple[Crossing, ...]:
+    """The streams of sessions that are placed across the spine, and whether their rules allow it."""
+    across = Stream.objects.filter(tier=Tier.SPINE.value)
+    related = ("job__session__org", "job__driver", "box", "node")
+    found, worst = list[Crossing](), dict[int, Tier]()
+    for shard in across.select_related(*related).order_by("pk")[:CROSSINGS_MAX]:
+        session = shard.job.session
+        if session.pk not in worst:
+            worst[session.pk] = effective_rules(session.org, session.path).limit(math.inf).worst
+        found.append(
+            Crossing(
+                session=session.name,
+                driver=shard.job.driver.name,
+                stream=f"{shard.group}.{shard.index}",
+                box=shard.box.name,
+                node=shard.node.name,
+                port_leaf=shard.port_leaf,
+                nic_leaf=shard.nic_leaf,
+                shard=shard.name,
+                allowed=worst[session.pk] >= Tier.SPINE,
+                why=sentences.unnamed(shard.why),  # everybody who sees the alert sees its evidence
+            )
+        )
+    return tuple(found)
+
+
+def _targets() -> Iterator[tuple[str, TargetState]]:
+    for one in Target.objects.filter(generation__gt=0).defer("secret", "digest"):
+        state = TargetState(
+            desired=one.generation,
+            observed=one.observed_generation,
+            problem=one.problem,
+            fault=one.fault,
+            fault_since=one.bad_since,
+            answered_at=one.observed_at,
+        )
+        yield of_source(_SOURCES[one.kind], one.name), state
+
+
+def _missing_records(now: datetime) -> int:
+    alive = Source.objects.filter(seen_at__gt=now - ALIVE)
+    return int(alive.aggregate(sum=Sum("missing"))["sum"] or 0)
+
+
+def _rolled_up_to() -> datetime | None:
+    """The end of the last complete ten-second step; None before there is one."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT at FROM telemetry_line WHERE level = '10s' AND at > 0")
+        row = cursor.fetchone()
+    return datetime.fromtimestamp(row[0], UTC) if row else None
+
+
+def tables(rule: Rule, now: float) -> Tables:
+    """The results of a rule's queries. Raises telemetry.queries.Unanswerable."""
+    return {
+        name: ask(query.question(METRICS, now), now, SERIES_MAX).lines
+        for name, query in rule.queries.items()
+    }

@@ -1,0 +1,77 @@
+"""Pages of rules and their thresholds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.principal import Principal
+from console.alerts import services
+from console.alerts.models import Evaluation
+from console.alerts.rules import runbooks, thresholds
+from console.alerts.rules.catalogue import RULES
+from console.alerts.web.forms import ThresholdsForm
+from console.audit.services import visible_entries
+from console.orgs.models import Org
+from console.orgs.services import visible_orgs
+
+
+@require_safe
+@signed_in
+def list_rules(request: SignedInRequest) -> HttpResponse:
+    evaluated, current = Evaluation.objects.in_bulk(), thresholds.for_all()
+    context = {
+        "rules": [(rule, current[rule.slug], evaluated.get(rule.slug)) for rule in RULES],
+        "evaluator": services.Evaluator.now(),
+    }
+    return render(request, "alerts/rules.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def show_rule(request: SignedInRequest, slug: str) -> HttpResponse:
+    """A rule with its thresholds for all, or with `?org=` for an org."""
+    rule, principal = thresholds.get_rule(slug), request.principal
+    org = thresholds.org_of(principal, rule, request.GET.get("org", ""))
+    current = thresholds.get(rule, org)
+    inherited = thresholds.inherited(rule, org)
+    initial = {**current.values, "enabled": current.enabled}
+    form = ThresholdsForm(request.POST or None, rule=rule, inherited=inherited, initial=initial)
+    if request.method == "POST":
+        with transaction.atomic():
+            fresh = thresholds.thresholds_for_change(principal, rule, org.slug if org else "")
+            if form.is_valid():
+                values = form.cleaned_data
+                thresholds.set_thresholds(
+                    principal,
+                    fresh,
+                    values=form.values,
+                    enabled=values["enabled"],
+                    reason=values["reason"],
+                )
+                messages.success(request, "Saved. Applies from the next evaluation, in a few seconds.")
+                return redirect(request.get_full_path())
+            transaction.set_rollback(True)
+    context = {
+        "rule": rule,
+        "org": org,
+        "current": current,
+        "thresholds": thresholds.effective(rule, current, thresholds.get(rule, None)),
+        "form": form if thresholds.may_change(principal, org) else None,
+        "orgs": visible_orgs(principal) if rule.per_org else [],
+        "runbook": runbooks.rendered(rule.runbook),
+        "entries": _entries_of(principal, rule.slug, org),
+    }
+    return render(request, "alerts/rule.html", context)
+
+
+def _entries_of(principal: Principal, slug: str, org: Org | None) -> Any:
+    object_id = f"{slug}/{org.slug}" if org else slug
+    entries = visible_entries(principal).filter(object_type="thresholds", object_id=object_id)
+    return entries[:10]

@@ -1,0 +1,122 @@
+"""REST API of rules and their thresholds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Query, Router, Schema
+from pydantic import StrictBool
+
+from console.accounts.browser import requester
+from console.alerts.models import Thresholds
+from console.alerts.rules import thresholds
+from console.alerts.rules.catalogue import RULES
+from console.alerts.rules.rule import Rule
+from console.alerts.web.api import SeverityName
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import Input, Reason
+from console.api.problems import documented
+from console.orgs.models import SLUG
+
+router = Router(tags=["alerts"])
+
+ThresholdName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
+RuleSlug = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
+OrgQuery = Annotated[
+    str, Query(pattern=rf"^$|{SLUG}", max_length=48, description="An org; without it, all orgs.")
+]
+
+
+class ThresholdOut(Schema):
+    name: str
+    value: float
+    source: Literal["rule", "all", "org"] = Field(description="Where the value is set.")
+    text: str
+
+
+class RuleOut(Schema):
+    slug: str
+    title: str
+    severity: SeverityName
+    scope: str = Field(description="Kind of object: the first part of the topic.")
+    per_org: bool = Field(description="Whether orgs may have their own thresholds.")
+    description: str
+    suggested_fix: str
+    runbook: str
+    metrics: list[str]
+    enabled: bool
+    thresholds: list[ThresholdOut]
+    version: int = Field(description="Of the thresholds; also the ETag.")
+
+
+class ThresholdsIn(Input):
+    values: dict[ThresholdName, Annotated[float, Field(strict=True)]] = Field(
+        max_length=20, description="By name. A threshold that is left out inherits its value."
+    )
+    enabled: StrictBool = True
+    reason: Reason = Field("", description="Stored in the audit trail.")
+
+
+def show_rule(rule: Rule, current: Thresholds, for_all: Thresholds) -> RuleOut:
+    severity: Any = rule.severity.value
+    shown: list[Any] = [
+        {"name": one.name, "value": one.value, "source": one.source, "text": one.text}
+        for one in thresholds.effective(rule, current, for_all)
+    ]
+    return RuleOut(
+        slug=rule.slug,
+        title=rule.title,
+        severity=severity,
+        scope=rule.scope,
+        per_org=rule.per_org,
+        description=rule.description,
+        suggested_fix=rule.suggested_fix,
+        runbook=f"docs/runbooks/{rule.runbook}",
+        metrics=rule.metrics,
+        enabled=current.enabled,
+        thresholds=shown,
+        version=current.version,
+    )
+
+
+@router.get("/alert-rules", response={200: list[RuleOut], **documented()}, summary="List rules")
+def list_rules(request: HttpRequest) -> list[RuleOut]:
+    requester(request)
+    current = thresholds.for_all()
+    return [show_rule(rule, current[rule.slug], current[rule.slug]) for rule in RULES]
+
+
+@router.get("/alert-rules/{rule_slug}", response={200: RuleOut, **documented(404)}, summary="Get a rule")
+def get_rule(
+    request: HttpRequest, response: HttpResponse, rule_slug: RuleSlug, org: OrgQuery = ""
+) -> RuleOut:
+    rule = thresholds.get_rule(rule_slug)
+    current = thresholds.get(rule, thresholds.org_of(requester(request), rule, org))
+    response["ETag"] = etag(current.version)
+    return show_rule(rule, current, thresholds.get(rule, None))
+
+
+@router.put(
+    "/alert-rules/{rule_slug}/thresholds",
+    response={200: RuleOut, **documented(404, 412, 428)},
+    summary="Set the thresholds of a rule, for all or for an org",
+)
+def set_thresholds(
+    request: HttpRequest,
+    response: HttpResponse,
+    rule_slug: RuleSlug,
+    payload: ThresholdsIn,
+    if_match: IfMatch,
+    org: OrgQuery = "",
+) -> RuleOut:
+    principal, rule = requester(request), thresholds.get_rule(rule_slug)
+    with transaction.atomic():
+        current = thresholds.thresholds_for_change(principal, rule, org)
+        check_match(if_match, current.version)
+        current = thresholds.set_thresholds(
+            principal, current, values=payload.values, enabled=payload.enabled, reason=payload.reason
+        )
+    response["ETag"] = etag(current.version)
+    return show_rule(rule, current, thresholds.get(rule, None))

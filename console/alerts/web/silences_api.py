@@ -1,0 +1,112 @@
+"""REST API of silences."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
+from console.alerts.models import Silence
+from console.alerts.state import silences
+from console.alerts.web.api import Number
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import NO_NUL, Input, Moment
+from console.api.idempotency import Answer, idempotent
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.orgs.models import SLUG
+from console.orgs.services import get_org
+
+router = Router(tags=["alerts"])
+
+MatcherText = Annotated[str, Field(max_length=200, pattern=NO_NUL, examples=["node=ax-7"])]
+OrgSlug = Annotated[str, Field(pattern=SLUG, max_length=48)]
+
+
+class SilenceOut(Schema):
+    id: int
+    state: Literal["pending", "active", "expired"]
+    org: str | None
+    matchers: list[str]
+    starts_at: datetime
+    ends_at: datetime
+    author: str
+    reason: str
+    version: int = Field(description="Also the ETag.")
+
+
+class SilenceIn(Input):
+    org: OrgSlug | None = Field(None, description="Only alerts of this org; null for all.")
+    matchers: list[MatcherText] = Field(min_length=1, max_length=8, description="All must match.")
+    starts_at: Moment | None = Field(None, description="Default: now.")
+    ends_at: Moment = Field(description="At most 90 days after it starts.")
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=NO_NUL)]
+
+
+def show_silence(silence: Silence) -> SilenceOut:
+    state: Any = silence.state
+    return SilenceOut(
+        id=silence.pk,
+        state=state,
+        org=silence.org.slug if silence.org else None,
+        matchers=silence.matchers,
+        starts_at=silence.starts_at,
+        ends_at=silence.ends_at,
+        author=silence.author,
+        reason=silence.reason,
+        version=silence.version,
+    )
+
+
+@router.get("/silences", response={200: Page[SilenceOut], **documented()}, summary="List silences")
+def list_silences(
+    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    found = silences.visible_silences(requester(request))
+    return paginate(found, "-pk", cursor, limit, show_silence)
+
+
+@router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Create a silence")
+@idempotent
+def create_silence(request: HttpRequest, payload: SilenceIn) -> Answer:
+    principal = requester(request)
+    silence = silences.create_silence(
+        principal,
+        org=get_org(principal, payload.org) if payload.org else None,
+        matchers=payload.matchers,
+        starts_at=payload.starts_at,
+        ends_at=payload.ends_at,
+        reason=payload.reason,
+    )
+    headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
+    needs = [Authority(silence.org_id, Role.ON_CALL)]
+    return Answer(201, needs, show_silence(silence), headers)
+
+
+@router.get(
+    "/silences/{silence_id}", response={200: SilenceOut, **documented(404)}, summary="Get a silence"
+)
+def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> SilenceOut:
+    silence = silences.get_silence(requester(request), silence_id)
+    response["ETag"] = etag(silence.version)
+    return show_silence(silence)
+
+
+@router.delete(
+    "/silences/{silence_id}",
+    response={200: SilenceOut, **documented(404, 412, 428)},
+    summary="End a silence now",
+)
+def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> SilenceOut:
+    """It stays on record."""
+    principal = requester(request)
+    with transaction.atomic():
+        silence = silences.for_change(principal, silence_id)
+        check_match(if_match, silence.version)
+        return show_silence(silences.end_silence(principal, silence))

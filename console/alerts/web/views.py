@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db import transaction
+from django.forms import Form
+from django.http import HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.alerts import bulk, services, statistics, timeline
+from console.alerts.rules import runbooks
+from console.alerts.services import Filters
+from console.alerts.state import silences
+from console.alerts.state.silences import active_silences, silence_of
+from console.alerts.suggested_fixes import services as suggested_fixes
+from console.alerts.web.forms import (
+    HOURS,
+    AcknowledgeForm,
+    AssignForm,
+    BulkForm,
+    CommentForm,
+    FilterForm,
+    SilenceForm,
+)
+from console.fleet.nodes import Impossible
+from console.operations.services import Busy
+from console.orgs.services import NoSuchUser, visible_orgs
+from console.sessions.plans.proposals import CannotPlan
+
+PER_PAGE = 50
+SILENCES_SHOWN = 200
+NUMBER_DIGITS_MAX = 19
+
+
+def _filters(form: FilterForm) -> Filters:
+    """The filters of a form. An invalid form filters nothing, and the page shows its errors."""
+    values = form.cleaned_data if form.is_valid() else {}
+    org = values.get("org")
+    return Filters(
+        state=values.get("state") or "open",
+        severity=values.get("severity", ""),
+        rule=values.get("rule", ""),
+        org_id=org.pk if org else None,
+        topic=values.get("topic", ""),
+        q=values.get("q", ""),
+        suppressed=values.get("suppressed", False),
+    )
+
+
+@require_safe
+@signed_in
+def list_alerts(request: SignedInRequest) -> HttpResponse:
+    form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
+    alerts = _filters(form).apply(request.principal)
+    page = Paginator(services.gravest_first(alerts), PER_PAGE).get_page(request.GET.get("page"))
+    query = request.GET.copy()
+    query.pop("page", None)
+    active = active_silences(timezone.now())
+    sees_causes = services.sees_causes(request.principal)
+    suppressed = services.visible_alerts(request.principal).exclude(suppressed_by=None)
+    context = {
+        "form": form,
+        "page": page,
+        "rows": [
+            (alert, silence_of(alert, active), ", ".join(timeline.matchers_of(alert))) for alert in page
+        ],
+        "query": query.urlencode(),
+        "filtered": any(query.values()),
+        "evaluator": services.Evaluator.now(),
+        "sees_causes": sees_causes,
+        "suppressed": suppressed.count() if sees_causes else 0,
+        "live_topic": services.live_topic(request.principal),
+        "may_change": _may_on_call(request.principal),
+        "hours": HOURS,
+    }
+    fragment = request.headers.get("HX-Request") == "true"
+    return render(request, "alerts/list_live.html" if fragment else "alerts/list.html", context)
+
+
+@require_safe
+@signed_in
+def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    alert = services.get_alert(request.principal, alert_id)
+    live = {
+        "alert": alert,
+        "questions": timeline.questions(alert),
+        "fixes": suggested_fixes.suggest(request.principal, alert),
+        "evidence": services.evidence(request.principal, alert),
+        "entries": timeline.of(request.principal, alert),
+    }
+    if request.headers.get("HX-Request") == "true":
+        return render(request, "alerts/live.html", live)
+    role = services.role_over(request.principal, alert.org_id)
+    rule = alert.definition
+    context = {
+        **live,
+        "live_topic": services.live_topic(request.principal, alert),
+        "sees_causes": services.sees_causes(request.principal),
+        "rule": rule,
+        "runbook": runbooks.rendered(rule.runbook) if rule else "",
+        "charts": timeline.charts(request.principal, alert),
+        "around": timeline.around(alert, timezone.now()),
+        "changes": services.changed_before(request.principal, alert),
+        "silence": silence_of(alert, active_silences(timezone.now())),
+        "suppresses": services.visible_alerts(request.principal).filter(suppressed_by=alert)[:PER_PAGE],
+        "may_change": role is not None and role >= Role.ON_CALL,
+        "acknowledge_form": AcknowledgeForm(),
+        "comment_form": CommentForm(),
+        "assign_form": AssignForm(
+            initial={"username": alert.assignee.username if alert.assignee else ""}
+        ),
+        "silence_matchers": ", ".join(timeline.matchers_of(alert)),
+    }
+    return render(request, "alerts/alert.html", context)
+
+
+@require_POST
+@signed_in
+def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    form = AcknowledgeForm(request.POST)
+    with transaction.atomic():
+        alert = services.for_change(request.principal, alert_id)
+        reason = form.cleaned_data["reason"] if form.is_valid() else ""
+        services.acknowledge(request.principal, alert, reason)
+    return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def unacknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    with transaction.atomic():
+        services.unacknowledge(request.principal, services.for_change(request.principal, alert_id))
+    return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def comment(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    form = CommentForm(request.POST)
+    with transaction.atomic():
+        alert = services.for_change(request.principal, alert_id)
+        if form.is_valid():
+            services.comment(request.principal, alert, form.cleaned_data["text"])
+        else:
+            _show_errors(request, form)
+    return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    form = AssignForm(request.POST)
+    with transaction.atomic():
+        alert = services.for_change(request.principal, alert_id)
+        if form.is_valid():
+            try:
+                services.assign(request.principal, alert, form.cleaned_data["username"])
+            except NoSuchUser as error:
+                messages.error(request, str(error))
+        else:
+            _show_errors(request, form)
+    return redirect("alert", alert_id)
+
+
+@require_POST
+@signed_in
+def apply_fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
+    alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
+    try:
+        address = suggested_fixes.apply(request.principal, alert, request.POST.get("action", ""))
+    except (Busy, CannotPlan, Impossible) as error:
+        messages.error(request, str(error))
+        return redirect("alert", alert_id)
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+        return redirect("alert", alert_id)
+    return redirect(address)
+
+
+def _show_errors(request: SignedInRequest, form: Form) -> None:
+    for field, errors in form.errors.items():
+        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+
+
+@require_POST
+@signed_in
+def change_many(request: SignedInRequest) -> HttpResponse:
+    """Apply a bulk change, and return to the list with its filters."""
+    form = BulkForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Choose what to do with the selected alerts.")
+        return _to_list(request)
+    values = form.cleaned_data
+    try:
+        changed = bulk.do(
+            request.principal,
+            _selected(request),
+            bulk.Verb(values["verb"]),
+            username=values["username"],
+            ends_at=form.ends_at,
+            reason=values["reason"],
+        )
+    except (NoSuchUser, ValidationError) as error:
+        messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
+    else:
+        done = {"acknowledge": "acknowledged", "assign": "assigned", "silence": "silenced"}
+        count = f"{len(changed)} alert{'s' if len(changed) > 1 else ''}"
+        messages.success(request, f"{count} {done[values['verb']]}.")
+    return _to_list(request)
+
+
+def _selected(request: SignedInRequest) -> list[int]:
+    texts = request.POST.getlist("alert")
+    return [int(text) for text in texts if text.isdecimal() and len(text) < NUMBER_DIGITS_MAX]
+
+
+def _to_list(request: SignedInRequest) -> HttpResponse:
+    query = QueryDict(request.POST.get("query", "")[:2000]).urlencode()
+    return redirect(f"{reverse('alerts')}{'?' if query else ''}{query}")
+
+
+@require_safe
+@signed_in
+def show_history(request: SignedInRequest) -> HttpResponse:
+    days = request.GET.get("days", "")
+    chosen = int(days) if days in map(str, statistics.DAYS) else statistics.DAYS_DEFAULT
+    context = {
+        "found": statistics.statistics(request.principal, chosen),
+        "spans": statistics.DAYS,
+    }
+    return render(request, "alerts/history.html", context)
+
+
+# Silences
+
+
+def _may_on_call(principal: Principal) -> bool:
+    """Whether they are on call for the platform or any org."""
+    return bool(principal.on_platform(Role.ON_CALL) or principal.orgs_where(Role.ON_CALL))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def list_silences(request: SignedInRequest) -> HttpResponse:
+    orgs = visible_orgs(request.principal)
+    initial = {"matchers": request.GET.get("matchers", ""), "org": request.GET.get("org", "")}
+    form = SilenceForm(request.POST or None, orgs=orgs, initial=initial)
+    if request.method == "POST" and form.is_valid() and _create_silence(request.principal, form):
+        messages.success(request, "Silence created. Matching alerts are still shown.")
+        return redirect("alert-silences")
+    visible = list(silences.visible_silences(request.principal)[:SILENCES_SHOWN])
+    context = {
+        "form": form,
+        "silences": [(silence, _may_end(request.principal, silence.org_id)) for silence in visible],
+        "may_add": _may_on_call(request.principal),
+    }
+    return render(request, "alerts/silences.html", context)
+
+
+def _create_silence(principal: Principal, form: SilenceForm) -> bool:
+    values = form.cleaned_data
+    try:
+        silences.create_silence(
+            principal,
+            org=values["org"],
+            matchers=values["matchers"],
+            starts_at=None,
+            ends_at=timezone.now() + form.duration,
+            reason=values["reason"],
+        )
+    except ValidationError as error:
+        form.add_error(None, error.messages)
+        return False
+    return True
+
+
+def _may_end(principal: Principal, org_id: int | None) -> bool:
+    role = services.role_over(principal, org_id)
+    return role is not None and role >= Role.ON_CALL
+
+
+@require_POST
+@signed_in
+def end_silence(request: SignedInRequest, silence_id: int) -> HttpResponse:
+    with transaction.atomic():
+        silences.end_silence(request.principal, silences.for_change(request.principal, silence_id))
+    messages.success(request, "Silence ended.")
+    return redirect("alert-silences")

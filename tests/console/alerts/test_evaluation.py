@@ -1,0 +1,242 @@
+"""From numbers in PostgreSQL to alerts: what fires, what is unknown, what is hidden, what is late."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from console.accounts.principal import SYSTEM
+from console.alerts.models import Alert, Evaluation
+from console.alerts.rules import thresholds
+from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.rules.rule import Rule
+from console.alerts.services import Evaluator
+from console.alerts.state import evaluation
+from console.alerts.state.lifecycle import Verdict
+from console.alerts.state.suppression import causes
+from console.metrics import prometheus
+from console.orgs.models import Org
+from telemetry.ingest.folder import Row
+from telemetry.metrics import Kind
+from telemetry.models import Event, Source
+from telemetry.shapes import Series, Shape
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
+from tests.console.alerts.numbers import StaticCondition, rule_of
+from tests.console.alerts.things import make_alert
+
+pytestmark = pytest.mark.django_db
+
+QUEUE = BY_SLUG["queue-deep"]
+SHARD = (("shard", "a"),)
+WAITING = Series(Kind.GAUGE, "kvss_shard_waiting_requests", SHARD)
+
+
+NOW = timezone.now().replace(microsecond=0)  # for all of this: no test depends on how long it takes
+_ticks = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def days(db: None) -> None:
+    RollUp().tend_days(NOW.timestamp())
+
+
+def put(topic: str, values: dict[Series, Any], ago: int = 10) -> None:
+    """As many seconds ago as are over when it is asked."""
+    shape, bucket = Shape(values), int(NOW.timestamp()) // 10 * 10 - ago
+    copy_in(FRESH, Names().stored([Row(topic, bucket, shape, shape.cells(values))], day_of(bucket)))
+
+
+def heard(topic: str, seconds_ago: float = 0) -> None:
+    kind, _, name = topic.partition(":")
+    Source.objects.update_or_create(
+        name=topic,
+        defaults={
+            "kind": kind,
+            "topic": topic,
+            "version": "1",
+            "host": name,
+            "process_id": 1,
+            "started_at": NOW,
+            "sequence": 1,
+            "seen_at": NOW - timedelta(seconds=seconds_ago),
+        },
+    )
+
+
+def tick(*rules: Rule) -> int:
+    """As if the last one were long enough ago. Each is a little later than the one before."""
+    Evaluation.objects.all().delete()
+    return evaluation.tick(NOW + timedelta(microseconds=next(_ticks)), rules)
+
+
+def hasty(slug: str) -> Rule:
+    """The rule, which fires and ends at once."""
+    rule = BY_SLUG[slug]
+    current = thresholds.thresholds_for_change(SYSTEM, rule, "")
+    thresholds.set_thresholds(
+        SYSTEM, current, values={"pending_seconds": 0, "keep_firing_seconds": 0}, enabled=True
+    )
+    return rule
+
+
+def states() -> dict[str, str]:
+    return {f"{alert.rule} {alert.topic}": alert.state for alert in Alert.objects.all()}
+
+
+def test_a_deep_queue_fires_with_its_evidence_and_ends() -> None:
+    queue = hasty("queue-deep")
+    heard("node:ax-7")
+    put("node:ax-7", {WAITING: (50_000.0, 10, 5000.0)}, ago=20)
+    assert tick(queue) == 1
+    alert = Alert.objects.get()
+    assert (alert.state, alert.topic, alert.labels) == ("firing", "node:ax-7", {"shard": "a"})
+    assert (alert.value, alert.threshold) == (5000, 1000)
+    assert alert.sentence == "5,000 requests waiting at shard a of ax-7"
+    assert tick(queue) == 0
+    put("node:ax-7", {WAITING: (0.0, 10, 0.0)}, ago=10)
+    assert tick(queue) == 1
+    assert states() == {"queue-deep node:ax-7": "resolved"}
+    events = Event.objects.filter(kind__startswith="alert.").order_by("pk")
+    assert [event.kind for event in events] == ["alert.firing", "alert.resolved"]
+    assert set(events[0].topics) == {"alerts", "node:ax-7", "fleet"}
+
+
+def test_it_has_to_last_before_it_fires() -> None:
+    heard("node:ax-7")
+    put("node:ax-7", {WAITING: (50_000.0, 10, 5000.0)})
+    tick(QUEUE)
+    assert states() == {"queue-deep node:ax-7": "pending"}
+    Alert.objects.update(begun_at=NOW - timedelta(seconds=121))
+    assert tick(QUEUE) == 1
+    assert states() == {"queue-deep node:ax-7": "firing"}
+
+
+def test_of_a_node_that_falls_silent_nothing_is_known_and_the_silence_explains_it() -> None:
+    queue, silent = hasty("queue-deep"), hasty("agent-not-reporting")
+    heard("node:ax-7")
+    put("node:ax-7", {WAITING: (50_000.0, 10, 5000.0)})
+    tick(queue, silent)
+    heard("node:ax-7", seconds_ago=90)
+    heard("node:ax-8")
+    tick(queue, silent)
+    assert states() == {"queue-deep node:ax-7": "no_data", "agent-not-reporting node:ax-7": "firing"}
+    hidden = Alert.objects.get(rule="queue-deep")
+    assert hidden.suppressed_by
+    assert hidden.suppressed_by.rule == "agent-not-reporting"
+    assert hidden.sentence == "5,000 requests waiting at shard a of ax-7", "the last that was known"
+    heard("node:ax-7")
+    tick(queue, silent)
+    assert states()["agent-not-reporting node:ax-7"] == "resolved"
+    assert Alert.objects.get(rule="queue-deep").suppressed_by is None
+
+
+def test_when_no_numbers_arrive_nothing_gets_well() -> None:
+    always = rule_of(StaticCondition(fleet=Verdict.BREACH))
+    heard("web:host")
+    tick(always)
+    assert states() == {"ttl-exceeded fleet": "firing"}
+    heard("web:host", seconds_ago=300)
+    late = hasty("telemetry-late")
+    tick(rule_of(StaticCondition(fleet=Verdict.OK)), late)
+    assert states() == {"ttl-exceeded fleet": "no_data", "telemetry-late fleet": "firing"}
+    heard("web:host")
+    tick(rule_of(StaticCondition(fleet=Verdict.OK)), late)
+    assert states() == {"ttl-exceeded fleet": "resolved", "telemetry-late fleet": "resolved"}
+
+
+def test_what_is_told_of_an_org_is_the_orgs() -> None:
+    acme = Org.objects.create(slug="acme", name="Acme")
+    heard("driver:j")
+    tick(
+        rule_of(
+            StaticCondition(**{"org:acme": Verdict.BREACH, "org:nobody": Verdict.BREACH}),
+            "refill-slow",
+        )
+    )
+    assert {alert.topic: alert.org for alert in Alert.objects.all()} == {
+        "org:acme": acme,
+        "org:nobody": None,
+    }
+
+
+def test_what_is_switched_off_ends_and_does_not_begin() -> None:
+    heard("web:host")
+    always = rule_of(StaticCondition(fleet=Verdict.BREACH))
+    tick(always)
+    current = thresholds.thresholds_for_change(SYSTEM, always, "")
+    thresholds.set_thresholds(SYSTEM, current, values={}, enabled=False)
+    tick(always)
+    assert states() == {"ttl-exceeded fleet": "resolved"}
+    tick(always)
+    assert states() == {"ttl-exceeded fleet": "resolved"}
+
+
+def test_a_rule_that_can_not_be_evaluated_says_so_and_stops_no_other() -> None:
+    from telemetry.queries import Unanswerable
+
+    def broken(*_: Any) -> Any:
+        raise Unanswerable("step", "That is too much.")
+
+    heard("web:host")
+    assert tick(rule_of(broken, "evict-slow"), rule_of(StaticCondition(fleet=Verdict.BREACH))) == 1
+    assert Evaluator.now().problems == {"evict-slow": "That is too much."}
+
+
+def test_too_many_breaches_are_told_as_a_rule_that_is_too_strict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation, "INSTANCES_MAX", 1)
+    heard("web:host")
+    tick(rule_of(StaticCondition(**{"node:a": Verdict.BREACH, "node:b": Verdict.BREACH})))
+    assert not Alert.objects.exists()
+    assert "too strict" in Evaluator.now().problems["ttl-exceeded"]
+
+
+def age() -> float:
+    """Of the last evaluation, as Prometheus is told."""
+    [found] = re.findall(r"^tidegate_alerts_age_seconds ([\d.e-]+)", prometheus.page(), re.MULTILINE)
+    return float(found)
+
+
+def test_rules_are_due_when_their_time_has_come_and_a_dead_evaluator_is_seen() -> None:
+    often, seldom = (
+        rule_of(StaticCondition()),
+        rule_of(StaticCondition(), "evict-slow", every_seconds=60),
+    )
+    assert Evaluator.now().late
+    evaluation.tick(timezone.now(), [often, seldom])
+    assert not Evaluator.now().late
+    at = Evaluation.objects.get(rule="ttl-exceeded").at
+    due = {
+        seconds: evaluation.due([often, seldom], at + timedelta(seconds=seconds))
+        for seconds in (4, 9, 58)
+    }
+    assert due == {4: [], 9: [often], 58: [often, seldom]}
+    assert age() < 60
+    Evaluation.objects.update(at=timezone.now() - timedelta(seconds=90))
+    assert Evaluator.now().late
+    assert age() >= 90
+
+
+def test_the_farthest_cause_explains() -> None:
+    leaf = make_alert("leaf-down", "leaf:leaf-1")
+    one = make_alert("agent-not-reporting", "node:ax-1")
+    two = make_alert("agent-not-reporting", "node:ax-2")
+    of_one = make_alert("queue-deep", "node:ax-1", state="no_data", labels={"shard": "a"})
+    of_two = make_alert("queue-deep", "node:ax-2", state="no_data", labels={"shard": "a"})
+    well = make_alert("queue-deep", "node:ax-3", labels={"shard": "a"})
+    lost = make_alert("refill-slow", "org:acme", state="no_data")
+    late = make_alert("telemetry-late", "fleet")
+    alerts = [leaf, one, two, of_one, of_two, well, lost, late]
+    assert causes(alerts, {"node:ax-1": ("leaf-1", "leaf-9")}) == {
+        one.pk: leaf.pk,
+        of_one.pk: leaf.pk,
+        of_two.pk: two.pk,
+        lost.pk: late.pk,
+    }
