@@ -17,10 +17,10 @@ AUDITED = run dev fuzz audit uv
 .DEFAULT_GOAL := help
 .PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline fuzz-environment audit-environment
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
-up: run-environment ## start everything, for real; Ctrl-C stops it
+up: run-environment ## start everything in the foreground; Ctrl-C stops it
 	@exec $(IN) -m console.stack up
 
 down: ## stop what `make up` started
@@ -37,10 +37,10 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
 
-test-models: models-environment ## the tests of real models; installs torch, beside everything else
+test-models: models-environment ## the tests with real models; installs torch in an environment of its own
 	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim $(ARGS)
 
-test-engines: engines-environment ## the tests of real engines; installs vLLM, beside everything else
+test-engines: engines-environment ## the tests with real engines; installs vLLM in an environment of its own
 	$(IN_ENGINES) -m pytest -m engines tests/engines $(ARGS)
 
 lint: dev-environment ## ruff, mypy --strict, the dependency rule
@@ -49,53 +49,53 @@ lint: dev-environment ## ruff, mypy --strict, the dependency rule
 	$(IN) -m mypy
 	.venv/bin/lint-imports
 
-fmt: dev-environment ## format the code and mend what can be mended
+fmt: dev-environment ## format the code and fix what ruff can fix
 	$(IN) -m ruff check --fix .
 	$(IN) -m ruff format .
 
 bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json rows.json"
 	$(IN) -m benchmarks.$(NAME) $(ARGS)
 
-bench-models: models-environment ## measure what a refilled prefix saves real models
+bench-models: models-environment ## measure what refilled prefixes save with real models
 	$(IN_MODELS) -m benchmarks.models $(ARGS)
 
-bench-engines: engines-environment ## measure what a prefix from outside saves a real vLLM
+bench-engines: engines-environment ## measure what refilled prefixes save with a real vLLM
 	$(IN_ENGINES) -m benchmarks.engines $(ARGS)
 
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
 	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) LIFE=$(LIFE) $(IN) -m pytest -m sim -s -q $(if $(LIFE),-k "whatever_breaks or bad_network or newest_document") $(ARGS)
 
-sim-long: dev-environment ## long lives of them on all cores, for so long: make sim-long MINUTES=60
+sim-long: dev-environment ## the simulations with long runs on all cores: make sim-long MINUTES=60
 	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(ARGS)
 
-docs: dev-environment ## write the docs that are made from code
+docs: dev-environment ## write the docs that are generated from code
 	$(IN) -m console.write_docs
 
-clean: down ## remove environment and caches; DATA=1 also what the stack has stored
+clean: down ## remove environment and caches; with DATA=1 also the stack's data
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(if $(DATA),rm -rf .tidegate,)
 
-fuzz: fuzz-environment ## look for inputs that break a decoder: make fuzz MINUTES=20 TARGET=frames
+fuzz: fuzz-environment ## fuzz the decoders: make fuzz MINUTES=20 TARGET=frames
 	nice -n 15 $(IN_FUZZ) -m tests.fuzz $(TARGET) --minutes $(MINUTES) $(ARGS)
 
-sbom: run-environment ## a bill of materials (CycloneDX) of what is locked: make sbom LOCK=run
+sbom: run-environment ## a bill of materials (CycloneDX) of the locked packages: make sbom LOCK=run
 	$(IN) -m console.supply.sbom --lock $(LOCK) --output .tidegate/sbom/$(LOCK).cdx.json
 
 # Strictly: what could not be asked about is a failure, and not a package without known vulnerabilities.
-audit: audit-environment ## known vulnerabilities of what is locked, asked over the network
+audit: audit-environment ## known vulnerabilities of the locked packages, over the network
 	@for lock in $(AUDITED); do echo "$$lock:"; .tidegate/audit/bin/pip-audit --strict --progress-spinner off --require-hashes --disable-pip -r requirements/$$lock.txt || exit 1; done
 
-audit-offline: run-environment ## the same against a copy of OSV's advisories: make audit-offline OSV=all.zip
+audit-offline: run-environment ## known vulnerabilities, from a copy of OSV's advisories: make audit-offline OSV=all.zip
 	$(IN) -m console.supply.audit $(OSV)
 
-contract: dev-environment ## throw more at the API than the tests do: make contract EXAMPLES=50 SEED=7
+contract: dev-environment ## test the API with more generated requests: make contract EXAMPLES=50 SEED=7
 	EXAMPLES=$(or $(EXAMPLES),25) SEED=$(or $(SEED),1) $(IN) -m pytest -n 2 tests/console/api/test_contract.py $(ARGS)
 
-hostile: dev-environment ## all evil peers against a whole stack: make hostile MINUTES=10 SEED=7
+hostile: dev-environment ## hostile peers against a whole stack: make hostile MINUTES=10 SEED=7
 	$(IN) -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-lock: dev-environment ## resolve the dependencies anew
+lock: dev-environment ## resolve and lock the dependencies
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt

@@ -132,7 +132,7 @@ class Told:
 
     def _read(self, left: int) -> None:
         """So many records, as `manage.py ingest` does it."""
-        from telemetry.store.rounds import keep
+        from telemetry.store.rounds import run_rounds
 
         def one_round() -> float:
             nonlocal left
@@ -142,7 +142,7 @@ class Told:
             return 0.0
 
         thresholds = gc.get_threshold()
-        keep(one_round)
+        run_rounds(one_round)
         gc.set_threshold(*thresholds)  # what else is measured here is not done by ingest
 
     def _row(self, streams: list[str]) -> float:
@@ -230,11 +230,11 @@ class Asked:
 def driver() -> Iterator[Turn]:
     from benchmarks import driver as benchmark
     from swdriver_shim.adapters.wafer import wafer_layout
-    from swdriver_shim.replay import fleet
 
     benchmark.MILLION, benchmark.PURGED = 150_000, 30_000  # so that a turn is short
     decided = Decided()
     layout = wafer_layout(1, Moved.TOKEN_BYTES)
+    fleet = benchmark.fleet  # type: ignore[attr-defined]  # its module has moved between versions
     with fleet.started(layout, 4096, 2) as agents, Moved(agents) as moved:
         yield lambda: {**decided.turn(), **moved.turn()}
 

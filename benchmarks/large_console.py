@@ -402,7 +402,7 @@ def _numbers(part: float) -> None:
         _write(level, topics[: len(asked)], asked, end, days)
         with connection.cursor() as cursor:
             line = end // LEVELS[level] * LEVELS[level]
-            cursor.execute("UPDATE telemetry_line SET at = %s WHERE level = %s", [line, level])
+            cursor.execute("UPDATE telemetry_watermark SET at = %s WHERE level = %s", [line, level])
 
 
 def _write(level: str, numbers: list[int], names: list[str], end: int, days: float) -> None:

@@ -81,12 +81,12 @@ def prompt_rows(name: str, driver: Driver, cache: PrefixCache, length: int) -> l
         cold.append(cache.prefill(tokens))
         warm.append(cache.prefill(other_end))
         assert (cold[-1].refilled, warm[-1].refilled) == (0, length - REST)
-        assert driver.purge("bench").done
+        assert driver.removals.purge("bench").done
         if not turn:
             right = cache.prefill(other_end)
             assert right.refilled == 0
             assert (right.logits - warm[-1].logits).abs().max() < ROUNDING, "other logits"
-            assert driver.purge("bench").done
+            assert driver.removals.purge("bench").done
     whole, rest = median_ms(cold, "seconds"), median_ms(warm, "seconds")
     refilled = sum(run.bytes for run in run_heads(driver.layout, length - REST))
     return [

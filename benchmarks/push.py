@@ -54,7 +54,7 @@ def push_rows(*, quick: bool) -> list[Row]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
         servers = stack.enter_context(embedded_servers(directory))
         agent = stack.enter_context(Agent(directory / "agent", None))
-        agent.be([_shard(name) for name in names], [_peer(name) for name in names])
+        agent.apply([_shard(name) for name in names], [_peer(name) for name in names])
         os.environ |= {
             "DATABASE_URL": servers.database_url,
             "REDIS_URL": servers.redis_url,
@@ -228,7 +228,7 @@ async def _serve(directory: Path, names: list[str]) -> None:
             for tls in (None, Trust.load(own).for_control):
                 listener = daemon.listen(("127.0.0.1", 0))
                 ports[name].append(listener.getsockname()[1])
-                await stack.enter_async_context(daemon.serving(application, listener, tls=tls))
+                await stack.enter_async_context(daemon.http_server(application, listener, tls=tls))
         print(json.dumps(ports), flush=True)
         await stop.wait()
     for shim in shims:

@@ -445,7 +445,7 @@ def history_rows(nodes: int, hours: int, turns: int) -> list[Row]:
             "WHERE inhparent = 'telemetry_10s'::regclass"
         )
         size = int(cursor.fetchone()[0]) - before
-        cursor.execute("UPDATE telemetry_line SET at = 0")
+        cursor.execute("UPDATE telemetry_watermark SET at = 0")
     minutes = encoded(merge([(org_shape, one) for one in org_cells[:6]]).parts[0][1])
     make_days("1m", {day_of(now - 3600 * hours), day_of(now)})
     by_minute = [
@@ -481,7 +481,7 @@ def _heat_map_row(refill: Metric, now: float, hours: int, level: str, turns: int
     from telemetry import queries
 
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE telemetry_line SET at = %s WHERE level = '1m'", [now])
+        cursor.execute("UPDATE telemetry_watermark SET at = %s WHERE level = '1m'", [now])
     times = []
     # Each once before it counts: who reads a row first marks it as committed, and logs that. Of what
     # pages ask for, that was the roll-up.

@@ -24,7 +24,7 @@ from console.guard import Guard
 from console.live.consumer import COUNTS
 from console.live.routing import websockets
 from console.metrics import prometheus
-from telemetry.emit.reporter import Telling
+from telemetry.emit.reporter import Reporter
 from telemetry.metrics import Sink
 from telemetry.notify import notify
 
@@ -40,7 +40,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     """Tell the supervisor when we are ready, and that the event loop still turns."""
     await receive()
     _settle_down()
-    telling = Telling(
+    reporter = Reporter(
         settings.TELEMETRY_URL,
         settings.OTLP_URL,
         "web",
@@ -56,7 +56,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watchdog
-    await asyncio.to_thread(telling.stop)
+    await asyncio.to_thread(reporter.stop)
     await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -15,7 +15,7 @@ from kvss_agent.control import Control
 from kvss_agent.data_plane import wire
 from kvss_agent.process import daemon
 from kvss_agent.process.logs import set_up
-from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
@@ -55,7 +55,7 @@ async def _serve(settings: Settings) -> int:
     agent = Agent(settings, daemon.software(), trust)
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
-    telling = daemon.telling(
+    reporter = daemon.reporting(
         own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
         settings.otlp,
         "agent",
@@ -64,9 +64,9 @@ async def _serve(settings: Settings) -> int:
         agent.limits,
     )
     identity = _identity(agent, trust, daemon.url_of(listener, tls), memory_bytes)
-    membership = member(settings.console, identity, agent.standing)
-    serving = daemon.serving(Control(agent, own).application(), listener, agent.http, tls)
-    async with telling, serving, membership, daemon.watched():
+    membership = member(settings.console, identity, agent.membership_status)
+    server = daemon.http_server(Control(agent, own).application(), listener, agent.http, tls)
+    async with reporter, server, membership, daemon.watched():
         log.info(
             "Listening: drivers on %s%s, control on %s:%s",
             settings.unix,
@@ -77,11 +77,11 @@ async def _serve(settings: Settings) -> int:
         notify("STOPPING=1")
         log.info("Draining, at most %g s", settings.drain_seconds)
         gone = await agent.stop(settings.drain_seconds)
-    log.info("Stopped; %s", "everybody had left" if gone else "some connections were closed")
+    log.info("Stopped; %s", "all connections had ended" if gone else "closed the remaining connections")
     return 0
 
 
-def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> Identity:
+def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> JoiningProcess:
     """What the console learns of us."""
     settings = agent.settings
     facts = {
@@ -96,7 +96,7 @@ def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> Identi
     nics = [{"name": nic, "leaf": leaf} for nic, leaf in settings.nics]
     once = {"nics": nics, "certificate_request": trust.identity.certificate_request()}
     topic = trust.identity.topic
-    return Identity(
+    return JoiningProcess(
         "nodes", topic, settings.name, settings.token, facts, once, trust, is_new=settings.is_new
     )
 

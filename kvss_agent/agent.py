@@ -21,19 +21,19 @@ from kvss_agent.client.connection import Address, Credentials
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.server import DataPlane
-from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.desired import Desired, ShardSpec
 from kvss_agent.http.api import CONTROLLER, Invalid
 from kvss_agent.http.server import HttpPolicy
-from kvss_agent.process.durable_file import keep
-from kvss_agent.process.membership import Standing
+from kvss_agent.process.durable_file import write_durably
+from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.progress import Progress
 from kvss_agent.pulls import Pull, Source, run_pull
-from kvss_agent.purges import Purging
+from kvss_agent.purges import Purges
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings
 from kvss_agent.shard.arena import Arena, NoMemory, available_bytes
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.store import Receipt, Tier2
 from kvss_agent.tier2.stores import NotOpen, Stores
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts at what could not be done
 EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
-PULLS_KEPT: Final = 256
+PULLS_LISTED: Final = 256
 PULLS_AT_ONCE: Final = 4
 
 
@@ -52,7 +52,7 @@ class Conflict(Exception):
     """The request does not fit what is there now."""
 
 
-class NotNow(Exception):
+class NotReady(Exception):
     """Nobody can tell before something else is in order."""
 
 
@@ -71,28 +71,28 @@ class Agent:
         self.started_at = time.time()
         self.shards: dict[str, HostedShard] = {}
         self.stores = Stores(settings.state_dir, self._serve_tier2)
-        self.tiering = LoopTiering(
+        self.tier_requests = TierRequests(
             asyncio.get_running_loop(), lambda: list(self.stores.retiring().values())
         )
-        self.plane = DataPlane(self.shards, {}, self.tiering, software=software, stall_seconds=10)
+        self.plane = DataPlane(self.shards, {}, self.tier_requests, software=software, stall_seconds=10)
         self.desired: Desired | None = None
         self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
-        self.purging = Purging(
+        self.purges = Purges(
             f"node:{settings.name}",
             self.stores,
             self.shards,
             lambda: [spec.name for spec in self.desired.shards] if self.desired else [],
         )
         self.draining = False
-        self.standing = Standing()  # with the console
+        self.membership_status = MembershipStatus()  # with the console
         self.progress: dict[str, Progress] = {}
         self.pulls: dict[str, Pull] = {}
         self.limits = LabelLimits()  # of its metrics
         self.http = HttpPolicy(owners=lambda: (CONTROLLER,))
-        self._stumbled = False
+        self._has_failed = False
         self._changed = asyncio.Event()
-        self._telling = asyncio.Lock()  # documents are checked, kept and taken one after the other
+        self._document_lock = asyncio.Lock()  # documents are checked, kept and taken one after the other
         self._work: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
@@ -106,7 +106,7 @@ class Agent:
             try:
                 self._take(documents.parse(raw))
             except Invalid as problem:
-                log.warning("The kept document is not valid, and is ignored: %s", problem)
+                log.warning("The stored desired document is invalid and is ignored: %s", problem)
         before = self.desired.tier2 if self.desired else None
         await asyncio.to_thread(self.stores.remember, [before] if before else [])
         self._changed.set()
@@ -114,8 +114,8 @@ class Agent:
         if self.settings.tcp:
             host, port = self.settings.tcp
             self.tcp_port = self.plane.listen_tcp(host, port, self._tls_for_drivers())
-        self._work = asyncio.create_task(self._keep_working(), name="reconcile")
-        self._expiry = asyncio.create_task(self._keep_expiring(), name="expiry")
+        self._work = asyncio.create_task(self._reconcile_forever(), name="reconcile")
+        self._expiry = asyncio.create_task(self._expire_forever(), name="expiry")
 
     async def stop(self, seconds: float) -> bool:
         """Let everybody leave, at most so long, and let go of everything. Whether all had left."""
@@ -138,35 +138,35 @@ class Agent:
             self.draining = True
             self.plane.drain()
 
-    # What it is told
+    # What it is desired
 
     async def set_desired(self, raw: bytes) -> Desired:
         """Take a document and begin to follow it. The same one again changes nothing.
 
         Raises Invalid, and Conflict for a generation that is older, or the same with other contents.
         """
-        told = documents.parse(raw)
-        async with self._telling:
-            return await self._set(told)
+        desired = documents.parse(raw)
+        async with self._document_lock:
+            return await self._set(desired)
 
-    async def _set(self, told: Desired) -> Desired:
+    async def _set(self, desired: Desired) -> Desired:
         if self.draining:
             raise Conflict("The agent is draining.")
         if self.desired:
-            if told.generation < self.desired.generation:
-                raise Conflict(f"Generation {self.desired.generation} is here already.")
-            if told.generation == self.desired.generation:
-                if told != self.desired:
-                    raise Conflict(f"Generation {told.generation} is here with other contents.")
-                return told
-        await asyncio.to_thread(keep, self._document, msgspec.json.encode(told))
-        self._take(told)
-        return told
+            if desired.generation < self.desired.generation:
+                raise Conflict(f"Generation {self.desired.generation} is newer.")
+            if desired.generation == self.desired.generation:
+                if desired != self.desired:
+                    raise Conflict(f"Generation {desired.generation} exists with other contents.")
+                return desired
+        await asyncio.to_thread(write_durably, self._document, msgspec.json.encode(desired))
+        self._take(desired)
+        return desired
 
-    def _take(self, told: Desired) -> None:
-        self.desired = told
-        self.plane.secrets = {peer.name: peer.secret for peer in told.peers}
-        self.plane.keys = {peer.name: peer.key for peer in told.peers if peer.key}
+    def _take(self, desired: Desired) -> None:
+        self.desired = desired
+        self.plane.secrets = {peer.name: peer.secret for peer in desired.peers}
+        self.plane.keys = {peer.name: peer.key for peer in desired.peers if peer.key}
         self._changed.set()
 
     @property
@@ -175,49 +175,49 @@ class Agent:
 
     # Getting there
 
-    async def _keep_working(self) -> None:
+    async def _reconcile_forever(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS if self._unfinished else None)
             self._changed.clear()
-            told = self.desired
+            desired = self.desired
             try:
-                if told:
-                    await self._follow(told)
+                if desired:
+                    await self._follow(desired)
                 else:  # what an earlier life has left in tier 2 is looked after none the less
                     await self.stores.retire(())
             except Exception:
-                log.exception("The document cannot be followed; trying again soon")
-                self._stumbled = True
+                log.exception("Cannot apply the desired document; retrying soon")
+                self._has_failed = True
             else:
-                self._stumbled = False
-                self.observed_generation = told.generation if told else 0
+                self._has_failed = False
+                self.observed_generation = desired.generation if desired else 0
 
     @property
     def _unfinished(self) -> bool:
         is_refused = any(progress.state == "refused" for progress in self.progress.values())
-        return self._stumbled or is_refused or not self.stores.is_settled
+        return self._has_failed or is_refused or not self.stores.is_settled
 
-    async def _follow(self, told: Desired) -> None:
+    async def _follow(self, desired: Desired) -> None:
         """First what gives memory back, then tier 2, then what takes memory."""
-        wanted = {spec.name: spec for spec in told.shards}
+        wanted = {spec.name: spec for spec in desired.shards}
         for name, shard in list(self.shards.items()):
             spec = wanted.get(name)
             if spec is None or spec.identity() != shard.identity:
                 del self.shards[name]
-                await asyncio.to_thread(shard.end, Cause.GONE, "the shard was taken away")
+                await asyncio.to_thread(shard.end, Cause.GONE, "the shard was removed")
         for name in [name for name in self.progress if name not in wanted]:
             del self.progress[name]
             self.plane.latencies.pop(name, None)
         smaller = [
             spec
-            for spec in told.shards
+            for spec in desired.shards
             if spec.name in self.shards and spec.slots < self.shards[spec.name].core.slots
         ]
         await asyncio.gather(*(self._provide(spec) for spec in smaller))
-        await self._follow_tier2(told)
-        for spec in told.shards:
-            if self.desired is not told:
+        await self._follow_tier2(desired)
+        for spec in desired.shards:
+            if self.desired is not desired:
                 return  # there is a newer document: begin anew
             await self._provide(spec)
 
@@ -248,7 +248,7 @@ class Agent:
             raise NoMemory(f"grants would come to {granted} bytes, and {limit} are allowed")
 
     def _make(self, spec: ShardSpec, progress: Progress) -> HostedShard:
-        identity: Identity = spec.identity()
+        identity: ShardIdentity = spec.identity()
         arena = Arena.allocate(
             identity.slot_bytes,
             spec.slots,
@@ -267,23 +267,23 @@ class Agent:
     def granted_bytes(self) -> int:
         return sum(shard.arena.bytes for shard in list(self.shards.values()))
 
-    async def _follow_tier2(self, told: Desired) -> None:
-        self.tiering.is_off = self.tiering.is_off and told.tier2 is None
-        tags = told.orgs.tags
+    async def _follow_tier2(self, desired: Desired) -> None:
+        self.tier_requests.is_off = self.tier_requests.is_off and desired.tier2 is None
+        tags = desired.orgs.tags
         self.stores.serve_only(None if tags is None else frozenset(map(bytes.fromhex, tags)))
-        await self.stores.use(told.tier2)
-        self.tiering.is_off = told.tier2 is None
-        await self.stores.retire(told.retiring)
+        await self.stores.use(desired.tier2)
+        self.tier_requests.is_off = desired.tier2 is None
+        await self.stores.retire(desired.retiring)
 
     def _serve_tier2(self, store: Tier2 | None) -> None:
-        self.tiering.store = store
+        self.tier_requests.store = store
 
     @property
     def tier2(self) -> Progress:
         """Of the store in use."""
         return self.stores.progress
 
-    async def _keep_expiring(self) -> None:
+    async def _expire_forever(self) -> None:
         """Drivers find out what is too old when they ask for it. This is for what nobody asks for."""
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
@@ -292,7 +292,7 @@ class Agent:
             except Failed:
                 pass  # counted by the store; there is a next time
             except Exception:
-                log.exception("What is too old in tier 2 cannot be removed; trying again soon")
+                log.exception("Cannot remove expired columns from tier 2; retrying soon")
 
     def _tls_for_drivers(self) -> ssl.SSLContext | None:
         if self.settings.has_tls_of_console and self.trust:
@@ -303,11 +303,11 @@ class Agent:
 
     async def purge(self, *, tag: bytes | None, namespace: bytes | None) -> Receipt:
         """Empty all stores of a tag, a namespace, or both. Raises Failed and ValueError; Conflict where
-        there are none, and NotNow where one is not open: files may lie there."""
+        there are none, and NotReady where one is not open: files may lie there."""
         try:
             stores = self.stores.everything()
         except NotOpen as why:
-            raise NotNow(str(why)) from why
+            raise NotReady(str(why)) from why
         if not stores:
             raise Conflict("There is no tier 2 here.")
         receipts = [await store.purge(tag=tag, namespace=namespace) for store in stores.values()]
@@ -334,7 +334,7 @@ class Agent:
         source = Source(Address.parse(address), shard, credentials, after)
         pull = Pull(secrets.token_hex(8), name, len(slots), driver=as_)
         self.pulls[pull.id] = pull
-        for old in [old for old in self.pulls.values() if old.finished_at][: -PULLS_KEPT or None]:
+        for old in [old for old in self.pulls.values() if old.finished_at][: -PULLS_LISTED or None]:
             del self.pulls[old.id]
         task = asyncio.create_task(self._run_pull(pull, target, source, slots))
         self._tasks.add(task)
@@ -352,19 +352,19 @@ class Agent:
     def is_ready(self) -> bool:
         """Everything that was asked for is there, and somebody may connect."""
         settled = [progress.state for progress in self.progress.values()]
-        told = self.desired.generation if self.desired else 0
+        desired = self.desired.generation if self.desired else 0
         return (
             not self.draining
-            and self.observed_generation == told
+            and self.observed_generation == desired
             and all(state == "ready" for state in settled)
             and self.tier2.state in ("ready", "off")
         )
 
     def observed(self) -> dict[str, Any]:
         """What is there, against what was asked for, and why not."""
-        told = self.desired
+        desired = self.desired
         return {
-            "generation": told.generation if told else 0,
+            "generation": desired.generation if desired else 0,
             "observed_generation": self.observed_generation,
             "name": self.settings.name,
             "software": self.software,
@@ -373,7 +373,7 @@ class Agent:
             "started_at": self.started_at,
             "ready": self.is_ready,
             "draining": self.draining,
-            "console": self.standing.shown(),
+            "console": self.membership_status.shown(),
             "memory": {
                 "granted_bytes": self.granted_bytes,
                 "limit_bytes": self.settings.memory_bytes,
@@ -386,14 +386,14 @@ class Agent:
                 "total": self.tier2.total,
                 "retiring": self.stores.shown(),
             },
-            "shards": [self.shard(spec.name) for spec in (told.shards if told else ())],
+            "shards": [self.shard(spec.name) for spec in (desired.shards if desired else ())],
         }
 
     def shard(self, name: str) -> dict[str, Any]:
         """One shard as it is. Raises Unknown."""
         progress = self.progress.get(name)
-        told = self.desired.shards if self.desired else ()
-        spec = next((spec for spec in told if spec.name == name), None)
+        desired = self.desired.shards if self.desired else ()
+        spec = next((spec for spec in desired if spec.name == name), None)
         if spec is None:
             raise Unknown(f"There is no shard {name} here.")
         shard = self.shards.get(name)

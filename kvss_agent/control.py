@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvss_agent import metrics
-from kvss_agent.agent import Agent, Conflict, NotNow, Unknown
+from kvss_agent.agent import Agent, Conflict, NotReady, Unknown
 from kvss_agent.desired import HEX_16, Document, Name
 from kvss_agent.http.api import (
     CONTROLLER,
@@ -38,7 +38,7 @@ from kvss_agent.http.api import (
 )
 from kvss_agent.http.callers import check_console, is_private, peer_of_request
 from kvss_agent.pulls import Pull
-from kvss_agent.purges import NotDone
+from kvss_agent.purges import NotConfirmedYet
 from kvss_agent.security import capabilities
 from kvss_agent.security.capabilities import Capability, NotAllowed
 from kvss_agent.security.confirmations import Question, sign
@@ -73,7 +73,7 @@ _PURGE: Final = msgspec.json.Decoder(PurgeRequest)
 _REFUSALS: Final = {
     Conflict: HTTPStatus.CONFLICT,
     Unknown: HTTPStatus.NOT_FOUND,
-    NotNow: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     Failed: HTTPStatus.BAD_GATEWAY,
 }
 
@@ -170,10 +170,10 @@ class Control:
         with a sentence while it is not done."""
         question = decode(await body_of(request), _QUESTION)
         if self._identity is None:
-            raise NotNow("This agent has no identity to sign with.")
+            raise NotReady("This agent has no identity to sign with.")
         try:
-            statement = await self.agent.purging.confirm(question)
-        except NotDone as why:
+            statement = await self.agent.purges.confirm(question)
+        except NotConfirmedYet as why:
             return as_json({"detail": str(why)}, 202)
         return as_json(sign(self._identity, statement))
 
@@ -220,7 +220,7 @@ class Control:
         if pull and allowed and (pull.shard, pull.driver) != (allowed.shard, allowed.driver):
             pull = None
         if pull is None:
-            raise Unknown("There is no such pull; the last few hundred are kept.")
+            raise Unknown("There is no such pull; only the last few hundred are listed.")
         return pull
 
 

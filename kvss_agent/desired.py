@@ -13,7 +13,7 @@ from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.http.api import Invalid, decode
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
 from kvss_agent.shard.core import SLOTS_MAX
-from kvss_agent.shard.hosted import Identity
+from kvss_agent.shard.hosted import ShardIdentity
 from kvss_agent.tier2.settings import Tier2Settings
 
 SHARDS_MAX: Final = 4096
@@ -54,8 +54,8 @@ class ShardSpec(Document, frozen=True):
     huge_pages: bool = False
     applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
 
-    def identity(self) -> Identity:
-        return Identity(
+    def identity(self) -> ShardIdentity:
+        return ShardIdentity(
             self.name,
             self.slot_bytes,
             self.driver,

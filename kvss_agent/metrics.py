@@ -18,69 +18,81 @@ METRICS: Final = Catalog()
 _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 
 UP_SINCE = _gauge("kvss_up_since_seconds", "When the agent started, in seconds since 1970.")
-READY = _gauge("kvss_ready", "1 when all that was asked for is there.")
-GENERATION = _gauge("kvss_generation", "Of the desired document: told, and fully tried.", "which")
+READY = _gauge("kvss_ready", "1 when everything that the desired document asks for is ready.")
+GENERATION = _gauge(
+    "kvss_generation", "Generation of the desired document: desired and observed.", "which"
+)
 CONSOLE = _counter(
-    "kvss_console_calls_total", "Joining the console's fleet and heartbeats, by how they ended.", "what"
+    "kvss_console_calls_total", "Calls to the console (joining, heartbeats), by result.", "what"
 )
 CPU = _counter("kvss_cpu_seconds_total", "CPU time of the agent.")
 RESIDENT = _gauge("kvss_resident_bytes", "Memory of the process, arenas included.")
 GRANTED = _gauge("kvss_granted_bytes", "Memory granted to shards.")
 CONNECTIONS = _gauge("kvss_connections", "Connections of drivers and agents.")
 STRANGERS = _gauge(
-    "kvss_unproven_connections", "Connections of the data plane whose peers have proved nothing yet."
+    "kvss_unproven_connections", "Data-plane connections whose peer is not authenticated yet."
 )
 DISPLACED = _counter(
     "kvss_displaced_connections_total",
-    "Unproven connections of the data plane that made way for others.",
+    "Unauthenticated data-plane connections that were closed to make room for others.",
 )
 HTTP_CONNECTIONS = _gauge(
-    "kvss_http_connections", "Connections of the control API, by whether a token was shown.", "peer"
+    "kvss_http_connections", "Connections of the control API, by whether a token was presented.", "peer"
 )
 HTTP_REFUSED = _counter(
-    "kvss_http_refused_total", "Connections of the control API that were ended, by the bound.", "bound"
+    "kvss_http_refused_total",
+    "Connections of the control API that were closed, by the limit that they exceeded.",
+    "bound",
 )
-ENDED = _counter("kvss_connections_ended_total", "Connections that were ended, by why.", "cause")
-SLOTS = _gauge("kvss_shard_slots", "The line: slots in use.", "shard")
+ENDED = _counter("kvss_connections_ended_total", "Connections that were closed, by cause.", "cause")
+SLOTS = _gauge("kvss_shard_slots", "Slot limit: slots that may be used.", "shard")
 SLOT_BYTES = _gauge("kvss_shard_slot_bytes", "Size of a slot.", "shard")
 APPLIED = _gauge("kvss_shard_applied", "Number of the last applied evict.", "shard")
-QUEUED = _gauge("kvss_shard_queued_evicts", "Evicts accepted and not applied.", "shard")
-WAITING = _gauge("kvss_shard_waiting_requests", "Refills, deletes and fills that wait.", "shard")
+QUEUED = _gauge(
+    "kvss_shard_queued_evicts", "Evicts that were accepted and are not applied yet.", "shard"
+)
+WAITING = _gauge("kvss_shard_waiting_requests", "Refills, deletes and fills that are waiting.", "shard")
 LEASES = _gauge("kvss_shard_leases", "Leases on slots.", "shard")
 EVENTS = _counter(
     "kvss_shard_events_total",
-    "What has happened to the columns of a shard, evicts over shm included.",
+    "Events of the columns of a shard, evicts over shared memory included.",
     "shard",
     "event",
 )
 EVICT = _histogram(
     "kvss_evict_seconds",
-    "From the frame to the seal, as the agent sees it; evicts over shm pass it by.",
+    "Time of an evict in the agent, from its frame to its seal; without evicts over shared memory.",
     "shard",
 )
-REFILL = _histogram("kvss_refill_seconds", "From its turn to the last byte sent.", "shard")
-BYTES = _counter("kvss_bytes_total", "Payload moved by streams.", "shard", "direction")
+REFILL = _histogram(
+    "kvss_refill_seconds",
+    "Time of a refill in the agent, from its start to the last byte sent.",
+    "shard",
+)
+BYTES = _counter("kvss_bytes_total", "Payload bytes moved over sockets.", "shard", "direction")
 SHARD_CPU = _counter(
     "kvss_shard_cpu_seconds_total", "CPU time spent on a shard's evicts and refills.", "shard"
 )
-TIER2_COLUMNS = _gauge("kvss_tier2_columns", "Columns that are known to be there.")
+TIER2_COLUMNS = _gauge("kvss_tier2_columns", "Columns in tier 2.")
 TIER2_BYTES = _gauge(
     "kvss_tier2_bytes",
-    "Held, and the cap, of the store and of each org, by its isolation tag.",
+    "Bytes in tier 2 and their limit, of the store and of each org, by its isolation tag.",
     "tag",
     "which",
 )
 TIER2_SPILLS = _counter("kvss_tier2_spills_total", "By what became of them.", "outcome")
 TIER2_RECALLS = _counter("kvss_tier2_recalls_total", "By what became of them.", "outcome")
-TIER2_FAULTS = _counter("kvss_tier2_faults_total", "Of disk or bucket, by reason.", "outcome")
+TIER2_FAULTS = _counter("kvss_tier2_faults_total", "Errors of the disk or bucket, by reason.", "outcome")
 TIER2_EXPIRED = _counter(
-    "kvss_tier2_expired_total", "Columns that were removed because they were too old."
+    "kvss_tier2_expired_total", "Columns that were removed because they had expired."
 )
 TIER2_OVERSTAY = _gauge(
     "kvss_tier2_overstay_seconds_max", "The longest time that an expired column stayed in tier 2."
 )
-TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent, by verb.", "verb")
-TIER2_WORK_BYTES = _counter("kvss_tier2_work_bytes_total", "Bytes moved, by verb.", "verb")
+TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent on tier-2 requests, by verb.", "verb")
+TIER2_WORK_BYTES = _counter(
+    "kvss_tier2_work_bytes_total", "Bytes moved by tier-2 requests, by verb.", "verb"
+)
 
 
 def page(agent: Agent) -> str:
@@ -95,7 +107,7 @@ def collect(agent: Agent, into: Sink) -> None:
     cpu = process.cpu_times()
     generation = agent.desired.generation if agent.desired else 0
     into.put(UP_SINCE, [({}, agent.started_at)])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.standing.calls.items())])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.membership_status.calls.items())])
     into.put(READY, [({}, int(agent.is_ready))])
     into.put(
         GENERATION,
@@ -111,8 +123,8 @@ def collect(agent: Agent, into: Sink) -> None:
     ended = sorted(agent.plane.breaches.copy().items())
     into.put(ENDED, [({"cause": cause}, count) for cause, count in ended])
     _shards(agent, into)
-    if agent.tiering.store:
-        _tier2(asdict(agent.tiering.store.stats()), into)
+    if agent.tier_requests.store:
+        _tier2(asdict(agent.tier_requests.store.stats()), into)
 
 
 def put_http(into: Sink, policy: HttpPolicy, connections: Metric, refused: Metric) -> None:

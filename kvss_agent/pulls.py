@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
 from kvss_agent.client.tiered import batches
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
-from kvss_agent.data_plane.channel import STALL_SECONDS, Waste
+from kvss_agent.data_plane.channel import STALL_SECONDS, DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Turn
-from kvss_agent.shard.hosted import HostedShard, Mine
-from kvss_agent.shard.hosted import Line as ShardLine
+from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Reject
+from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 
 log = logging.getLogger(__name__)
@@ -88,11 +87,11 @@ class _Puller:
         self.driver = driver
         self.left = threading.Event()
         self.closed: Breach | None = None
-        self.line: Line | None = None  # to the source
+        self.line: AgentConnection | None = None  # to the source
         self._posted: SimpleQueue[Mine | None] = SimpleQueue()
 
-    def post(self, what: Mine | ShardLine) -> None:
-        if not isinstance(what, ShardLine):
+    def post(self, what: Mine | SlotLimit) -> None:
+        if not isinstance(what, SlotLimit):
             self._posted.put(what)
 
     def close(self, cause: Cause, sentence: str) -> None:
@@ -104,7 +103,7 @@ class _Puller:
     def next(self) -> Mine:
         what = self._posted.get()
         if what is None:
-            raise self.closed or Breach(Cause.GONE, "the shard was taken away")
+            raise self.closed or Breach(Cause.GONE, "the shard was removed")
         return what
 
 
@@ -115,12 +114,14 @@ def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int
     try:
         shard.attach(puller, Role.REFILL)
         try:
-            line = puller.line = Line(source.address, source.shard, source.credentials, Role.REFILL)
+            line = puller.line = AgentConnection(
+                source.address, source.shard, source.credentials, Role.REFILL
+            )
             try:
                 if puller.closed:
                     raise puller.closed
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
-                    raise Lost("the slots there are of another size")
+                    raise Lost("the slots of the other agent have another size")
                 for request, batch in enumerate(batches(slots), 1):
                     if puller.closed:
                         raise puller.closed
@@ -146,7 +147,7 @@ def _fetch(
     pull: Pull,
     shard: HostedShard,
     puller: _Puller,
-    line: Line,
+    line: AgentConnection,
     request: int,
     after: int,
     slots: Sequence[int],
@@ -158,7 +159,7 @@ def _fetch(
         puller,
     )
     effect = mine[0] if mine else puller.next()
-    if isinstance(effect, Turn):
+    if isinstance(effect, Reject):
         pull.skipped[effect.reason] += len(slots)
         return
     if not isinstance(effect, Fill):
@@ -172,7 +173,7 @@ def _fetch(
 def _receive(
     pull: Pull,
     shard: HostedShard,
-    line: Line,
+    line: AgentConnection,
     request: int,
     after: int,
     slots: Sequence[int],
@@ -183,12 +184,12 @@ def _receive(
     answer = line.receive(deadline)
     while isinstance(answer, wire.Goodbye):
         answer = line.receive(deadline)
-    if isinstance(answer, wire.Turned):
+    if isinstance(answer, wire.Rejected):
         pull.skipped[answer.reason] += len(slots)
         return
     if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
-        raise Lost(f"{line.address} sent {type(answer).__name__}, which may not come here")
-    waste = Waste()
+        raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
+    waste = DiscardBuffer()
     places: list[memoryview] = []
     memories: list[tuple[memoryview, bytes, Header] | None] = []
     for slot, raw in zip(effect.slots, answer.headers, strict=True):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 OPERATIONS_MAX: Final = 64  # whose counts are kept, and that run at once
 
 
-class NotDone(Exception):
+class NotConfirmedYet(Exception):
     """Why it can't be confirmed yet, in a sentence."""
 
 
@@ -37,7 +37,7 @@ class _Purge:
     task: asyncio.Task[None] | None = None
 
 
-class Purging:
+class Purges:
     """Lives on one event loop."""
 
     def __init__(
@@ -55,7 +55,8 @@ class Purging:
         self._purges: dict[str, _Purge] = {}
 
     async def confirm(self, question: Question) -> AgentStatement:
-        """Remove all of the scopes, and say so. Raises NotDone; it goes on then, and may be asked again.
+        """Remove all of the scopes, and confirm it. Raises NotConfirmedYet while it is
+        running: ask again later.
 
         A store that was opened or a shard that was made since is looked at before anything is said: what
         was asked for may have been done long before somebody asks again.
@@ -69,16 +70,16 @@ class Purging:
             task = purge.task
             await asyncio.wait([task], timeout=max(0.0, until - now()))
             if not task.done():
-                raise NotDone("It is not done yet.")
+                raise NotConfirmedYet("The purge is still running.")
             if purge.task is task:
                 purge.task = None  # who asks later has it all looked at again
             if purge.problem:
-                raise NotDone(purge.problem)
+                raise NotConfirmedYet(purge.problem)
             try:
                 if self._covers_all(purge):
                     return self._statement(question, purge)
             except NotOpen as why:
-                raise NotDone(str(why)) from why
+                raise NotConfirmedYet(str(why)) from why
 
     def _purge_of(self, question: Question) -> _Purge:
         purge = self._purges.get(question.operation)
@@ -93,7 +94,7 @@ class Purging:
         confirmed = [name for name, one in self._purges.items() if one.task is None]
         done = [name for name, one in self._purges.items() if one.task is not None and one.task.done()]
         if not confirmed and not done:
-            raise NotDone(f"{OPERATIONS_MAX} purges are running. It waits for its turn.")
+            raise NotConfirmedYet(f"{OPERATIONS_MAX} purges are running already. Ask again later.")
         del self._purges[(confirmed or done)[0]]
 
     async def _run(self, purge: _Purge) -> None:
@@ -108,8 +109,8 @@ class Purging:
         except (Failed, NotOpen) as error:
             purge.problem = str(error)
         except Exception:
-            log.exception("A purge has failed; it is tried again when it is asked for")
-            purge.problem = "It has failed inside; its log tells more."
+            log.exception("A purge failed; it runs again with the next request")
+            purge.problem = "Internal error; see its log."
 
     def _covers_all(self, purge: _Purge) -> bool:
         """Raises NotOpen."""

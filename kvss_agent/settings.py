@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 PREFIX: Final = "KVSS_AGENT_"
 REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
 WEB_URL: Final = "a URL that begins with http:// or https://"
-OTLP_HELP: Final = (
-    "http://… of a collector that numbers are told to, without /v1/metrics (default: none)"
-)
+OTLP_HELP: Final = "http://… of a collector that receives numbers, without /v1/metrics (default: none)"
 YES_OR_NO: Final = {"yes": True, "no": False}
 LOG_FORMATS: Final = {"text": "text", "json": "json"}
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -96,28 +94,31 @@ def parser() -> argparse.ArgumentParser:
         "--state-dir. A flag wins over the environment.",
     )
     add = made.add_argument
-    add("--name", help="what this agent is called (default: the host's name)")
-    add("--state-dir", help="for the socket, the token and the document (default: .kvss)")
+    add("--name", help="name of this agent (default: the host name)")
+    add(
+        "--state-dir",
+        help="directory of the socket, the token and the desired document (default: .kvss)",
+    )
     add("--unix", help="socket for drivers on this node (default: data.sock in the state directory)")
     add("--tcp", help="HOST:PORT for drivers on other nodes (default: none)")
     add("--tls-certificate", help="PEM; with it, TCP is TLS (default: as the console issues it)")
     add("--tls-key", help="PEM, of the certificate")
-    add("--tls-authorities", help="PEM, who signs the certificates of drivers and agents")
-    add("--plain-tcp", help="yes: TCP without TLS, for networks that nobody else is on (default: no)")
+    add("--tls-authorities", help="PEM, the authorities that sign certificates of drivers and agents")
+    add("--plain-tcp", help="yes: TCP without TLS, for private networks (default: no)")
     add("--control", help="HOST:PORT of the control API (default: 127.0.0.1:8410)")
     add_plain_control(made)
     add("--token-file", help="the token of the control API (default: made in the state directory)")
-    add("--memory", help="at most so much for shards, such as 24GiB (default: what is available)")
+    add("--memory", help="memory limit for shards, such as 24GiB (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
-    add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
+    add("--telemetry", help="rediss://own@…: the Redis that receives telemetry (default: none is sent)")
     add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)
-    add("--data-address", help="where drivers reach us: tcp:HOST:PORT (default: by --tcp or --unix)")
+    add("--data-address", help="address for drivers: tcp:HOST:PORT (default: by --tcp or --unix)")
     add(
         "--nics",
         metavar="NIC=LEAF,…",
-        help="where we are plugged in, if the fleet doesn't say (eth0=leaf-1)",
+        help="leaf of each NIC, if the fleet's description does not have it (eth0=leaf-1)",
     )
     return made
 
@@ -126,7 +127,7 @@ def add_plain_control(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     add(
         "--plain-control",
-        help="yes: the control API without TLS, where nobody else listens (default: no with --console; "
+        help="yes: the control API without TLS, for private networks (default: no with --console; "
         "without one only on loopback)",
     )
 

@@ -95,7 +95,7 @@ class Driver(Decider):
                 self._shard_threads.each,
                 self.is_served,
                 clock=clock,
-                wake=self._wake.set,
+                wake=self._wake,
             )
 
     @property

@@ -78,11 +78,13 @@ class LocalObjects:
 
     def remove(self, keys: Sequence[bytes]) -> bool:
         named = self._keys.named(keys)
-        return self._driver.delete(named, shared=True, seconds=REMOVE_SECONDS).done
+        return self._driver.removals.delete(named, shared=True, seconds=REMOVE_SECONDS).done
 
     def clear(self) -> bool:
         keys = self._keys
-        receipt = self._driver.purge(keys.org, keys.namespace, tag=keys.tag, seconds=REMOVE_SECONDS)
+        receipt = self._driver.removals.purge(
+            keys.org, keys.namespace, tag=keys.tag, seconds=REMOVE_SECONDS
+        )
         return receipt.done
 
 

@@ -1,7 +1,7 @@
-"""What an org wants of its cache: one definition, for the console that edits it and for every driver.
+"""The policy of an org: one definition, for the console that edits it and for every driver.
 
-A policy holds for an org, or for an org and one model. A change applies to what is stored already:
-nothing of a policy is written into a column, it is looked at whenever a column is.
+A policy is for an org, or for an org and one model. A change applies to stored columns as well: the
+policy is evaluated whenever a column is used, and never copied into it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 TTL_SECONDS_MAX: Final = 400 * 24 * 3600
 PRIORITY_MAX: Final = 100
-PRIORITY: Final = 35  # where nobody says anything
+PRIORITY: Final = 35  # by default
 BYTES_MAX: Final = 1 << 60
 
 Seconds = Annotated[int, Meta(ge=1, le=TTL_SECONDS_MAX)]
@@ -27,7 +27,7 @@ NEVER: Final = float("inf")
 
 
 class Tiers(StrEnum):
-    """Where columns of an org may lie."""
+    """Where columns of an org may be stored."""
 
     NONE = "none"
     DRAM = "dram"
@@ -35,7 +35,7 @@ class Tiers(StrEnum):
 
 
 class TtlMode(StrEnum):
-    """From when on a column's time to live counts."""
+    """From when on a column's TTL counts."""
 
     NONE = "none"
     FIRST_USE = "first_use"
@@ -44,18 +44,18 @@ class TtlMode(StrEnum):
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One policy. What is not said has a safe value: an hour from the last use, DRAM only."""
+    """One policy. The default is an hour from the last use, in DRAM only."""
 
     ttl_first_use_seconds: Seconds | None = None
     ttl_last_use_seconds: Seconds | None = 3600
     tiers: Tiers = Tiers.DRAM
     dram_bytes_max: Bytes | None = None  # never exceeded
     tier2_bytes_max: Bytes | None = None
-    share: Share = 100  # of the memory, against the shares of others; who is over pays first
+    share: Share = 100  # a weight: columns of the org furthest above its share are displaced first
     priority: Priority = PRIORITY
     displacement: DisplacementName = "default"  # which columns make room
     encrypt_tier2: bool = False
-    scrub: bool = False  # overwrite what is deleted, purged or expired
+    scrub: bool = False  # overwrite deleted, purged and expired columns
 
     @property
     def ttl_mode(self) -> TtlMode:
@@ -65,10 +65,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         return TtlMode.FIRST_USE if first else TtlMode.LAST_USE if last else TtlMode.NONE
 
     def expires_at(self, stored_at: float, used_at: float, ttl: int | None = None) -> float:
-        """When a column of this age is over; NEVER if it may stay. `ttl` is its own, and only shortens.
-
-        A column of its own time to live is held to it from the moment that the policy counts from, and
-        from its last use if the policy counts from none.
+        """When a column of this age expires; NEVER for never. `ttl`: its own, which only shortens the
+        policy's. It counts from the same time as the policy's, or from the last use if that has none.
         """
         first, last = self.ttl_first_use_seconds, self.ttl_last_use_seconds
         if ttl is not None:
@@ -82,7 +80,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
 
 class OrgPolicies(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An org's policy, and those of single models, each of which stands for itself."""
+    """An org's policy, and complete policies of single models in place of it."""
 
     policy: Policy = Policy()
     models: dict[Name, Policy] = field(default_factory=dict)
@@ -92,7 +90,7 @@ class OrgPolicies(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class Rules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one request asks for. It can be stricter than its org's policy, never laxer."""
+    """The rules of one request. They can be stricter than the org's policy, never laxer."""
 
     no_store: bool = False
     ttl_seconds: Seconds | None = None

@@ -52,7 +52,7 @@ _Bounded = (
 _Positive = Annotated[int, Meta(ge=0, lt=NUMBER_MAX)] | Annotated[float, Meta(ge=0, lt=NUMBER_MAX)]
 
 
-class ToldCells(Cells, array_like=True, forbid_unknown_fields=True):
+class ReportedCells(Cells, array_like=True, forbid_unknown_fields=True):
     """As somebody tells them: only numbers that can be added to others."""
 
     counters: list[_Bounded]

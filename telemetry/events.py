@@ -23,7 +23,7 @@ SENTENCE_MAX: Final = 300
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('telemetry events'))"
 
 
-class Happening(NamedTuple):
+class NewEvent(NamedTuple):
     """What is to be noted: for these topics, and for the fleet. `at` is now, unless it was earlier."""
 
     kind: str
@@ -41,21 +41,21 @@ def note(
     at: datetime | None = None,
 ) -> Event:
     """Add an event to the log; live viewers are told at once. See `note_all`."""
-    [event] = note_all([Happening(kind, topics, sentence, data, at)])
+    [event] = note_all([NewEvent(kind, topics, sentence, data, at)])
     return event
 
 
-def note_all(happenings: Sequence[Happening]) -> list[Event]:
+def note_all(events: Sequence[NewEvent]) -> list[Event]:
     """Add events to the log.
 
     Call it inside the transaction of what they tell of, and late in it: until its end others wait. So
     events become visible in the order of their numbers: who reads from a number on misses none.
     """
-    if not happenings:
+    if not events:
         return []
     if not transaction.get_connection().in_atomic_block:
-        kind = happenings[0].kind
-        raise RuntimeError(f"{kind} must be noted in the transaction of what it tells of")
+        kind = events[0].kind
+        raise RuntimeError(f"{kind} must be noted in the transaction of its change")
     in_order_of_commits()
     now = timezone.now()
     made = [
@@ -66,7 +66,7 @@ def note_all(happenings: Sequence[Happening]) -> list[Event]:
             sentence=one.sentence[:SENTENCE_MAX],
             data=dict(one.data or {}),
         )
-        for one in happenings
+        for one in events
     ]
     for kind in dict.fromkeys(one.kind for one in made):
         hint({topic for one in made if one.kind == kind for topic in one.topics}, kind)

@@ -97,7 +97,7 @@ def figure_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class CurrentFigures:
     """Figures over the last seconds; and for charts, of each step in them."""
 
     seconds: float
@@ -105,14 +105,14 @@ class Now:
     points: Mapping[int, Figures]  # by the beginning of the step
 
 
-def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
+def figures_now(topics: Collection[str], now: float) -> dict[str, CurrentFigures]:
     """Of the step that is under way and the one before it. Topics that told nothing are left out."""
     start = bucket_of(now) - BUCKET_SECONDS
     with connection.cursor() as cursor:
         cursor.execute(_SELECT, {"topics": list(topics), "start": start})
         rows = sorted(cursor.fetchall(), key=_topic_and_bucket)
     shapes = _SHAPES.of({shape for _, _, shape, _ in rows})
-    found: dict[str, Now] = {}
+    found: dict[str, CurrentFigures] = {}
     for topic, its in groupby(rows, key=lambda row: row[0]):
         steps = {
             bucket: merge(
@@ -126,7 +126,7 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, Now]:
         }
         names, over = names_of(topic), now - LAG_SECONDS
         whole = merge([part for step in steps.values() for part in step.parts])
-        found[topic] = Now(
+        found[topic] = CurrentFigures(
             over - start,
             _figures(whole.pairs(), names, over - start),
             {

@@ -109,7 +109,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ResultSeries:
     """One series of an answer: a value, or None for nothing, for each step."""
 
     labels: Mapping[str, str]
@@ -122,7 +122,7 @@ class Answer:
     start: int
     step: int
     level: str
-    lines: list[Line]
+    lines: list[ResultSeries]
 
     @property
     def times(self) -> range:
@@ -138,10 +138,13 @@ def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
 
 
 def ask_each(
-    questions: Sequence[Question], now: float, groups_max: int = GROUPS_MAX, known: Known | None = None
+    questions: Sequence[Question],
+    now: float,
+    groups_max: int = GROUPS_MAX,
+    cache: RowCache | None = None,
 ) -> list[Answer]:
-    """Questions about one topic and time, of the same step: rows are read once for all of them, and with
-    `known` once for all that is asked with it."""
+    """Answer questions about one topic and time, of the same step. Rows are read once for all, and
+    with a cache once for all questions that share it."""
     for question in questions:
         _check(question)
     first = questions[0]
@@ -151,7 +154,7 @@ def ask_each(
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
     grids = [_Grid(question, start, step, points, groups_max) for question in questions]
-    rows = (known or Known()).rows(first.topic, level, start, start + points * step)
+    rows = (cache or RowCache()).rows(first.topic, level, start, start + points * step)
     for topic, shape, bucket, encoded in rows:
         for grid in grids:
             grid.add(topic, shape, bucket, encoded)
@@ -195,7 +198,7 @@ def _check(question: Question) -> None:
     if not question.start < question.end:
         raise Unanswerable("end", "The end has to come after the start.")
     if question.step is not None and (question.step < 10 or question.step % 10):
-        raise Unanswerable("step", "A step is 10, 20, 30 … seconds.")
+        raise Unanswerable("step", "The step has to be a multiple of 10 seconds.")
 
 
 def _resolution(question: Question, now: float) -> tuple[str, int]:
@@ -211,13 +214,13 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
         if question.start >= now - kept[level] * 86_400 or level == "1h":
             width = LEVELS[level]
             return level, math.ceil(step / width) * width
-    raise Unanswerable("start", "Nothing is kept for so long.")
+    raise Unanswerable("start", "Numbers this old are not stored any more.")
 
 
 # What is read
 
 
-class Known:
+class RowCache:
     """Rows that were read, for who asks several things of one topic and time: charts of a page."""
 
     def __init__(self) -> None:
@@ -245,7 +248,7 @@ def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[_Row]:
         cursor.execute(_SELECTS[level], asked)
         rows = cursor.fetchall()
     if len(rows) > ROWS_MAX:
-        raise Unanswerable("step", "That is too much to add up. Ask for less time, or a longer step.")
+        raise Unanswerable("step", "Too many rows. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})
     for topic, number, bucket, encoded in rows:
         if shape := shapes.get(number):  # one that can't be read is left out
@@ -273,7 +276,7 @@ def _select(level: str) -> str:
     for finer, width in reversed(list(LEVELS.items())):
         if width > LEVELS[level]:
             continue
-        since = _BEHIND.format(level=above) if above else "%(start)s"
+        since = _SINCE_WATERMARK.format(level=above) if above else "%(start)s"
         parts.append(_PART.format(table=finer, since=since))
         above = finer
     return " UNION ALL ".join([*parts, _PART.format(table="fresh", since="%(start)s")]) + _MOST
@@ -283,7 +286,9 @@ _PART: Final = (
     "SELECT topic, shape, bucket, cells FROM telemetry_{table} "
     "WHERE topic = ANY(%(topics)s) AND bucket >= {since} AND bucket < %(end)s"
 )
-_BEHIND: Final = "greatest(%(start)s, (SELECT at FROM telemetry_line WHERE level = '{level}'))"
+_SINCE_WATERMARK: Final = (
+    "greatest(%(start)s, (SELECT at FROM telemetry_watermark WHERE level = '{level}'))"
+)
 _MOST: Final = " LIMIT %(most)s"
 _SELECTS: Final = {level: _select(level) for level in LEVELS}
 _SHAPES: Final = Shapes()
@@ -340,7 +345,7 @@ class _Grid:
             groups[key] = _KINDS[self._question.metric.kind](self._points)
         return groups[key]
 
-    def lines(self, now: float) -> list[Line]:
+    def lines(self, now: float) -> list[ResultSeries]:
         question = self._question
         seconds = [
             max(1.0, min(self._step, now - self._start - point * self._step))
@@ -351,9 +356,9 @@ class _Grid:
             labels = dict(zip(question.by, key, strict=True))
             if question.over:
                 whole = self._over.get(tuple(labels[name] for name in self._over_by))
-                made.append(Line(labels, _ratios(sums, whole or _Counters(self._points))))
+                made.append(ResultSeries(labels, _ratios(sums, whole or _Counters(self._points))))
             else:
-                made.append(Line(labels, sums.values(question.fold, seconds)))
+                made.append(ResultSeries(labels, sums.values(question.fold, seconds)))
         return made
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from telemetry.cells import Cells, ToldCells
+from telemetry.cells import Cells, ReportedCells
 from telemetry.decoder import Limits, unpack
 from telemetry.shapes import DIGEST_BYTES
 
@@ -59,12 +59,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
         return _ENCODER.encode(self)
 
 
-class _Told(Record, array_like=True, frozen=True, forbid_unknown_fields=True):
-    cells: ToldCells
+class _ReportedRecord(Record, array_like=True, frozen=True, forbid_unknown_fields=True):
+    cells: ReportedCells
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(_Told)
+_DECODER: Final = msgspec.msgpack.Decoder(_ReportedRecord)
 
 
 def decode(fields: Mapping[bytes, bytes]) -> Record:

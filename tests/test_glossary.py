@@ -32,25 +32,8 @@ timeline transition transitions undo unreachable updated upgrade usage value wai
 """
 # Areas whose wording has not been revised yet.
 NOT_REVISED = (
-    "alert catalogue",
-    "API schema",
-    "console/alerts/*",
-    "console/live/*",
-    "docs/adr/*",
-    "docs/agent.md",
-    "docs/alert-rules.md",
     "docs/alerts.md",
-    "docs/charts.md",
-    "docs/driver.md",
-    "docs/live.md",
-    "docs/metrics.md",
     "docs/runbooks/*",
-    "docs/settings.md",
-    "docs/telemetry.md",
-    "kvss_agent/*",
-    "swdriver_shim/*",
-    "telemetry/*",
-    "templates/alerts/*",
     "templates/charts/*",
 )
 

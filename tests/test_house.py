@@ -100,9 +100,7 @@ def test_no_test_imports_another_test_file() -> None:
         f"{path.relative_to(PROJECT)}: {node.module}"
         for path in PROJECT.glob("tests/**/*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom)
-        and re.search(r"(^|\.)test_\w+$", node.module or "")
-        and "console.alerts" not in str(node.module)  # they are being moved
+        if isinstance(node, ast.ImportFrom) and re.search(r"(^|\.)test_\w+$", node.module or "")
     }
     assert found == set()
 

@@ -34,8 +34,8 @@ KINDS = {
     "MalformedRequest": (400, "The request can't be read"),
     "IdempotencyKeyMissing": (400, "An Idempotency-Key is required"),
     "Unauthenticated": (401, "Who are you?"),
-    "Forbidden": (403, "You may not do that"),
-    "NotFound": (404, "There is nothing here"),
+    "Forbidden": (403, "Not allowed"),
+    "NotFound": (404, "Not found"),
     "MethodNotAllowed": (405, "Not this method"),
     "Conflict": (409, "It conflicts with what is there"),
     "OperationRunning": (409, "Another operation works on it"),
@@ -60,14 +60,14 @@ KINDS = {
     "IdempotencyKeyReused": (422, "That Idempotency-Key belongs to another request"),
     "PreconditionRequired": (428, "If-Match is required"),
     "TooManyAttempts": (429, "Too many attempts"),
-    "InternalError": (500, "That was our fault"),
-    "Unavailable": (503, "Not now"),
+    "InternalError": (500, "Internal error"),
+    "Unavailable": (503, "Try again later"),
 }
 SENTENCES = {
     404: "No resource has this address, or it is not yours to see.",
     405: "This address does not know that method.",
     413: "The body is larger than 1 MiB.",
-    500: "The console failed while answering; nothing was half saved.",
+    500: "The console failed while answering; no change was half saved.",
 }
 
 

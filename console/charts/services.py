@@ -25,7 +25,7 @@ from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Topic
-from telemetry.queries import Answer, Fold, Known, Question, Unanswerable, Value, ask_each
+from telemetry.queries import Answer, Fold, Question, RowCache, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, of_org
 
 TOPICS_MAX: Final = 500  # of a picker
@@ -183,7 +183,7 @@ class Sheet:
     problem: str = ""  # why it is not the time that was asked for
     compare: str = ""  # one of EARLIER: the same before that is beside each
     _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of topics that are theirs
-    _known: Known = field(default_factory=Known)
+    _cache: RowCache = field(default_factory=RowCache)
 
     def draw(self, plan: Plan) -> Chart:
         """Raises Http404 for a topic that is not theirs to see. What can't be answered is said."""
@@ -208,7 +208,7 @@ class Sheet:
         return self._ask([_question(plan, fold, before) for fold in plan.folds], now)
 
     def _ask(self, questions: Sequence[Question], now: float) -> list[Answer]:
-        return ask_each(questions, now, known=self._known)
+        return ask_each(questions, now, cache=self._cache)
 
     def _markers(self, topic: str) -> list[dict[str, Any]]:
         if topic not in self._happened:

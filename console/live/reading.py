@@ -15,7 +15,7 @@ from console.live.messages import moment
 from console.live.services import state_of
 from telemetry import models
 from telemetry.events import events_of
-from telemetry.figures import Now, figures_now
+from telemetry.figures import CurrentFigures, figures_now
 
 EVENTS_AT_ONCE: Final = 1000  # of a round; the rest is for the next
 
@@ -93,7 +93,7 @@ def _shown(event: models.Event) -> Event:
     }
 
 
-def _numbers(now: Now, at: float) -> dict[str, Any]:
+def _numbers(now: CurrentFigures, at: float) -> dict[str, Any]:
     return {
         "at": moment(at),
         "seconds": round(now.seconds, 1),

@@ -23,7 +23,8 @@ _LIMITS: Final = LabelLimits()
 REDIS_SECONDS_MAX: Final = 2.0
 _SIZES: Final = """
     SELECT l.level, sum(pg_total_relation_size(i.inhrelid))
-    FROM telemetry_line AS l JOIN pg_inherits AS i ON i.inhparent = ('telemetry_' || l.level)::regclass
+    FROM telemetry_watermark AS l
+    JOIN pg_inherits AS i ON i.inhparent = ('telemetry_' || l.level)::regclass
     GROUP BY l.level UNION ALL SELECT 'fresh', pg_total_relation_size('telemetry_fresh')
 """
 
@@ -56,7 +57,7 @@ def collect(into: Sink) -> None:
     of_alerts.collect(into)
     of_targets.collect(into)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT level, at FROM telemetry_line WHERE at > 0")
+        cursor.execute("SELECT level, at FROM telemetry_watermark WHERE at > 0")
         into.put(LINE_AGE, [({"level": level}, now.timestamp() - at) for level, at in cursor])
         cursor.execute(_SIZES)
         into.put(STORED, [({"level": level}, int(size)) for level, size in cursor])

@@ -37,7 +37,7 @@ from console.placement.topology import State as NodeState
 from console.placement.topology import Tier
 from console.sessions.models import Session, Stream
 from console.visibility import without_places
-from telemetry.figures import OF_DRIVERS, Figures, Now, figures_now, figures_past
+from telemetry.figures import OF_DRIVERS, CurrentFigures, Figures, figures_now, figures_past
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
 
@@ -256,7 +256,9 @@ def _streams(sessions: QuerySet[Session]) -> list[tuple[str, str, int]]:
 # Figures
 
 
-def _figures(topic: str, told: Now | None, gravest: list[Alert], memory_ready: int) -> list[Figure]:
+def _figures(
+    topic: str, told: CurrentFigures | None, gravest: list[Alert], memory_ready: int
+) -> list[Figure]:
     end = int(time.time()) // 60 * 60
     current: Figures = told.figures if told else {}
     past = figures_past(topic, end - STEPS * STEP_SECONDS, STEP_SECONDS, STEPS)

@@ -13,7 +13,7 @@ from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.sessions.models import Session
 from swdriver_shim.daemon.metrics import ORG_BYTES
-from telemetry.queries import Answer, Fold, Line, Question, ask
+from telemetry.queries import Answer, Fold, Question, ResultSeries, ask
 from telemetry.topics import of_source
 
 SPAN: Final = timedelta(minutes=2)  # what is older than that is not known to be so now
@@ -75,7 +75,7 @@ def _told_by(driver: str, now: datetime) -> Answer:
     )
 
 
-def _last(answer: Answer, line: Line) -> tuple[int, int]:
+def _last(answer: Answer, line: ResultSeries) -> tuple[int, int]:
     """The end of the last step of which something is known, and what is."""
     for start, value in zip(reversed(answer.times), reversed(line.values), strict=True):
         if isinstance(value, int | float):

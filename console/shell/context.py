@@ -1,4 +1,4 @@
-"""What the frame around every page needs to know."""
+"""Context for the frame around every page."""
 
 from __future__ import annotations
 

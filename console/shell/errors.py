@@ -1,4 +1,4 @@
-"""Error pages that say what happened, whether it was theirs or ours, and what to do next."""
+"""Error pages: what happened, whose fault it was, and what to do next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from console.shell import request_context
 
 
 class NotNow(Exception):
-    """Too much is under way; asking again after so many seconds may help. A sentence."""
+    """The console is overloaded; a retry after so many seconds may work. The message is a sentence."""
 
     def __init__(self, sentence: str, retry_seconds: int) -> None:
         super().__init__(sentence)
@@ -28,7 +28,7 @@ def _page(request: HttpRequest, status: int, title: str, sentence: str, advice: 
 
 
 def _said(exception: object) -> str:
-    """The sentence that was raised with the error, where one was."""
+    """The message of the error, if it has one."""
     text = str(exception) if isinstance(exception, Exception) else ""
     return text if text.endswith(".") else ""
 
@@ -37,8 +37,8 @@ def bad_request(request: HttpRequest, exception: object = None) -> HttpResponse:
     return _page(
         request,
         400,
-        "That request made no sense",
-        _said(exception) or "Something in the address or in the form is malformed.",
+        "Bad request",
+        _said(exception) or "The address or the form is malformed.",
         "Go back, reload the page and try again.",
     )
 
@@ -47,10 +47,9 @@ def forbidden(request: HttpRequest, exception: object = None) -> HttpResponse:
     return _page(
         request,
         403,
-        "You may not do that",
+        "Not allowed",
         _said(exception) or "Your role does not allow it.",
-        "Your roles stand on your account page. A platform admin or the admin of the org can "
-        "change them.",
+        "Your roles are on your account page. A platform admin or the admin of the org can change them.",
     )
 
 
@@ -58,8 +57,8 @@ def not_found(request: HttpRequest, exception: object = None) -> HttpResponse:
     return _page(
         request,
         404,
-        "There is nothing here",
-        _said(exception) or "No page has this address.",
+        "Not found",
+        _said(exception) or "There is no page at this address.",
         "It may have been removed, or it may belong to an org that you are not a member of.",
     )
 
@@ -68,9 +67,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
     return _page(
         request,
         500,
-        "That was our fault",
-        "The console failed while answering. Nothing was half saved: a change is made whole or not "
-        "at all.",
+        "Internal error",
+        "The console failed while answering. No change was half saved: it is made whole or not at all.",
         "Try again. If it happens again, search the logs for the request id below.",
     )
 
@@ -79,7 +77,7 @@ def not_now(request: HttpRequest, error: NotNow) -> HttpResponse:
     response = _page(
         request,
         503,
-        "Not now",
+        "Try again later",
         str(error),
         f"Nothing was changed. Try again in {error.retry_seconds} seconds.",
     )
@@ -91,7 +89,7 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return _page(
         request,
         403,
-        "This form is out of date",
+        "This form has expired",
         "It was opened before you logged in or out, or in a browser that keeps no cookies.",
         f"Go back, reload the page and send it again. ({reason})",
     )

@@ -1,5 +1,5 @@
-"""The processes of this console, as they tell of themselves through telemetry. Agents and drivers are
-the fleet's: however many there are, none of ours is lost among them."""
+"""The console's own processes, by what they report through telemetry. Agents and drivers are the
+fleet's, and not among them."""
 
 from __future__ import annotations
 

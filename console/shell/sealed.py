@@ -1,4 +1,4 @@
-"""Secrets at rest: what is stored encrypted, so that a copy of the database opens nothing.
+"""Secrets at rest: encrypted fields, so that a copy of the database reveals none.
 
 The keys come from the secret key of the settings and its fallbacks, by HKDF, so that they are of no use
 for anything else. What a former secret key sealed can be opened for as long as that is a fallback; it is
@@ -27,7 +27,7 @@ PURPOSE = b"tidegate: secrets at rest, 1"
 
 
 class CannotUnseal(Exception):
-    """It was sealed with a secret key that is no longer set, or it was altered."""
+    """Sealed with a secret key that is no longer set, or altered."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -37,12 +37,12 @@ class CannotUnseal(Exception):
 
 
 def seal(secret: bytes) -> str:
-    """As text for a column. The same secret is sealed differently each time."""
+    """Encrypt a secret as text for a column; each call gives another text."""
     return _keys().encrypt(secret).decode()
 
 
 def unseal(text: str) -> bytes:
-    """What was sealed. Raises CannotUnseal."""
+    """Decrypt a sealed secret. Raises CannotUnseal."""
     try:
         return _keys().decrypt(text)
     except InvalidToken:
@@ -50,7 +50,7 @@ def unseal(text: str) -> bytes:
 
 
 class SealedBytes(TextField):
-    """Bytes that the database has only sealed. They can be read and written, and not searched for.
+    """Bytes that the database stores sealed. They can be read and written, but not searched for.
 
     Empty is stored as it is: that there is no secret is none.
     """
@@ -65,14 +65,14 @@ class SealedBytes(TextField):
         return seal(bytes(value)) if value else None if value is None else ""
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """What is sealed differently each time can't be compared; only whether there is one can."""
+        """Only `isnull` is possible, since each sealed text is different."""
         if lookup_name == "isnull":
             return super().get_lookup(lookup_name)
-        raise FieldError(f"{self.name} is sealed: it can't be searched for.")
+        raise FieldError(f"{self.name} is sealed and cannot be searched for.")
 
 
 class SealedText(SealedBytes):
-    """The same, for text."""
+    """Text that the database stores sealed."""
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
         opened = super().from_db_value(value)
@@ -88,7 +88,7 @@ def _keys() -> MultiFernet:
 
 @lru_cache(maxsize=8)
 def _derived(*secret_keys: str) -> MultiFernet:
-    """The first seals; all of them open."""
+    """The keys: the first one encrypts, all of them decrypt."""
     return MultiFernet([Fernet(base64.urlsafe_b64encode(_derive(key.encode()))) for key in secret_keys])
 
 

@@ -1,4 +1,4 @@
-"""What exactly is running here."""
+"""The version of the running console."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def ready(_request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def show_versions(request: HttpRequest) -> HttpResponse:
-    """For anyone who is known, by browser or token: strangers need not learn what to attack."""
+    """The versions of this console, only with a log-in or a token."""
     try:
         known = principal_of(request) or bearer_principal(request)
     except ApiError:

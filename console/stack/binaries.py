@@ -67,8 +67,8 @@ def find_postgres(made_by: int | None = None) -> Postgres:
         )
     else:
         sentence = (
-            f"The data was made by PostgreSQL {made_by}, and here is only {' and '.join(seen)}. "
-            f"Install PostgreSQL {made_by} again, or move the data away with `make clean DATA=1`."
+            f"The data is of PostgreSQL {made_by}, but only {' and '.join(seen)} is installed. "
+            f"Install PostgreSQL {made_by} again, or remove the data with `make clean DATA=1`."
         )
     raise StackError(sentence)
 
@@ -112,7 +112,7 @@ def find_redis() -> Redis:
             return server
     sentence = (
         "No Redis {}.{} or newer is installed, and this environment has no wheel with one. "
-        "Install Redis, or set REDIS_URL to one that runs elsewhere."
+        "Install Redis, or set REDIS_URL to a running server."
     ).format(*REDIS_MIN)
     raise StackError(sentence)
 

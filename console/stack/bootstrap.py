@@ -56,7 +56,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return os.EX_UNAVAILABLE
     except OSError as error:
-        print(f"Can't make the environment: {error.strerror}: {error.filename}", file=sys.stderr)
+        print(f"Can't create the environment: {error.strerror}: {error.filename}", file=sys.stderr)
         return os.EX_OSERR
     except KeyboardInterrupt:
         return 130

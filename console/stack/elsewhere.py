@@ -21,11 +21,11 @@ def check_postgres(url: str) -> str:
         raise StackError(sentence) from error
     if version // 10_000 < POSTGRES_MAJOR_MIN:
         sentence = (
-            f"DATABASE_URL leads to PostgreSQL {version // 10_000}, which is too old: "
+            f"DATABASE_URL names PostgreSQL {version // 10_000}, which is too old: "
             f"{POSTGRES_MAJOR_MIN} or newer is needed."
         )
         raise StackError(sentence)
-    return f"PostgreSQL {version // 10_000}.{version % 10_000} elsewhere"
+    return f"PostgreSQL {version // 10_000}.{version % 10_000} from the settings"
 
 
 def check_redis(url: str) -> str:
@@ -42,9 +42,9 @@ def check_redis(url: str) -> str:
         client.close()
     version = str(said["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < REDIS_WHEEL_MIN:
-        sentence = f"REDIS_URL leads to Redis {version}, which is too old: 6.2 or newer is needed."
+        sentence = f"REDIS_URL names Redis {version}, which is too old: 6.2 or newer is needed."
         raise StackError(sentence)
-    return f"Redis {version} elsewhere"
+    return f"Redis {version} from the settings"
 
 
 def _line(error: Exception) -> str:

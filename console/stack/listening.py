@@ -30,7 +30,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
             sentence = f"Cannot listen on {host}, port {candidate}: {error.strerror}. Set "
             raise StackError(sentence + "TIDEGATE_HOST or TIDEGATE_PORT.") from error
         return listener
-    sentence = f"Every port from {port} to {last} on {host} is taken. Set TIDEGATE_PORT to another."
+    sentence = f"Every port from {port} to {last} on {host} is in use. Set TIDEGATE_PORT to another."
     raise StackError(sentence)
 
 

@@ -185,9 +185,9 @@ def _run(command: list[str], given: str = "") -> None:
             cwd="/",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StackError(f"PostgreSQL can't make its data: {error}.") from error
+        raise StackError(f"PostgreSQL can't create its data: {error}.") from error
     if done.returncode:
-        sentence = f"PostgreSQL can't make its data: {_reason(done.stderr or done.stdout)}"
+        sentence = f"PostgreSQL can't create its data: {_reason(done.stderr or done.stdout)}"
         raise StackError(sentence, exit_code=os.EX_IOERR)
 
 

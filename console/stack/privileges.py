@@ -128,7 +128,7 @@ def _look_up_capability(home: Path) -> str:
     sentence = (
         f"PostgreSQL cannot run as root, other users cannot reach {home}, and this container "
         "withholds the capability that would let them. "
-        "Move the project to where every user can walk, or run `make up` as another user."
+        "Move the project to a directory that every user can enter, or run `make up` as another user."
     )
     raise StackError(sentence, exit_code=os.EX_NOPERM)
 

@@ -118,8 +118,8 @@ def _refuse_older_than(server: RedisServer) -> None:
         newest = made_by.read_text().strip() if made_by.exists() else "0"
         if int(newest) > server.installation.version[0]:
             sentence = (
-                f"The data was made by Redis {newest}, and here is only {server.version}. Install "
-                f"Redis {newest} again, or throw the data away with `make clean DATA=1`."
+                f"The data is of Redis {newest}, but only {server.version} is installed. Install "
+                f"Redis {newest} again, or remove the data with `make clean DATA=1`."
             )
             raise StackError(sentence)
         keys.write_private(made_by, f"{server.installation.version[0]}\n")

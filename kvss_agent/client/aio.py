@@ -135,8 +135,8 @@ class AsyncShardClient:
             ),
         )
 
-    async def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
-        return await self._run(self._requests, lambda: self.client.forget(columns))
+    async def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+        return await self._run(self._requests, lambda: self.client.tier_delete(columns))
 
     async def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
         return await self._run(self._requests, lambda: self.client.purge(tag, seconds=seconds))

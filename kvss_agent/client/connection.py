@@ -130,7 +130,7 @@ class Credentials:
     certified: ssl.SSLContext | None = field(default=None, repr=False)  # for `tls:` addresses
 
 
-class Line:
+class AgentConnection:
     """One connection, its handshake done. Raises Lost for whatever ends it."""
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
@@ -215,7 +215,7 @@ class Line:
         while isinstance(found := self.receive(deadline), wire.Goodbye):
             pass
         if not isinstance(found, kind):
-            raise Lost(f"{self.address} sent {type(found).__name__}, which may not come here")
+            raise Lost(f"{self.address} sent {type(found).__name__}, which is not allowed here")
         return found
 
     def receive_pieces(self, places: Sequence[memoryview]) -> Iterator[Piece]:

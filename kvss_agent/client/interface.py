@@ -80,7 +80,7 @@ class ShardClient(ABC):
     slot_bytes: int
     payload_bytes_max: int
     incarnation: bytes  # another one than before: the memory is new, and empty
-    on_line: Callable[[int], None] | None = None  # called in a thread of ours when the line moves
+    on_slot_limit: Callable[[int], None] | None = None  # called in a thread of ours when the line moves
     on_lost: Callable[[], None] | None = None  # likewise, when the agent is found to be lost
 
     @property
@@ -177,7 +177,7 @@ class ShardClient(ABC):
         """
 
     @abstractmethod
-    def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+    def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever
         else it says has to be repeated, REFUSED too: tier 2 may be about to open."""
 

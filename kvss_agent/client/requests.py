@@ -15,17 +15,17 @@ from itertools import repeat
 
 from xxhash import xxh3_64
 
-from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
 from kvss_agent.client.interface import Wanted
 from kvss_agent.data_plane import wire
-from kvss_agent.data_plane.channel import Waste
+from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.shard import seal
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Header, Miss
 
 Found = list[Header | Miss]
-Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Turned
+Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected
 
 
 class _Pending:
@@ -41,14 +41,14 @@ class Requests:
     """Raises Lost where the agent is; after that it stays lost."""
 
     def __init__(self, address: Address, shard: str, credentials: Credentials) -> None:
-        self.line = Line(address, shard, credentials, Role.REFILL)
+        self.connection = AgentConnection(address, shard, credentials, Role.REFILL)
         self._grace_seconds = credentials.stall_seconds
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._changed = threading.Condition()
         self._somebody_receives = False
         self._lost: Lost | None = None
-        self._waste = Waste()
+        self._waste = DiscardBuffer()
 
     def refill(
         self, wanted: Sequence[Wanted], into: Sequence[memoryview], after: int, wait_seconds: float
@@ -60,7 +60,7 @@ class Requests:
             lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
             wait_seconds,
         )
-        if isinstance(answer, wire.Turned):
+        if isinstance(answer, wire.Rejected):
             return [answer.reason for _ in wanted]
         return pending.found
 
@@ -74,7 +74,7 @@ class Requests:
             ),
             wait_seconds,
         )
-        return answer.reason if isinstance(answer, wire.Turned) else None
+        return answer.reason if isinstance(answer, wire.Rejected) else None
 
     def tier(
         self,
@@ -90,7 +90,7 @@ class Requests:
         needed = wire.Feature.PURGE if verb is wire.TierVerb.PURGE else wire.Feature.TIER
         if data_key:
             needed |= wire.Feature.ENCRYPT
-        if needed & ~self.line.features or (data_key and not self.line.is_private):
+        if needed & ~self.connection.features or (data_key and not self.connection.is_private):
             return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
             _Pending(),
@@ -101,13 +101,13 @@ class Requests:
         )
         if isinstance(answer, wire.Tiered):
             return list(zip(answer.answers, answer.notes or repeat(0), strict=False))
-        return [(answer.reason if isinstance(answer, wire.Turned) else Miss.LOST, 0) for _ in columns]
+        return [(answer.reason if isinstance(answer, wire.Rejected) else Miss.LOST, 0) for _ in columns]
 
     def close(self) -> None:
         with self._changed:
             self._lost = self._lost or Lost("this client was closed")
             self._changed.notify_all()
-        self.line.close()
+        self.connection.close()
 
     def _ask(self, pending: _Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
         number = next(self._numbers)
@@ -118,7 +118,7 @@ class Requests:
             self._pending[number] = pending
         try:
             with contextlib.suppress(Lost):  # who receives will find the agent's reason
-                self.line.send(make(number))
+                self.connection.send(make(number))
             return self._wait(pending)
         finally:
             self._pending.pop(number, None)
@@ -131,7 +131,7 @@ class Requests:
                         self._changed.wait()
                 except BaseException:  # an interrupt: the answer would go to memory that is not ours
                     self._lost = self._lost or Lost("whoever asked was interrupted")
-                    self.line.close()
+                    self.connection.close()
                     raise
                 if pending.answer:
                     return pending.answer
@@ -155,14 +155,16 @@ class Requests:
 
     def _receive(self) -> None:
         """One answer, for whoever asked."""
-        frame = self.line.receive(self._earliest)
+        frame = self.connection.receive(self._earliest)
         if isinstance(frame, wire.Goodbye):
             return
         if not isinstance(frame, Answer):
-            raise Lost(f"{self.line.address} sent {type(frame).__name__}, which may not come here")
+            raise Lost(
+                f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here"
+            )
         pending = self._pending.get(frame.request)
         if pending is None:
-            raise Lost(f"{self.line.address} answered {frame.request}, which nobody asked")
+            raise Lost(f"{self.connection.address} answered {frame.request}, which nobody asked")
         if isinstance(frame, wire.Refilled):
             self._receive_payloads(frame, pending)
         with self._changed:
@@ -172,7 +174,7 @@ class Requests:
     def _receive_payloads(self, frame: wire.Refilled, pending: _Pending) -> None:
         """Each payload goes where it is wanted, and is checked when it is there."""
         if len(frame.headers) != len(pending.wanted):
-            raise Lost(f"{self.line.address} answered with another number of columns")
+            raise Lost(f"{self.connection.address} answered with another number of columns")
         places: list[memoryview] = []
         checks: list[tuple[int, int] | None] = []  # for each place: which column, which checksum
         lengths = frame.lengths()
@@ -180,8 +182,10 @@ class Requests:
             found = seal.identify(raw, one.column)
             length = lengths[index]
             place = pending.into[index]
-            if length > self.line.welcome.slot_bytes - seal.HEADER_BYTES:
-                raise Lost(f"{self.line.address} announces a payload that is larger than its slots")
+            if length > self.connection.welcome.slot_bytes - seal.HEADER_BYTES:
+                raise Lost(
+                    f"{self.connection.address} announces a payload that is larger than its slots"
+                )
             if length > len(place):  # larger than what was wanted can be: not that column
                 place = self._waste.of(length)
                 found = found if isinstance(found, Miss) else Miss.CORRUPT
@@ -191,7 +195,7 @@ class Requests:
                 checks.append((index, found.checksum) if isinstance(found, Header) else None)
         # Summed up piece by piece: while this one is still in the cache and the next on its way.
         sum_ = xxh3_64()
-        for piece in self.line.receive_pieces(places):
+        for piece in self.connection.receive_pieces(places):
             sum_.update(piece.bytes)
             if piece.last:
                 check = checks[piece.place]
@@ -203,7 +207,7 @@ class Requests:
         with self._changed:
             self._lost = self._lost or error
             self._changed.notify_all()
-        self.line.close()
+        self.connection.close()
 
 
 def _milliseconds(seconds: float) -> int:

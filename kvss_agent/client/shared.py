@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvss_agent.client.connection import Address, Credentials, Line, Lost
+from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
 from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.tiered import TieredClient
@@ -35,12 +35,12 @@ class SharedClient(TieredClient):
         self._opening = threading.Lock()
         self._mover = mover
         self._verify = seal.verifier(mover)
-        self._line = Line(address, shard, credentials, Role.SHARED)
-        welcome = self._line.welcome
+        self._connection = AgentConnection(address, shard, credentials, Role.SHARED)
+        welcome = self._connection.welcome
         try:
-            self._map(welcome, self._line.take_descriptors())
+            self._map(welcome, self._connection.take_descriptors())
         except BaseException as error:
-            self._line.close()
+            self._connection.close()
             if isinstance(error, OSError | ValueError):
                 raise Lost(f"the memory of {address} cannot be mapped: {error}") from error
             raise
@@ -191,10 +191,10 @@ class SharedClient(TieredClient):
         with self._lock:
             self._must_be_here()
             arena = self._arena
-            line = arena.slots
+            connection = arena.slots
             lease = self._leases.take(slots, time.monotonic() + LEASE_SECONDS_MAX)
             columns: list[memoryview | Miss] = [
-                arena.slot(slot) if slot < line else Miss.ABSENT for slot in slots
+                arena.slot(slot) if slot < connection else Miss.ABSENT for slot in slots
             ]
         return _Leased(columns, lease, self._release)
 
@@ -224,14 +224,14 @@ class SharedClient(TieredClient):
     def _listen(self) -> None:
         try:
             while True:
-                frame = self._line.receive(FOREVER)  # silent for as long as nothing changes
+                frame = self._connection.receive(FOREVER)  # silent for as long as nothing changes
                 if isinstance(frame, wire.Resized):
                     self._follow(frame)
         except Lost as error:
             self._end(error)
         except Exception as error:  # noqa: BLE001 - mapping has failed, or who wanted to hear of the line
-            self._end(Lost(f"cannot follow the line of {self._line.address}: {error!r}"))
-            self._line.close()
+            self._end(Lost(f"cannot follow the connection of {self._connection.address}: {error!r}"))
+            self._connection.close()
 
     def _end(self, error: Lost) -> None:
         with self._lock:
@@ -246,8 +246,8 @@ class SharedClient(TieredClient):
         return self._lost
 
     def _follow(self, resized: wire.Resized) -> None:
-        """The line has moved, or the memory has changed."""
-        descriptors = self._line.take_descriptors()
+        """The connection has moved, or the memory has changed."""
+        descriptors = self._connection.take_descriptors()
         with self._lock:
             shrinks = resized.slots < self._arena.slots
             self._arena.slots = min(self._arena.slots, resized.slots)
@@ -258,9 +258,9 @@ class SharedClient(TieredClient):
         with self._lock:
             self._window.follow(self._arena)
         if shrinks:
-            self._line.send(wire.Shrunk(resized.slots))
-        if self.on_line:
-            self.on_line(resized.slots)
+            self._connection.send(wire.Shrunk(resized.slots))
+        if self.on_slot_limit:
+            self.on_slot_limit(resized.slots)
 
     def _must_be_here(self) -> None:
         if self._lost:
@@ -271,7 +271,7 @@ class SharedClient(TieredClient):
             return
         self._closed = True
         self._end(Lost("this client was closed"))
-        self._line.close()
+        self._connection.close()
         with self._opening:
             if self._requests:
                 self._requests.close()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kvss_agent.client.connection import Address, Credentials, Line, Lost, lost
+from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost, lost
 from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.tiered import TieredClient, batches
@@ -30,14 +30,14 @@ class StreamClient(TieredClient):
         self._address, self._shard, self._credentials, self._mover = address, shard, credentials, mover
         self.transport = "unix" if address.path else "tcp"
         self._requests = Requests(address, shard, credentials)
-        self._line: Line | None = None
+        self._connection: AgentConnection | None = None
         if write:
             try:
-                self._line = Line(address, shard, credentials, Role.EVICT)
+                self._connection = AgentConnection(address, shard, credentials, Role.EVICT)
             except BaseException:
                 self._requests.close()
                 raise
-        welcome = (self._line or self._requests.line).welcome
+        welcome = (self._connection or self._requests.connection).welcome
         self.slot_bytes = welcome.slot_bytes
         self.payload_bytes_max = welcome.slot_bytes - HEADER_BYTES
         self.incarnation = welcome.incarnation
@@ -71,12 +71,12 @@ class StreamClient(TieredClient):
 
     def evict_batch(self, columns: Sequence[Evict]) -> int:
         with self._evicting:
-            line = self._writing()
+            connection = self._writing()
             for start in range(0, len(columns), BATCH_MAX):
-                self._send(line, columns[start : start + BATCH_MAX])
+                self._send(connection, columns[start : start + BATCH_MAX])
             return self._number
 
-    def _send(self, line: Line, columns: Sequence[Evict]) -> None:
+    def _send(self, connection: AgentConnection, columns: Sequence[Evict]) -> None:
         first = self._number + 1
         sealed = []
         for sequence, one in enumerate(columns, first):
@@ -84,37 +84,37 @@ class StreamClient(TieredClient):
             column = Column(one.key, one.tag, sequence)
             sealed.append((one.slot, seal.pack(column, one.tokens, len(one.payload), checksum)))
         while len(self._uncounted) >= UNCOUNTED_MAX:
-            self._receive_count(line, time.monotonic() + APPLY_SECONDS)
+            self._receive_count(connection, time.monotonic() + APPLY_SECONDS)
         try:
-            line.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
+            connection.send(wire.Evict(first, tuple(sealed)), [one.payload for one in columns])
         except Lost as error:
-            raise line.last_words(error) from error
+            raise connection.last_words(error) from error
         self._number += len(columns)
         self._uncounted.append(self._number)
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         with self._evicting:
-            line = self._writing()
+            connection = self._writing()
             while self._applied < number:
                 if number > self._number:
                     raise ValueError(f"there was no evict {number} yet, the last is {self._number}")
                 with lost(self._address):
-                    comes = line.channel.comes_within(deadline - time.monotonic())
+                    comes = connection.channel.comes_within(deadline - time.monotonic())
                 if not comes:
                     raise NotApplied(f"evict {number} is not applied after {seconds:g} s")
-                self._receive_count(line, deadline)
+                self._receive_count(connection, deadline)
 
-    def _receive_count(self, line: Line, deadline: float) -> None:
-        count = line.receive_a(wire.Count, deadline)
+    def _receive_count(self, connection: AgentConnection, deadline: float) -> None:
+        count = connection.receive_a(wire.Count, deadline)
         self._applied = count.applied
         while self._uncounted and self._uncounted[0] <= count.applied:
             self._uncounted.popleft()
 
-    def _writing(self) -> Line:
-        if self._line is None:
+    def _writing(self) -> AgentConnection:
+        if self._connection is None:
             raise Lost("this client only reads")
-        return self._line
+        return self._connection
 
     def refill(
         self,
@@ -147,8 +147,8 @@ class StreamClient(TieredClient):
         return None
 
     def close(self) -> None:
-        if self._line:
-            self._line.close()
+        if self._connection:
+            self._connection.close()
         self._requests.close()
 
 

@@ -63,7 +63,7 @@ class TieredClient(ShardClient):
         answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds, data_key)
         return [_recalled(answer, after, note) for answer, note in answers]
 
-    def forget(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+    def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         if self._is_without_tier2:
             return [TierAnswer.DONE for _ in columns]
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
@@ -82,7 +82,7 @@ class TieredClient(ShardClient):
     @property
     def _is_without_tier2(self) -> bool:
         """This agent never has one. One whose tier 2 is off just now says so when it is asked."""
-        return not self.requests.line.features & Feature.TIER
+        return not self.requests.connection.features & Feature.TIER
 
     def _tier(
         self,

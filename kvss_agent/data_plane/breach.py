@@ -19,7 +19,7 @@ class Cause(StrEnum):
     STALLED = "stalled"  # stopped in the middle of a frame, or does not read its answers
     SUPERSEDED = "superseded"  # its driver has connected anew
     DRAINING = "draining"  # the agent stops
-    GONE = "gone"  # the shard was taken away, or the peer broke off
+    GONE = "gone"  # the shard was removed, or the peer broke off
 
 
 class Breach(Exception):

@@ -186,7 +186,7 @@ class TlsChannel:
 
     def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
         if descriptors:
-            raise ValueError("descriptors do not travel over TLS")
+            raise ValueError("TLS cannot carry file descriptors")
         with self._sending:
             for part in parts:
                 left = memoryview(part)
@@ -212,7 +212,7 @@ class TlsChannel:
                 if left <= 0 or not _poll(
                     self.socket, select.POLLIN if reading else select.POLLOUT, left
                 ):
-                    raise Breach(Cause.STALLED, "the handshake of TLS takes too long") from None
+                    raise Breach(Cause.STALLED, "the TLS handshake takes too long") from None
             except OSError as error:
                 raise _translated(error) from error
             else:
@@ -289,7 +289,7 @@ def receive_pieces(
         yield Piece(index, place[:count], filled is not None)
 
 
-class Waste:
+class DiscardBuffer:
     """A place for payloads that nobody wants: one for all, whose memory is taken as they come."""
 
     def __init__(self) -> None:

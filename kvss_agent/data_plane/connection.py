@@ -28,22 +28,22 @@ from kvss_agent.data_plane.wire import Role, TierAnswer, TierVerb
 from kvss_agent.security.certificates import Role as PeerRole
 from kvss_agent.security.certificates import peer_of_connection
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import Clear, Fill, Receive, Serve, Turn
-from kvss_agent.shard.hosted import HostedShard, Line, Mine
+from kvss_agent.shard.core import Clear, Fill, Receive, Reject, Serve
+from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import Miss
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
-TIERING_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
+TIER_REQUESTS_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
-UNTOLD_MAX: Final = 8  # fewer than a driver may have on its way
+UNREPORTED_MAX: Final = 8  # fewer than a driver may have on its way
 AnyChannel = PlainChannel | TlsChannel
 TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
 
 
-class Tiering(Protocol):
+class TierHandler(Protocol):
     """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread, with
     the answers, and for a recall the notes."""
 
@@ -103,7 +103,7 @@ class Plane(Protocol):
     @property
     def keys(self) -> Mapping[str, str]: ...
     @property
-    def tiering(self) -> Tiering | None: ...
+    def tier_requests(self) -> TierHandler | None: ...
     @property
     def versions(self) -> tuple[int, int]: ...
     @property
@@ -112,7 +112,7 @@ class Plane(Protocol):
     def breaches(self) -> Counter[str]: ...
     def latencies_of(self, shard: str) -> Latencies: ...
     def prove(self, connection: Connection, driver: str) -> bool: ...
-    def forget(self, connection: Connection) -> None: ...
+    def remove(self, connection: Connection) -> None: ...
 
 
 class Connection:
@@ -128,22 +128,22 @@ class Connection:
         self._role: Role | None = None
         self._welcomed = False  # nothing may be said before WELCOME
         self._closing: Breach | None = None
-        self._outbox: SimpleQueue[Mine | Line | wire.Frame | None] = SimpleQueue()
+        self._outbox: SimpleQueue[Mine | SlotLimit | wire.Frame | None] = SimpleQueue()
         self._helper: threading.Thread | None = None
         self._start_helper = threading.Lock()
-        self._tiering: dict[int, wire.Tier] = {}
+        self._tier_requests: dict[int, wire.Tier] = {}
         self._received = 0  # columns of the run that is being received that are in their slots
         self._counted = 0  # evicts that are applied, as far as this connection knows
-        self._untold = 0  # runs that are applied, and whose driver has not been told
-        self._waste = channels.Waste()
+        self._unreported = 0  # runs that are applied, and whose driver has not been told
+        self._discarded = channels.DiscardBuffer()
 
     # What others call
 
-    def post(self, what: Mine | Line | wire.Frame) -> None:
+    def post(self, what: Mine | SlotLimit | wire.Frame) -> None:
         """To be done by a thread of this connection's own."""
         self._outbox.put(what)
         if self.left.is_set():
-            self._let_go()
+            self._release_posted()
         elif self._welcomed and self._role is not Role.EVICT:  # which looks into it by itself
             self._help()
 
@@ -153,7 +153,7 @@ class Connection:
         channels.hang_up(self._channel.socket)
         self._outbox.put(None)
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         """Ask the peer to leave when it has finished."""
         with contextlib.suppress(Breach, Closed):
             self._send(wire.Goodbye())
@@ -166,15 +166,15 @@ class Connection:
             shard = self._shake_hands()
             self._serve(shard)
         except Breach as breach:
-            self._tell(self._closing or breach)
+            self._send_error(self._closing or breach)
         except Closed:
             if self._closing:
-                self._tell(self._closing)
+                self._send_error(self._closing)
             elif not self._reader.between_frames:
                 self.plane.breaches[Cause.GONE] += 1
         except Exception:
             log.exception("A connection failed")
-            self._tell(Breach(Cause.GONE, "the agent has failed; its log tells more"))
+            self._send_error(Breach(Cause.GONE, "internal error of the agent; see its log"))
         finally:
             self._outbox.put(None)
             self._channel.close()
@@ -183,11 +183,11 @@ class Connection:
             if shard:
                 self._latencies.this_thread_ends()
                 shard.detach(self, self._received)
-                self._let_go()
+                self._release_posted()
             self.left.set()
-            self.plane.forget(self)
+            self.plane.remove(self)
 
-    def _let_go(self) -> None:
+    def _release_posted(self) -> None:
         """What was posted and is not done any more: nobody reads or writes those slots."""
         with contextlib.suppress(Empty):
             while True:
@@ -206,10 +206,10 @@ class Connection:
             raise Breach(Cause.UNEXPECTED, "a connection begins with HELLO")
         version = handshake.agree(said, self.plane.versions)
         secret: bytes | None = None
-        if not isinstance(channel, TlsChannel) or self._shows_no_driver(channel, said):
+        if not isinstance(channel, TlsChannel) or self._is_other_agent(channel, said):
             secret = self.plane.secrets.get(said.driver)
             if secret is None:
-                raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
+                raise Breach(Cause.AUTHENTICATION, "unknown driver or wrong secret")
         given = handshake.challenge(said, secret, version=version, features=self._features(said))
         self._send(given)
         proof = channels.receive(channel, self._reader, deadline=deadline)
@@ -217,25 +217,27 @@ class Connection:
             raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
         handshake.check(said, given, proof, secret)
         if not self.plane.prove(self, said.driver):
-            raise self._closing or Breach(Cause.LIMIT, "this driver has all of its connections")
+            raise self._closing or Breach(
+                Cause.LIMIT, "this driver has reached its limit of connections"
+            )
         self._reader = wire.FrameReader()
         channel.wait_at_most(math.inf)
         return self._enter(said, version)
 
-    def _shows_no_driver(self, channel: TlsChannel, said: wire.Hello) -> bool:
+    def _is_other_agent(self, channel: TlsChannel, said: wire.Hello) -> bool:
         """Whether it has shown the certificate of another agent, which fetches what a driver has here
         and has to know its secret. A breach for a certificate that is neither its nor that."""
         peer = peer_of_connection(channel.socket)
         if peer is None:  # not of a console's authority: a driver is known by its common name
             if said.driver not in common_names(channel.socket):
-                raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+                raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")
             return False
         if peer.role is PeerRole.NODE and said.role is Role.REFILL:
             return True
         if peer.role is not PeerRole.DRIVER or peer.name != said.driver:
-            raise Breach(Cause.AUTHENTICATION, "the certificate is another driver's")
+            raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")
         if self.plane.keys.get(said.driver, peer.key) != peer.key:
-            raise Breach(Cause.AUTHENTICATION, "this driver has another key by now")
+            raise Breach(Cause.AUTHENTICATION, "the key of this driver has changed")
         return False
 
     def _enter(self, said: wire.Hello, version: int) -> HostedShard:
@@ -245,7 +247,7 @@ class Connection:
         identity = shard.identity
         may_read = said.driver in identity.readers and said.role is Role.REFILL
         if said.driver != identity.driver and not may_read:
-            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard so")
+            raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard in this role")
         if said.role is Role.SHARED and not self._may_share:
             raise Breach(Cause.UNEXPECTED, "an arena is shared over a Unix socket only")
         self.driver, self._role, self._version = said.driver, said.role, version
@@ -274,7 +276,7 @@ class Connection:
         features = wire.Feature.SCRUB
         if self._may_share:
             features |= wire.Feature.SHARED
-        if self.plane.tiering:
+        if self.plane.tier_requests:
             features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
         return features & said.features
 
@@ -284,7 +286,7 @@ class Connection:
             if self._closing:
                 raise self._closing
             if self._outbox.qsize() > OUTBOX_MAX:
-                raise Breach(Cause.LIMIT, "more is asked than answers are read")
+                raise Breach(Cause.LIMIT, "too many answers are waiting to be read")
             match self._role, frame:
                 case Role.EVICT, wire.Evict():
                     self._take(shard, frame)
@@ -297,7 +299,7 @@ class Connection:
                 case Role.SHARED, wire.Shrunk():
                     shard.shrunk(frame.slots)
                 case _:
-                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} may not come here")
+                    raise Breach(Cause.UNEXPECTED, f"{type(frame).__name__} is not allowed here")
 
     # Evicts
 
@@ -314,7 +316,7 @@ class Connection:
         places: list[memoryview] = []
         for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
             if slot is None:
-                places.append(self._waste.of(header.length))
+                places.append(self._discarded.of(header.length))
             else:
                 view = shard.arena.slot(slot)
                 seal.open_slot(view, sequence)
@@ -331,28 +333,28 @@ class Connection:
         shard.act(lambda core, now: core.received(self.number, now), self)
         size = sum(header.length for header in headers)
         self._latencies.record_evicts(time.perf_counter() - began, columns, size)
-        self._tell_count(run.first + columns - 1)
+        self._report_count(run.first + columns - 1)
 
-    def _tell_count(self, count: int) -> None:
+    def _report_count(self, count: int) -> None:
         """A driver that has the next run on its way already can wait: telling it costs as much as a
         small column."""
         self._counted = count
-        self._untold += 1
-        if self._version < 2 or self._untold >= UNTOLD_MAX or not self._channel.has_more():
-            self._tell_what_is_applied()
+        self._unreported += 1
+        if self._version < 2 or self._unreported >= UNREPORTED_MAX or not self._channel.has_more():
+            self._send_count()
 
-    def _tell_what_is_applied(self) -> None:
-        self._untold = 0
+    def _send_count(self) -> None:
+        self._unreported = 0
         self._send(wire.Count(self._counted))
 
     @staticmethod
     def _sequences(run: wire.Evict) -> Iterable[int]:
         return range(run.first, run.first + len(run.columns))
 
-    def _wait_for_turn(self) -> Mine | Line | wire.Frame:
+    def _wait_for_turn(self) -> Mine | SlotLimit | wire.Frame:
         """Somebody reads a slot that this run writes to. This is the back-pressure."""
-        if self._untold:
-            self._tell_what_is_applied()
+        if self._unreported:
+            self._send_count()
         while True:
             what = self._outbox.get()
             if what is None:
@@ -395,15 +397,15 @@ class Connection:
         )
 
     def _tier(self, shard: HostedShard, asked: wire.Tier) -> None:
-        if not self.plane.tiering or len(self._tiering) >= TIERING_MAX:
-            self._send(wire.Turned(asked.request, Miss.REFUSED))
+        if not self.plane.tier_requests or len(self._tier_requests) >= TIER_REQUESTS_MAX:
+            self._send(wire.Rejected(asked.request, Miss.REFUSED))
             return
         request = _apart(asked.request)
-        if request in self._tiering:
-            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is under way already")
-        self._tiering[request] = asked
+        if request in self._tier_requests:
+            raise Breach(Cause.UNEXPECTED, f"request {asked.request} is running already")
+        self._tier_requests[request] = asked
         if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
-            self._start_tiering(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
+            self._start_tier_request(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
         slots = [column.slot for column in asked.columns]
         wait = asked.wait_ms / 1000
@@ -445,11 +447,11 @@ class Connection:
 
     def _do_one(self, effect: Mine, todo: deque[Mine]) -> None:
         match effect:
-            case Turn(_, request, reason):
-                asked = self._tiering.pop(request, None)
-                self._send(wire.Turned(asked.request if asked else request, reason))
+            case Reject(_, request, reason):
+                asked = self._tier_requests.pop(request, None)
+                self._send(wire.Rejected(asked.request if asked else request, reason))
             case Serve() | Fill() if effect.request < 0:
-                self._start_tiering(self._tiering[effect.request], effect.slots, effect.lease)
+                self._start_tier_request(self._tier_requests[effect.request], effect.slots, effect.lease)
             case Serve():
                 self._answer(effect)
                 todo += self._shard.done(effect.lease, self)
@@ -462,7 +464,9 @@ class Connection:
             case _:
                 raise TypeError(f"a reader got {effect}")
 
-    def _start_tiering(self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None) -> None:
+    def _start_tier_request(
+        self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None
+    ) -> None:
         def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
             if lease is not None:
                 if asked.verb is TierVerb.RECALL and self.left.is_set():
@@ -470,10 +474,10 @@ class Connection:
                 for more in self._shard.done(lease, self):
                     self.post(more)
             self.post(wire.Tiered(asked.request, answers, notes))
-            del self._tiering[_apart(asked.request)]
+            del self._tier_requests[_apart(asked.request)]
 
-        assert self.plane.tiering  # noqa: S101 - it was there when the request was accepted
-        self.plane.tiering.start(self._shard, asked, slots, then)
+        assert self.plane.tier_requests  # noqa: S101 - it was there when the request was accepted
+        self.plane.tier_requests.start(self._shard, asked, slots, then)
 
     def _answer(self, serve: Serve) -> None:
         """Send what lies in the slots, as it lies there: it is the reader who checks seals."""
@@ -531,7 +535,7 @@ class Connection:
     def _work(self) -> None:
         while (what := self._outbox.get()) is not None:
             try:
-                if isinstance(what, Line):
+                if isinstance(what, SlotLimit):
                     extents, descriptors = self._shard.memory()
                     self._send_with(wire.Resized(what.slots, extents), descriptors)
                 elif isinstance(what, wire.Frame):
@@ -545,13 +549,15 @@ class Connection:
                 return
             except Exception:
                 log.exception("A connection failed")
-                self.close(Cause.GONE, "the agent has failed; its log tells more")
+                self.close(Cause.GONE, "internal error of the agent; see its log")
                 return
 
-    def _tell(self, breach: Breach) -> None:
+    def _send_error(self, breach: Breach) -> None:
         """Count why this connection ends, and say so if the peer still listens."""
         self.plane.breaches[breach.cause] += 1
-        log.info("Connection %d of %s ends: %s", self.number, self.driver or "nobody yet", breach)
+        log.info(
+            "Connection %d of %s ends: %s", self.number, self.driver or "an unauthenticated peer", breach
+        )
         if breach.cause is not Cause.STALLED:
             with contextlib.suppress(Breach, Closed):
                 self._send(wire.Error(breach.cause, str(breach)))

@@ -52,10 +52,12 @@ def challenge(said: Hello, secret: bytes | None, *, version: int, features: int)
 def prove(said: Hello, got: Challenge, secret: bytes | None) -> Proof:
     """The driver's answer; a breach if the agent does not know the secret that we share."""
     if not said.version_min <= got.version <= said.version_max:
-        raise Breach(Cause.VERSION, f"the agent wants version {got.version}, which was not offered")
+        raise Breach(
+            Cause.VERSION, f"the agent wants version {got.version}, which this driver did not offer"
+        )
     if secret is None:
         if got.means is not Means.CERTIFICATE:
-            raise Breach(Cause.AUTHENTICATION, "the agent asks for a secret, and there is none")
+            raise Breach(Cause.AUTHENTICATION, "the agent asks for a secret, and none is set")
         return Proof(bytes(wire.PROOF_BYTES))
     if got.means is not Means.SECRET or not hmac.compare_digest(
         got.proof, _proven(said, got, secret).proof
@@ -69,7 +71,7 @@ def check(said: Hello, given: Challenge, got: Proof, secret: bytes | None) -> No
     if secret is None:
         return
     if not hmac.compare_digest(got.proof, _hmac(secret, b"driver", said, given)):
-        raise Breach(Cause.AUTHENTICATION, "unknown driver, or not its secret")
+        raise Breach(Cause.AUTHENTICATION, "unknown driver or wrong secret")
 
 
 def _proven(said: Hello, given: Challenge, secret: bytes) -> Challenge:

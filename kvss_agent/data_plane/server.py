@@ -22,7 +22,7 @@ from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.channel import PlainChannel, TlsChannel
-from kvss_agent.data_plane.connection import AnyChannel, Connection, Latencies, Tiering, spawn
+from kvss_agent.data_plane.connection import AnyChannel, Connection, Latencies, TierHandler, spawn
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
 from kvss_agent.shard.hosted import HostedShard
@@ -44,7 +44,7 @@ class DataPlane:
         self,
         shards: Mapping[str, HostedShard],
         secrets: Mapping[str, bytes],
-        tiering: Tiering | None = None,
+        tier_requests: TierHandler | None = None,
         *,
         versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION),
         software: str = "",
@@ -57,7 +57,7 @@ class DataPlane:
         self.shards = shards
         self.secrets = secrets
         self.keys: Mapping[str, str] = {}  # of drivers, by fingerprint; may change likewise
-        self.tiering = tiering
+        self.tier_requests = tier_requests
         self.versions = versions
         self.software = software
         self.stall_seconds = stall_seconds
@@ -124,7 +124,7 @@ class DataPlane:
                 if self._stopping:
                     return
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log.warning("A connection has to wait: %s", error.strerror)
+                    log.warning("Cannot accept a connection yet: %s", error.strerror)
                     time.sleep(0.1)  # it stays in the backlog; others may end meanwhile
                 continue
             if cause := self._refuse_or_admit(sock, tls):
@@ -177,7 +177,7 @@ class DataPlane:
         while self._paths:  # only once: later it may be another agent's
             self._paths.pop().unlink(missing_ok=True)
         for connection in connections:
-            spawn(connection.say_goodbye, name=f"goodbye {connection.number}")
+            spawn(connection.send_goodbye, name=f"goodbye {connection.number}")
 
     def stop(self, seconds: float) -> bool:
         """Wait for them to leave, at most so long; then close. Whether all had left."""
@@ -197,7 +197,7 @@ class DataPlane:
         its driver has no place left."""
         return self.admission.prove(connection, driver)
 
-    def forget(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         with self._lock:
             self.admission.leave(connection)
             self._connections.pop(connection.number, None)
@@ -244,7 +244,7 @@ def remove_dead_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(f"{path} is there, and it is no socket")
+        raise FileExistsError(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))

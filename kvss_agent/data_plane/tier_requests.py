@@ -35,7 +35,7 @@ def _none() -> list[Tier2]:
     return []
 
 
-class LoopTiering:
+class TierRequests:
     """Carries out requests on the store of the moment. Without one they are refused: it may be on its
     way. What is to be removed goes from retiring stores, too; if tier 2 is off, from those only."""
 
@@ -50,7 +50,7 @@ class LoopTiering:
         self._retiring = retiring
         self._loop = loop
         self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
-        self._untold: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
+        self._unreported: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
 
     def start(
         self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: TierDone
@@ -121,15 +121,15 @@ class LoopTiering:
             return False  # counted by the store; perhaps nobody waits any more
         finally:
             del self._purges[store, scope]
-        before = self._untold.pop(scope, Removed(0, 0))
-        self._untold[scope] = Removed(before.columns + receipt.columns, before.bytes + receipt.bytes)
-        if len(self._untold) > PURGES_MAX:
-            del self._untold[next(iter(self._untold))]
+        before = self._unreported.pop(scope, Removed(0, 0))
+        self._unreported[scope] = Removed(before.columns + receipt.columns, before.bytes + receipt.bytes)
+        if len(self._unreported) > PURGES_MAX:
+            del self._unreported[next(iter(self._unreported))]
         return True
 
     def _receipt(self, scope: Scope) -> Answers:
         """Told once: several shards may have asked for this purge, and their driver adds up."""
-        removed = self._untold.pop(scope, Removed(0, 0))
+        removed = self._unreported.pop(scope, Removed(0, 0))
         return (TierAnswer.DONE, TierAnswer.DONE), (removed.columns, removed.bytes)
 
 

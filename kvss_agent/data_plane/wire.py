@@ -25,7 +25,7 @@ they belong and hands out exactly those places to be received into.
 |            |        |         |        |          | sequence 8 and note 8 of each; a data key 32, or |
 |            |        |         |        |          | none                                             |
 | TIERED     | agent  | request |        | answers  | outcome 1 of each; then none, or a note 8 of each|
-| TURNED     | agent  | request |        | reason   |                                                  |
+| REJECTED   | agent  | request |        | reason   |                                                  |
 | RESIZED    | agent  | slots   |        | extents  | slots of each extent 8                           |
 | SHRUNK     | driver | slots   |        |          |                                                  |
 | GOODBYE    | agent  |         |        |          |                                                  |
@@ -82,7 +82,7 @@ class Kind(IntEnum):
     REFILLED = 8
     DELETE = 9
     DELETED = 10
-    TURNED = 11
+    REJECTED = 11
     RESIZED = 12
     SHRUNK = 13
     GOODBYE = 14
@@ -396,10 +396,10 @@ class Tiered:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class Rejected:
     """A refill or delete was turned away: it came late, or there are too many."""
 
-    kind: ClassVar = Kind.TURNED
+    kind: ClassVar = Kind.REJECTED
     request: int
     reason: Miss
 
@@ -455,7 +455,7 @@ class Error:
     def decode(cls, body: bytes) -> Error:
         cause, sentence = _read_texts(body, 2)
         if cause not in _CAUSES:
-            raise _malformed("a cause that does not exist")
+            raise _malformed("an unknown cause")
         return cls(Cause(cause), sentence)
 
 
@@ -472,7 +472,7 @@ Frame = (
     | Deleted
     | Tier
     | Tiered
-    | Turned
+    | Rejected
     | Resized
     | Shrunk
     | Goodbye
@@ -532,10 +532,10 @@ def decode(kind: int, flags: int, count: int, number: int, body: bytes) -> Frame
             return Tier.decode(body, number, flags, count)
         case Kind.TIERED:
             return Tiered.decode(body, number, count)
-        case Kind.TURNED:
+        case Kind.REJECTED:
             if count >= len(_MISSES):
-                raise _malformed("a reason that does not exist")
-            return Turned(number, _MISSES[count])
+                raise _malformed("an unknown reason")
+            return Rejected(number, _MISSES[count])
         case Kind.RESIZED:
             return Resized(number, _read_longs(body, count))
         case Kind.SHRUNK:
@@ -639,7 +639,7 @@ def _read_answer(code: int) -> TierAnswer | Miss:
         return TierAnswer(code)
     if 0 <= code - TierAnswer.MISS < len(_MISSES):
         return _MISSES[code - TierAnswer.MISS]
-    raise _malformed("an answer that does not exist")
+    raise _malformed("an unknown answer")
 
 
 def _unpack(layout: struct.Struct, body: Bytes, *, exactly: bool = False) -> tuple[Any, ...]:

@@ -62,7 +62,7 @@ def guarded(
         except Refused as error:
             return problem(error.status, str(error), retry_seconds=error.retry_seconds)
         if owner is None:
-            return problem(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
+            return problem(HTTPStatus.UNAUTHORIZED, "A bearer token is required.")
         if not _has_place(request, owner):
             return problem(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -112,12 +112,14 @@ async def body_of(request: Request, most: int = BODY_BYTES_MAX) -> bytes:
     is longer."""
     announced = announced_bytes(request)
     if announced is not None and announced > most:
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes.")
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > most:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes."
+            )
     return bytes(body)
 
 
@@ -130,7 +132,7 @@ async def large_body_of(request: Request, most: int) -> AsyncIterator[memoryview
         yield memoryview(await body_of(request, most))
         return
     if announced > most:
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body has at most {most} bytes.")
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes.")
     place, at = memoryview(mmap(-1, announced)), 0
     try:
         if connection := _connection_of(request):
@@ -186,4 +188,4 @@ async def http_error(_request: Request, error: Exception) -> Response:
 
 
 async def failure(_request: Request, _error: Exception) -> Response:
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This has failed inside; the log tells more.")
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error; see the log.")

@@ -54,7 +54,7 @@ class BlockingExchange:
         Raises ValueError for an address that is none."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of an HTTP server")
+            raise ValueError(f"{url!r} is not an address of an HTTP server")
         self._host, self._prefix = parts.hostname, parts.path.rstrip("/")
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._trusted = (trusted or _system()) if parts.scheme == "https" else None
@@ -93,10 +93,12 @@ class BlockingExchange:
         except ssl.SSLError as error:  # that of a certificate is a ValueError, too
             raise unreached(error) from None
         except (http.client.InvalidURL, ValueError) as error:  # a header or a name that can't be sent
-            raise Unanswered(Fault.UNREACHED, f"It can't be asked: {error}.") from None
+            raise Unanswered(Fault.UNREACHED, f"Cannot reach it: {error}.") from None
         except http.client.HTTPException as error:
             why = str(error) or type(error).__name__
-            raise Unanswered(Fault.BROKEN, f"It broke off, or does not speak HTTP: {why}.") from None
+            raise Unanswered(
+                Fault.BROKEN, f"The connection broke, or it does not speak HTTP: {why}."
+            ) from None
         except OSError as error:
             raise unreached(error) from None
         else:
@@ -144,16 +146,16 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         seconds = min(self.left(), CONNECT_SECONDS_MAX)
-        line = socket.create_connection((self.host, self.port), seconds)
+        connected = socket.create_connection((self.host, self.port), seconds)
         try:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._trusted:
-                line.settimeout(self.left())  # a handshake has one deadline by itself
-                line = self._trusted.wrap_socket(line, server_hostname=self._server_name)
+                connected.settimeout(self.left())  # a handshake has one deadline by itself
+                connected = self._trusted.wrap_socket(connected, server_hostname=self._server_name)
         except BaseException:
-            line.close()
+            connected.close()
             raise
-        self.sock = _Line(line, self.left)
+        self.sock = _BoundedSocket(connected, self.left)
 
     def is_quiet(self) -> bool:
         """Nothing has come on it, not even its end."""
@@ -162,40 +164,40 @@ class _Connection(http.client.HTTPConnection):
         return not poll.poll(0)
 
 
-class _Line:
+class _BoundedSocket:
     """What `http.client` uses of a socket. Each wait has as long as is left."""
 
-    def __init__(self, line: socket.socket, left: Callable[[], float]) -> None:
-        self._line, self._left = line, left
+    def __init__(self, connected: socket.socket, left: Callable[[], float]) -> None:
+        self._socket, self._left = connected, left
 
     def sendall(self, data: ReadableBuffer) -> None:
         view = memoryview(data).cast("B")
         while view:
-            self._line.settimeout(self._left())
-            view = view[self._line.send(view) :]
+            self._socket.settimeout(self._left())
+            view = view[self._socket.send(view) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Answer(self._line, self._left))
+        return io.BufferedReader(_Answer(self._socket, self._left))
 
     def fileno(self) -> int:
-        return self._line.fileno()
+        return self._socket.fileno()
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
 
 
 class _Answer(io.RawIOBase):
     """The bytes of one answer. A socket that is closed meanwhile is so for good when this is."""
 
-    def __init__(self, line: socket.socket, left: Callable[[], float]) -> None:
-        self._line, self._left = line, left
-        self._bytes = line.makefile("rb", buffering=0)
+    def __init__(self, connected: socket.socket, left: Callable[[], float]) -> None:
+        self._socket, self._left = connected, left
+        self._bytes = connected.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: WriteableBuffer) -> int | None:
-        self._line.settimeout(self._left())
+        self._socket.settimeout(self._left())
         return self._bytes.readinto(into)
 
     def close(self) -> None:

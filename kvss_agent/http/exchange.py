@@ -165,9 +165,11 @@ class Exchange:
         except TimeoutError:
             raise Unanswered(Fault.LATE, f"It has not answered within {budget.seconds:g} s.") from None
         except httpx.InvalidURL as error:
-            raise Unanswered(Fault.UNREACHED, f"Its address is none: {error}.") from None
+            raise Unanswered(Fault.UNREACHED, f"Its address is invalid: {error}.") from None
         except httpx.RemoteProtocolError as error:
-            raise Unanswered(Fault.BROKEN, f"It broke off, or does not speak HTTP: {error}.") from None
+            raise Unanswered(
+                Fault.BROKEN, f"The connection broke, or it does not speak HTTP: {error}."
+            ) from None
         except (httpx.HTTPError, OSError, ValueError) as error:
             # A host name that can't be encoded, or that no certificate has, is a ValueError.
             raise unreached(error) from None

@@ -407,7 +407,7 @@ class BoundedServer(uvicorn.Server):
             try:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:
-                log.warning("A connection has to wait: %s", error.strerror)
+                log.warning("Cannot accept a connection yet: %s", error.strerror)
                 await asyncio.sleep(WAIT_SECONDS)  # it stays in the backlog; others may end meanwhile
                 continue
             try:

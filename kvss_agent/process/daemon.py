@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from kvss_agent.http.server import HttpPolicy, QuietServer
 from telemetry.emit.deltas import Collect
-from telemetry.emit.reporter import Telling
+from telemetry.emit.reporter import Reporter
 from telemetry.emit.transfers import TakeSlowest
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
@@ -29,7 +29,7 @@ WATCHDOG_SECONDS: Final = 1.0
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def http_server(
     application: Starlette,
     listener: socket.socket,
     policy: HttpPolicy | None = None,
@@ -86,7 +86,7 @@ async def _beat() -> None:
 
 
 @contextlib.asynccontextmanager
-async def telling(
+async def reporting(
     redis_url: str | None,
     otlp_url: str | None,
     kind: str,
@@ -97,7 +97,7 @@ async def telling(
 ) -> AsyncIterator[None]:
     """Tell our numbers for as long as this lasts, and at the end what is left of them. Without an
     address nobody is told."""
-    made = Telling(
+    made = Reporter(
         redis_url,
         otlp_url,
         kind,

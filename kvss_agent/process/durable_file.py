@@ -12,7 +12,7 @@ from typing import Final
 ABANDONED_SECONDS: Final = 60.0  # a file that was begun so long ago: its writer was killed
 
 
-def keep(document: Path, raw: bytes, *, replace: bool = True) -> None:
+def write_durably(document: Path, raw: bytes, *, replace: bool = True) -> None:
     """Write it whole or not at all; it has secrets in it, so it is for this user only.
 
     Any number may write it at once: the last one stays, without `replace` the first. Raises OSError.

@@ -54,7 +54,7 @@ def credential(token: str, name: str) -> str:
 
 
 @dataclass(slots=True)
-class Standing:
+class MembershipStatus:
     """How we stand with the console, and what became of each call."""
 
     state: str = "alone"  # "joining", "joined", "away" (it does not answer), "refused"
@@ -89,7 +89,7 @@ class Console:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class JoiningProcess:
     """Who joins: `kind` is nodes or drivers; `topic` is what its numbers are told under."""
 
     kind: str
@@ -128,17 +128,17 @@ _PROBLEM: Final = msgspec.json.Decoder(_Problem)
 class Member:
     """Joins and beats, for as long as `run` is not cancelled."""
 
-    def __init__(self, console: Console, identity: Identity, standing: Standing) -> None:
+    def __init__(self, console: Console, identity: JoiningProcess, status: MembershipStatus) -> None:
         self.console = console
         self.identity = identity
-        self.standing = standing
+        self.status = status
         self._credential = credential(identity.token, identity.topic)
         self._is_unknown = identity.is_new and bool(console.join_token)
         self._failures = 0
         self._why_unknown = ""  # as the console says
 
     async def run(self) -> None:
-        self.standing.state = "joining"
+        self.status.state = "joining"
         async with httpx.AsyncClient(
             base_url=self.console.url,
             timeout=ANSWER_SECONDS_MAX,
@@ -149,8 +149,8 @@ class Member:
                 # What fails in a heartbeat must not be the last one: nobody would notice its end.
                 [seconds] = await asyncio.gather(self.once(client), return_exceptions=True)
                 if isinstance(seconds, BaseException):
-                    log.error("A heartbeat has failed inside", exc_info=seconds)
-                    seconds = self._away("a heartbeat has failed inside; the log tells more")
+                    log.error("A heartbeat failed with an internal error", exc_info=seconds)
+                    seconds = self._away("a heartbeat failed with an internal error; see the log")
                 # Not all at the same moment, also after the console was away for all of them.
                 await asyncio.sleep(seconds * random.uniform(0.8, 1.0))  # noqa: S311
 
@@ -208,10 +208,10 @@ class Member:
         except (httpx.HTTPError, Malformed, Unusable, OSError) as error:
             problem = str(error)
         if problem:
-            self.standing.calls["not certified"] += 1
-            log.warning("There is no new certificate: %s", problem)
+            self.status.calls["not certified"] += 1
+            log.warning("Certificate request failed: %s", problem)
             return False
-        self.standing.calls["certified"] += 1
+        self.status.calls["certified"] += 1
         log.info("The console has issued a certificate")
         return True
 
@@ -260,12 +260,12 @@ class Member:
         return float(min(AGAIN_SECONDS * 2 ** min(self._failures - 1, 10), AGAIN_SECONDS_MAX))
 
     def _now(self, state: str, reason: str) -> None:
-        standing = self.standing
-        standing.calls[state] += 1
-        if (state, reason) != (standing.state, standing.reason):
+        status = self.status
+        status.calls[state] += 1
+        if (state, reason) != (status.state, status.reason):
             level = logging.INFO if state == "joined" else logging.WARNING
             log.log(level, "Console %s: %s%s", self.console.url, state, f": {reason}" if reason else "")
-        standing.state, standing.reason = state, reason
+        status.state, status.reason = state, reason
 
 
 def _detail_of(answer: httpx.Response) -> str:
@@ -283,12 +283,14 @@ def _authorities_of(answer: httpx.Response) -> str:
 
 
 @contextlib.asynccontextmanager
-async def member(console: Console | None, identity: Identity, standing: Standing) -> AsyncIterator[None]:
+async def member(
+    console: Console | None, identity: JoiningProcess, status: MembershipStatus
+) -> AsyncIterator[None]:
     """Be part of the fleet for as long as this lasts. Without a console we are alone."""
     if console is None:
         yield
         return
-    task = asyncio.create_task(Member(console, identity, standing).run(), name="heartbeat")
+    task = asyncio.create_task(Member(console, identity, status).run(), name="heartbeat")
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ class Options:
                 if name in names:
                     self._given.setdefault(name, value)
                 else:
-                    self.problems.append(f"{variable} is no setting.")
+                    self.problems.append(f"{variable} is not a setting.")
 
     def take(
         self, name: str, default: T, convert: Callable[[str], T], allowed: str, *, secret: bool = False
@@ -71,7 +71,7 @@ class Options:
                     self.has_made_token = True
             token = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            self.problems.append(f"The token cannot be kept in {path}: {error}")
+            self.problems.append(f"Cannot write the token to {path}: {error}")
             return ""
         if len(token) < TOKEN_CHARACTERS_MIN or not token.isascii():
             self.problems.append(

@@ -70,24 +70,24 @@ def read(text: str, authorities: Sequence[x509.Certificate], now: datetime | Non
     """Raises NotAllowed for one that is not signed by an authority, or is over."""
     at = now or datetime.now(UTC)
     if len(text) > TEXT_MAX:
-        raise NotAllowed("This is no capability.")
+        raise NotAllowed("This is not a capability.")
     try:
         raw, _, signature = text.removeprefix(PREFIX).partition(".")
         content = _bytes(raw)
         is_signed = signed_by_authority(authorities, CONTEXT + content, _bytes(signature), at)
     except ValueError as error:
-        raise NotAllowed("This is no capability.") from error
+        raise NotAllowed("This is not a capability.") from error
     if not is_signed:
         raise NotAllowed("The capability is not signed by an authority that this agent knows.")
     try:
         capability = decode(content, _DECODER, MESSAGE)
     except Malformed as error:
-        raise NotAllowed("This is no capability of this version.") from error
+        raise NotAllowed("The capability has another version.") from error
     left = capability.expires_at - at.timestamp()
     if left <= 0:
-        raise NotAllowed("The capability is over.")
+        raise NotAllowed("The capability has expired.")
     if left > LIFE_SECONDS_MAX:
-        raise NotAllowed("The capability is for longer than capabilities are.")
+        raise NotAllowed("The capability is valid for too long.")
     return capability
 
 

@@ -105,7 +105,7 @@ def read_certificate(pem: str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem.encode())
     except ValueError as error:
-        raise Unusable("This is no certificate, in PEM.") from error
+        raise Unusable("This is not a PEM certificate.") from error
 
 
 def read_authorities(bundle: str) -> list[x509.Certificate]:
@@ -115,7 +115,7 @@ def read_authorities(bundle: str) -> list[x509.Certificate]:
     try:
         found = x509.load_pem_x509_certificates(bundle.encode())
     except ValueError as error:
-        raise Unusable("This is no bundle of certificates, in PEM.") from error
+        raise Unusable("This is not a PEM bundle of certificates.") from error
     if not 0 < len(found) <= AUTHORITIES_MAX:
         raise Unusable(f"A bundle has 1 to {AUTHORITIES_MAX} authorities.")
     return found

@@ -146,7 +146,7 @@ def opened(raw: bytes, public_key: str, question: Question, identity: str, kind:
             raise NotConfirmed("Its confirmation is not signed with its key.")
         statement: S = decoder.decode(signed.payload, kind, ANSWER)
     except Malformed as error:
-        raise NotConfirmed(f"Its answer is no confirmation: {error}.") from error
+        raise NotConfirmed(f"Its answer is not a confirmation: {error}.") from error
     if why := statement.answers(question, identity):
         raise NotConfirmed(why)
     return statement

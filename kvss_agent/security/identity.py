@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 
 KEY_FILE: Final = "identity.key"
 PEM_BYTES_MAX: Final = 4096  # of a key or of a certificate request
@@ -93,7 +93,7 @@ def requested_key(certificate_request: str) -> str:
         key = _p256(request.public_key())
         is_proven = request.is_signature_valid
     except (UnsupportedAlgorithm, ValueError) as error:
-        raise Unusable("This is no certificate request for an EC P-256 key, in PEM.") from error
+        raise Unusable("This is not a PEM certificate request for an EC P-256 key.") from error
     if not is_proven:
         raise Unusable("The certificate request is not signed with the key that it asks for.")
     return public_pem(key)
@@ -104,7 +104,7 @@ def fingerprint(public_key_pem: str) -> str:
     try:
         key = _p256(load_pem_public_key(public_key_pem.encode()))
     except (UnsupportedAlgorithm, ValueError) as error:
-        raise Unusable("This is no EC P-256 public key, in PEM.") from error
+        raise Unusable("This is not a PEM public key on EC P-256.") from error
     return key_fingerprint(key)
 
 
@@ -129,7 +129,7 @@ def _load_or_make(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         made = ec.generate_private_key(ec.SECP256R1())
         pem = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        keep(path, pem, replace=False)
+        write_durably(path, pem, replace=False)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (TypeError, UnsupportedAlgorithm, ValueError) as error:

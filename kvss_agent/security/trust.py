@@ -26,7 +26,7 @@ import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from kvss_agent.security.certificates import (
     is_issued_by,
     peer_of,
@@ -40,13 +40,13 @@ from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
 
-KEPT_FILE: Final = "certificate.json"
+CERTIFICATE_FILE: Final = "certificate.json"
 AUTHORITIES_FILE: Final = "authorities.pem"  # for whoever connects to us, such as engines
 RENEW_AT: Final = 2 / 3  # of its life
 DESCRIPTORS: Final = Path("/proc/self/fd")  # the open files of this process, by number
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredCertificates(msgspec.Struct, frozen=True):
     """What the console has issued. `digest` names the authorities, and which of them signs."""
 
     certificate: str = ""
@@ -55,10 +55,10 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class _Credentials:
     """What holds for the next handshake."""
 
-    kept: Kept
+    stored: StoredCertificates
     server: ssl.SSLContext
     client: ssl.SSLContext | None
     authorities: Sequence[x509.Certificate]
@@ -68,11 +68,11 @@ class _Now:
 class Trust:
     """All methods may be called from any thread. What holds is replaced as a whole."""
 
-    def __init__(self, identity: ProcessIdentity, kept: Kept) -> None:
-        """Raises Unusable for what was kept and does not fit our key."""
+    def __init__(self, identity: ProcessIdentity, stored: StoredCertificates) -> None:
+        """Raises Unusable for what was stored and does not fit our key."""
         self.identity = identity
         self._self_signed = self_signed(identity.key, identity.topic)
-        self._now = self._made(kept)
+        self._now = self._made(stored)
         # Handshakes begin with this one, and go on with what holds at that moment: certificate, key and
         # whom to believe. Tickets would let somebody in again by what held earlier.
         # At a control API somebody without a certificate is nobody; one that is not believed ends it.
@@ -83,13 +83,13 @@ class Trust:
     def load(cls, identity: ProcessIdentity) -> Trust:
         """With the certificate that it was issued last, where that is still there and is ours."""
         try:
-            kept = decode((identity.state_dir / KEPT_FILE).read_bytes(), Kept)
-            return cls(identity, kept)
+            stored = decode((identity.state_dir / CERTIFICATE_FILE).read_bytes(), StoredCertificates)
+            return cls(identity, stored)
         except FileNotFoundError:
             pass
         except (Unusable, Malformed) as error:
-            log.warning("The kept certificate can't be used, and is asked for again: %s", error)
-        return cls(identity, Kept())
+            log.warning("The stored certificate is unusable; requesting another: %s", error)
+        return cls(identity, StoredCertificates())
 
     @property
     def authorities(self) -> Sequence[x509.Certificate]:
@@ -97,7 +97,7 @@ class Trust:
 
     @property
     def digest(self) -> str:
-        return self._now.kept.digest
+        return self._now.stored.digest
 
     @property
     def has_certificate(self) -> bool:
@@ -110,7 +110,7 @@ class Trust:
     def is_due(self, digest: str, now: datetime | None = None) -> bool:
         """Whether to ask for a certificate: the console has other authorities, or ours is ageing."""
         held = self._now
-        return digest != held.kept.digest or (
+        return digest != held.stored.digest or (
             held.renew_at is not None and (now or datetime.now(UTC)) >= held.renew_at
         )
 
@@ -119,11 +119,11 @@ class Trust:
 
         It is on disk before it is used. Raises Unusable, and changes nothing then; OSError.
         """
-        kept = Kept(certificate, authorities, digest)
-        made = self._made(kept)
+        stored = StoredCertificates(certificate, authorities, digest)
+        made = self._made(stored)
         directory = self.identity.state_dir
-        keep(directory / KEPT_FILE, msgspec.json.encode(kept))
-        keep(directory / AUTHORITIES_FILE, authorities.encode())
+        write_durably(directory / CERTIFICATE_FILE, msgspec.json.encode(stored))
+        write_durably(directory / AUTHORITIES_FILE, authorities.encode())
         self._now = made
 
     def _listening(self, mode: ssl.VerifyMode) -> ssl.SSLContext:
@@ -137,18 +137,21 @@ class Trust:
     def _go_on(self, connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
         connection.context = self._now.server
 
-    def _made(self, kept: Kept) -> _Now:
+    def _made(self, stored: StoredCertificates) -> _Credentials:
         key_pem = self.identity.key_pem()
-        if not kept.certificate:
+        if not stored.certificate:
             server = _context(ssl.PROTOCOL_TLS_SERVER, self._self_signed, key_pem)
-            return _Now(kept, server, None, (), None)
-        certificate, authorities = read_certificate(kept.certificate), read_authorities(kept.authorities)
+            return _Credentials(stored, server, None, (), None)
+        certificate, authorities = (
+            read_certificate(stored.certificate),
+            read_authorities(stored.authorities),
+        )
         _check(certificate, authorities, self.identity)
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return _Now(
-            kept,
-            _context(ssl.PROTOCOL_TLS_SERVER, kept.certificate, key_pem, kept.authorities),
-            _context(ssl.PROTOCOL_TLS_CLIENT, kept.certificate, key_pem, kept.authorities),
+        return _Credentials(
+            stored,
+            _context(ssl.PROTOCOL_TLS_SERVER, stored.certificate, key_pem, stored.authorities),
+            _context(ssl.PROTOCOL_TLS_CLIENT, stored.certificate, key_pem, stored.authorities),
             authorities,
             begins + (ends - begins) * RENEW_AT,
         )

@@ -45,7 +45,7 @@ class NoMemory(Exception):
     """The machine cannot grant what was asked for. Nothing has changed."""
 
 
-def silent(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Progress that nobody follows."""
 
 
@@ -110,7 +110,12 @@ class Extent:
 
     @classmethod
     def allocate(
-        cls, slot_bytes: int, slots: int, progress: Progress = silent, *, huge_pages: bool = False
+        cls,
+        slot_bytes: int,
+        slots: int,
+        progress: Progress = ignore_progress,
+        *,
+        huge_pages: bool = False,
     ) -> Extent:
         """New memory, all of it present. Raises NoMemory if there is not enough."""
         length = slots * slot_bytes
@@ -159,7 +164,7 @@ class Extent:
         if start < len(self.map):
             _punch(self.fd, start, len(self.map))
 
-    def take_back(self, first: int, end: int, progress: Progress = silent) -> None:
+    def take_back(self, first: int, end: int, progress: Progress = ignore_progress) -> None:
         """Allocate these slots anew, which `free` has freed. Raises NoMemory if there is not enough."""
         size = self.slot_bytes
         _allocate(self.fd, first * size, end * size, progress, huge_pages=self.huge_pages)
@@ -218,7 +223,12 @@ class Arena:
 
     @classmethod
     def allocate(
-        cls, slot_bytes: int, slots: int, progress: Progress = silent, *, huge_pages: bool = False
+        cls,
+        slot_bytes: int,
+        slots: int,
+        progress: Progress = ignore_progress,
+        *,
+        huge_pages: bool = False,
     ) -> Arena:
         """A new arena, its memory present. Raises NoMemory; leaves nothing behind then."""
         arena = cls(slot_bytes, [])
@@ -246,7 +256,7 @@ class Arena:
         raise IndexError("the extents are smaller than the arena")
 
     def grow(
-        self, slots: int, progress: Progress = silent, *, huge_pages: bool = False
+        self, slots: int, progress: Progress = ignore_progress, *, huge_pages: bool = False
     ) -> Extent | None:
         """Make it so many slots. The new extent, if one was needed.
 

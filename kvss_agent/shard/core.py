@@ -98,7 +98,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Reject:
     """Answer a refill, a delete or a fill with this miss: it was turned away."""
 
     owner: Owner
@@ -120,7 +120,7 @@ class Truncate:
     slots: int
 
 
-Effect = Receive | Serve | Clear | Fill | Turn | Publish | Truncate
+Effect = Receive | Serve | Clear | Fill | Reject | Publish | Truncate
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class Shard:
         """
         _check_batch(slots)
         if first > self.accepted + 1 or first < 1:
-            raise Breach(Cause.ORDER, f"evict {first} comes after {self.accepted}")
+            raise Breach(Cause.ORDER, f"evict {first} does not follow {self.accepted}")
         if len(self._runs) >= RUNS_MAX:
             raise Breach(Cause.LIMIT, f"more than {RUNS_MAX} runs of evicts at once")
         if self._runs and self._runs[0].owner != owner:
@@ -390,7 +390,7 @@ class Shard:
         _check_batch(slots)
         if sum(parked.owner == owner for parked in self._parked) >= PARKED_MAX:
             self.counts.refused += 1
-            return [Turn(owner, request, Miss.REFUSED)]
+            return [Reject(owner, request, Miss.REFUSED)]
         self._arrivals += 1
         deadline = now + min(wait_seconds, WAIT_SECONDS_MAX)
         self._next_late = min(self._next_late, deadline)
@@ -428,7 +428,7 @@ class Shard:
                 effects.append(effect)
             elif parked.deadline <= now:
                 self.counts.late += 1
-                effects.append(Turn(parked.owner, parked.request, Miss.LATE))
+                effects.append(Reject(parked.owner, parked.request, Miss.LATE))
             else:
                 waiting.append(parked)
         self._parked[:due] = waiting

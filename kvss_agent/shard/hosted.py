@@ -19,7 +19,7 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.mover import zero
 from kvss_agent.shard import seal
-from kvss_agent.shard.arena import Arena, CountPage, Extent, Progress, silent
+from kvss_agent.shard.arena import Arena, CountPage, Extent, Progress, ignore_progress
 from kvss_agent.shard.core import (
     LEASE_SECONDS_MAX,
     Clear,
@@ -27,10 +27,10 @@ from kvss_agent.shard.core import (
     Fill,
     Publish,
     Receive,
+    Reject,
     Serve,
     Shard,
     Truncate,
-    Turn,
 )
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
@@ -48,7 +48,7 @@ def _nobody(moment: float) -> None:
     """Nobody has to be woken."""
 
 
-Mine = Receive | Serve | Clear | Fill | Turn
+Mine = Receive | Serve | Clear | Fill | Reject
 
 
 class Member(Protocol):
@@ -58,7 +58,7 @@ class Member(Protocol):
     driver: str
     left: threading.Event  # it touches no memory of the shard any more
 
-    def post(self, what: Mine | Line) -> None:
+    def post(self, what: Mine | SlotLimit) -> None:
         """Have this done by a thread of the connection's own. Does not block."""
 
     def close(self, cause: Cause, sentence: str) -> None:
@@ -66,14 +66,14 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SlotLimit:
     """The line of the shard is here now, or its memory is another."""
 
     slots: int
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ShardIdentity:
     """What a shard is, apart from its size. Another identity is another shard."""
 
     name: str
@@ -90,7 +90,7 @@ class HostedShard:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ShardIdentity,
         arena: Arena,
         applied: int = 0,
         *,
@@ -285,7 +285,7 @@ class HostedShard:
 
     # Size and end
 
-    def resize(self, slots: int, progress: Progress = silent) -> None:
+    def resize(self, slots: int, progress: Progress = ignore_progress) -> None:
         """Move the line. Raises NoMemory and changes nothing if there is not enough.
 
         Growing takes as long as its memory takes to be made present; the shard goes on meanwhile.
@@ -308,7 +308,7 @@ class HostedShard:
                 self._must_be_here()
                 self._carry_out(self.core.resize(slots, self._clock()), None)
                 if self._shared and self._writer and slots > before:
-                    self._writer.post(Line(slots))
+                    self._writer.post(SlotLimit(slots))
 
     def shrunk(self, slots: int) -> None:
         """The driver that shares the arena uses nothing above this line any more."""
@@ -331,7 +331,7 @@ class HostedShard:
             if writer:
                 self._agreed = slots
                 self._shrunk.clear()
-                writer.post(Line(slots))
+                writer.post(SlotLimit(slots))
         # A reader there may look for as long as a lease lasts.
         if writer and not self._shrunk.wait(LEASE_SECONDS_MAX + LEAVE_SECONDS):
             writer.close(Cause.STALLED, "the driver does not let go of slots that are taken away")
@@ -366,13 +366,13 @@ class HostedShard:
             self.arena.free(self.arena.slots)
             with self._lock:
                 if self._shared and self._writer:
-                    self._writer.post(Line(self.core.slots))
+                    self._writer.post(SlotLimit(self.core.slots))
 
     # Inside, under the lock
 
     def _must_be_here(self) -> None:
         if self._gone:
-            raise Breach(Cause.GONE, "the shard was taken away")
+            raise Breach(Cause.GONE, "the shard was removed")
 
     def _look_at_count(self) -> None:
         """A driver that shares the arena counts by itself; see how far it is."""

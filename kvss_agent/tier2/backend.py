@@ -70,7 +70,7 @@ class Outgoing(NamedTuple):
 Incoming = tuple[str, Sequence[memoryview]]  # the name of a file, and where its bytes go
 
 
-def silent(done: int, total: int | None) -> None:
+def ignore_progress(done: int, total: int | None) -> None:
     """Progress that nobody follows."""
 
 
@@ -101,7 +101,7 @@ class Backend(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Remove these files; those that are not there are none the less gone."""
 
-    def files(self, progress: Progress = silent) -> Iterator[Found]:
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         """All column files, and away with what dead writers left. Others may write meanwhile."""
 
     def purge(self, scope: Scope) -> Removed:

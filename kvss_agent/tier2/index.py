@@ -210,7 +210,7 @@ class Index:
             if reading.bytes:
                 self._org(address.tag).idle[address] = reading.bytes
 
-    def forget(self, address: Address) -> None:
+    def remove(self, address: Address) -> None:
         """Its file is not there: somebody else removed it. Not for what is written or leaving."""
         held = self._pop_idle(address)
         if reading := self._reading.get(address):
@@ -273,7 +273,7 @@ class Index:
         False if a cap was lowered since, and there is no room any more: nothing may be written.
         """
         for victim in ticket.victims:
-            self.left(victim)
+            self.finish_removal(victim)
         org = self._org(ticket.address.tag)
         self._store.held += ticket.bytes - ticket.claimed[0]
         org.held += ticket.bytes - ticket.claimed[1]
@@ -294,21 +294,21 @@ class Index:
             self._free(ticket.address.tag, ticket.bytes)
             return
         for victim in reversed(ticket.victims):
-            self.stayed(victim)
+            self.cancel_removal(victim)
         self._store.held -= ticket.claimed[0]
         self._org(ticket.address.tag).held -= ticket.claimed[1]
         self._drop_if_empty(ticket.address.tag)
 
     # Removing
 
-    def leave(self, address: Address) -> int:
+    def begin_removal(self, address: Address) -> int:
         """Its file is about to be removed. How many bytes are known of it; it is not busy."""
         size = self._pop_idle(address)
         self._leaving[address] = size
         self._mark(address.tag, size)
         return size
 
-    def left(self, address: Address) -> None:
+    def finish_removal(self, address: Address) -> None:
         """Its file is gone."""
         size = self._leaving.pop(address)
         self._mark(address.tag, -size)
@@ -330,10 +330,10 @@ class Index:
             overdue = org.overdue(now - seconds, most - len(expired))
             expired |= {address: now - written - seconds for address, written in overdue.items()}
         for address in expired:
-            self.leave(address)
+            self.begin_removal(address)
         return expired
 
-    def stayed(self, address: Address) -> None:
+    def cancel_removal(self, address: Address) -> None:
         """Its file could not be removed: it is the first of its org to be evicted next time."""
         size = self._leaving.pop(address)
         if size:
@@ -464,7 +464,7 @@ class Index:
             loser = org if lacking_org > 0 else self._loser(org, size)
             if loser is None or not loser.idle:
                 for address in reversed(chosen):
-                    self.stayed(address)
+                    self.cancel_removal(address)
                 return None
             freed = self._evict(loser, chosen)
             lacking_store -= freed

@@ -40,7 +40,7 @@ from kvss_agent.tier2.backend import (
     Progress,
     Removed,
     Seen,
-    silent,
+    ignore_progress,
 )
 from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.files import Staged, discard, unless_swept
@@ -76,7 +76,7 @@ def _failed(error: OSError) -> Failed:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ class Posix:
         self._calls = system_files(mover)
 
     def open(self) -> None:
-        with _told():
+        with _translated():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for attempt in range(_ATTEMPTS):
                 try:
@@ -164,17 +164,17 @@ class Posix:
         return answers
 
     def look(self, name: str) -> Seen | None:
-        with _told():
+        with _translated():
             return _look(f"{self._prefix}{name}")
 
     def delete(self, names: Sequence[str]) -> None:
-        with _told():
+        with _translated():
             for name in names:
                 _unlink(f"{self._prefix}{name}")
 
-    def files(self, progress: Progress = silent) -> Iterator[Found]:
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._strangers = 0
-        with _told():
+        with _translated():
             folders = [
                 f"{namespace}/{tag}/{folder}"
                 for namespace in self._directories("")
@@ -188,7 +188,7 @@ class Posix:
 
     def purge(self, scope: Scope) -> Removed:
         columns = size = 0
-        with _told():
+        with _translated():
             for _ in range(_ATTEMPTS):
                 left = False
                 for folder in self._folders_of(scope):

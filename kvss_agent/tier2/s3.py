@@ -29,7 +29,7 @@ from kvss_agent.tier2.backend import (
     Progress,
     Removed,
     Seen,
-    silent,
+    ignore_progress,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _RETRY: Final[RetryConfig] = {
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _translated() -> Iterator[None]:
     """What the service refuses is a fault with a name."""
     try:
         yield
@@ -111,7 +111,7 @@ class S3:
 
     def open(self) -> None:
         """Refuses a bucket that keeps old versions: a purge would leave all of them behind."""
-        with _told():
+        with _translated():
             versioned = obstore.put(self._store, _PROBE, b"probe")["version"] not in (None, "null")
             obstore.delete(self._store, _PROBE)
         if versioned:
@@ -131,7 +131,7 @@ class S3:
         if not intact():
             return False
         try:
-            with _told():
+            with _translated():
                 obstore.put(self._store, name, body, use_multipart=False)
         except Failed as failed:
             if failed.fault is Fault.UNREACHABLE:  # the object may be there, and only the answer is lost
@@ -141,7 +141,7 @@ class S3:
         return True
 
     def _read(self, name: str, parts: Sequence[memoryview]) -> int | None:
-        with _told():
+        with _translated():
             try:
                 result = obstore.get(self._store, name)
             except FileNotFoundError:
@@ -149,7 +149,7 @@ class S3:
             return _scatter(result.stream(min_chunk_size=_CHUNK_BYTES), parts)
 
     def look(self, name: str) -> Seen | None:
-        with _told():
+        with _translated():
             try:
                 found = obstore.head(self._store, name)
             except FileNotFoundError:
@@ -157,14 +157,14 @@ class S3:
             return Seen(found["size"], found["last_modified"].timestamp())
 
     def delete(self, names: Sequence[str]) -> None:
-        with _told():
+        with _translated():
             if names:
                 obstore.delete(self._store, list(names))
 
-    def files(self, progress: Progress = silent) -> Iterator[Found]:
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._strangers = done = 0
         progress(done, None)
-        with _told():
+        with _translated():
             for page in obstore.list(self._store, chunk_size=PAGE_OBJECTS):
                 for item in page:
                     address = parse(item["path"])
@@ -177,7 +177,7 @@ class S3:
 
     def purge(self, scope: Scope) -> Removed:
         columns = size = 0
-        with _told():
+        with _translated():
             for _ in range(_ATTEMPTS):
                 found = False
                 for folder in self._folders_of(scope):

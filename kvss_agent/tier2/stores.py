@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
@@ -348,11 +348,11 @@ class Stores:
         try:
             self._write_down(left)
         except OSError as error:  # it is looked into once more, by the next life
-            log.warning("That %s is empty can't be written down: %s", place, error)
+            log.warning("Cannot record that %s is empty: %s", place, error)
 
     def _write_down(self, noted: Mapping[str, Tier2Settings]) -> None:
         if noted != self._remembered or not self._note.exists():
-            keep(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
+            write_durably(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
             self._remembered = dict(noted)
 
 

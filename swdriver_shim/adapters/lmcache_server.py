@@ -104,7 +104,7 @@ class LmcacheServer:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 if not self._stopping.is_set():
-                    log.warning("A connection has to wait: %s", error.strerror)
+                    log.warning("Cannot accept a connection yet: %s", error.strerror)
                     time.sleep(0.1)  # descriptors may come free
                 continue
             self._begin(sock)

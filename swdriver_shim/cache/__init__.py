@@ -1,1 +1,1 @@
-"""What is cached for whom, until when, and what goes first. No bytes, no clocks, no sockets."""
+"""Which columns are cached for whom and until when. No bytes, no clocks, no sockets."""

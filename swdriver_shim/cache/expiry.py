@@ -1,4 +1,4 @@
-"""When the sweeper looks at which column: in the second in which it may have expired, or earlier."""
+"""When the sweeper checks which column: in the second in which it may have expired, or earlier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.policy import NEVER
 
-LOOK_AHEAD_SECONDS: Final = 3600  # columns that expire later are looked at before: it bounds the seconds
+LOOK_AHEAD_SECONDS: Final = 3600  # columns that expire later are checked earlier: it bounds the seconds
 
 
 class ExpirySchedule:
@@ -47,7 +47,7 @@ class ExpirySchedule:
         due[column] = None
 
     def reschedule(self, columns: Iterable[Column]) -> None:
-        """The policy of these columns has changed. `catch_up` schedules them anew, in pieces."""
+        """The policy of these columns has changed. `catch_up` reschedules them, in pieces."""
         if some := list(columns):
             self._to_reschedule.append(some)
 

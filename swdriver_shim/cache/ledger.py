@@ -84,7 +84,7 @@ class Ledger:
         self._stock.orgs_with_keys = frozenset(orgs)
 
     def set_slot_limit(self, group: int, slots: int) -> None:
-        """Use so many slots of the group. Columns in higher slots are gone, with the agents' memory."""
+        """Use so many slots of the group. Columns in higher slots are lost with the agents' memory."""
         pool = self.pools[group]
         is_lower = slots < pool.limit
         pool.set_limit(slots)
@@ -391,7 +391,7 @@ class Ledger:
         return self._stock.overstay
 
     def set_listener(self, listener: Listener) -> None:
-        """Have it told which columns can be served, as they arrive and are removed."""
+        """Notify the listener when columns can be served, and when they can't any more."""
         self._stock.listener = listener
 
     def reuse(self, org: str, now: float) -> Sample | None:

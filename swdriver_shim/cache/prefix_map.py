@@ -69,7 +69,7 @@ class Column:
         self.uses = 0
         self.priority = 0
         self.ttl: int | None = None  # seconds, of its own
-        self.due = 0  # the second in which the sweeper looks at it next
+        self.due = 0  # the second in which the sweeper checks it next
         self.ref_count = 0  # columns behind it, and uses that pin it
         self.tier2_used_at: float | None = (
             None  # in the dates of its copy in tier 2; None: no copy is known
@@ -280,7 +280,8 @@ class Account:
         return found
 
     def stamp(self, hit: Sequence[Column], now: float) -> None:
-        """These columns are used now. Displacement policies are told before the columns are stamped."""
+        """These columns are used now. Displacement policies are notified before the columns are
+        stamped."""
         priorities = {column.priority for column in hit}
         for priority in priorities:
             path = hit

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     OTHER_NAMESPACE = "other_namespace"  # stored, but of another model, revision, dtype, layout, adapter
     NO_STORE = "no_store"  # by a request or the policy
     TIER2_LATE = "tier2_late"  # it was in tier 2, and was not recalled in time
-    NOT_WORTH_IT = "not_worth_it"  # computing it anew is faster than fetching it
+    NOT_WORTH_IT = "not_worth_it"  # computing it is faster than refilling it
     AGENT_LOST = "agent_lost"
     SEAL_REFUSED = "seal_refused"  # its bytes were not the stored ones, or not complete
 

@@ -61,21 +61,13 @@ class RecallPlanner:
         self.recalled = Recalled()
 
     def search(self, prompt: HasKeys, start: int, now: float) -> Search | None:
-        """Find the columns from depth `start` on that exist in tier 2. None if there is nothing to ask.
-
-        The generator yields questions and is sent the answers. Its result is for `begin`.
-        """
+        """See `Tier2.search`."""
         if start >= len(prompt.keys) or not self._may_ask(prompt):
             return None
         return _search(self._stock.layout.groups, self._usable(prompt, now), start)
 
     def begin(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> list[Recall]:
-        """Take slots for columns that exist in tier 2, as far as they lengthen the prefix and there is
-        room.
-
-        The recalls are in the prompt's order. Each has to be ended with `finish`, and before it is
-        carried out, `start` has to be called.
-        """
+        """See `Tier2.begin_recalls`."""
         if not self._may_ask(prompt):
             return []
         groups, places = self._stock.layout.groups, list[Place]()
@@ -95,8 +87,7 @@ class RecallPlanner:
         ]
 
     def start(self, recall: Recall, now: float) -> bool:
-        """Begin to carry the recall out, without columns that were removed since. Whether any is
-        left."""
+        """See `Tier2.start_recall`."""
         recall.places = [
             place for place in recall.places if is_recalling(place) and not place.column.map.purged_by
         ]
@@ -104,8 +95,7 @@ class RecallPlanner:
         return bool(recall.places)
 
     def finish(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
-        """End the recall. Columns with dates in `found` are in their slots; the others are removed, with
-        the reason if there is one."""
+        """See `Tier2.finish_recall`. Columns that did not arrive are removed."""
         stock, recalled = self._stock, self.recalled
         if recall.number and not stock.slots.end(recall):
             return
@@ -136,7 +126,7 @@ class RecallPlanner:
         stock.arrived(arrived, now)
 
     def skip(self, prompt: HasKeys, exists: Sequence[Collection[int]]) -> None:
-        """It is faster to compute these columns."""
+        """See `Tier2.skip_recalls`."""
         for depth in set().union(*exists):
             self._stock.ghosts.add(prompt.keys[depth], Reason.NOT_WORTH_IT)
 
@@ -203,15 +193,13 @@ class RestorePlanner:
         self._restores: deque[tuple[Place, frozenset[int]]] = deque()
 
     def lose(self, group: int, shards: frozenset[int]) -> None:
-        """These shards have lost all columns of a group. `check_lost` goes through the columns; until
-        then refills of them are refused."""
+        """See `Ledger.lose`. `check_lost` goes through the columns."""
         self._losing[group] = self._losing.get(group, frozenset()) | shards
         for account in self._stock.accounts.values():
             self._lost.append((deque(account.columns(group)), shards))
 
     def refuse(self, column: Column, reason: Reason) -> None:
-        """The bytes in the column's slot are not its own, or not available. Remove the column, or
-        restore it if an agent has lost it."""
+        """See `Ledger.refuse`."""
         lost = self._losing.get(column.map.group)
         if column.state is State.READY and not (lost and self._restore(column, lost)):
             self._stock.remove(column, reason)
@@ -232,7 +220,7 @@ class RestorePlanner:
         return bool(self._lost) and self._may_restore_more
 
     def begin(self, most: int) -> Recall | None:
-        """A recall for the lost shards only, to be carried out like any other."""
+        """See `Tier2.begin_restore`."""
         recall: Recall | None = None
         kind = None
         while self._restores and (recall is None or len(recall.places) < most):

@@ -1,4 +1,4 @@
-"""The progress of a removal that somebody waits for, until nothing is left anywhere."""
+"""The progress of a removal, until nothing is left anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of requests after they ended: their outcome, and how far conversations have come.
+"""The outcomes of past requests, and the last prompts of conversations.
 
 No tokens: the keys of columns only. No clock and no threads.
 """

@@ -253,8 +253,7 @@ class Slots:
             self._note_empty((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
-        """Slots to empty, of one group and either all scrubbed or none, from each org in turn. `cleared`
-        or `retry_clears` has to follow."""
+        """See `Ledger.take_clears`."""
         return self._clears.take(most)
 
     def cleared(self, clears: Iterable[Clear]) -> None:

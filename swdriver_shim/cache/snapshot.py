@@ -23,7 +23,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.cache.prefix_map import Column, State, Tail
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
@@ -87,7 +87,7 @@ class LedgerSnapshot(Struct, frozen=True):
 def write(path: Path, snapshot: ShardSnapshot | LedgerSnapshot) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    keep(path, msgspec.msgpack.encode(snapshot))
+    write_durably(path, msgspec.msgpack.encode(snapshot))
 
 
 def read_once(path: Path, kind: type[T]) -> T | None:

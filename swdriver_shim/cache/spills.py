@@ -111,10 +111,7 @@ class SpillPlanner:
             self._grown[account.org] = account
 
     def begin(self, now: float, most: int) -> Spill | None:
-        """About so many columns to copy now; None if there are none. `finish` has to follow.
-
-        Columns that need no copy are displaced here.
-        """
+        """See `Tier2.begin_spill`. Columns that need no copy are displaced here."""
         stock, spill = self._stock, Spill()
         if not stock.is_reachable:
             return None
@@ -140,7 +137,7 @@ class SpillPlanner:
         return None
 
     def finish(self, spill: Spill, copied: Sequence[bool]) -> None:
-        """End the spill. `copied`: which of its copies exist in tier 2 now; none beyond its length."""
+        """See `Tier2.finish_spill`."""
         staying = [(column, column.state, column.slot) for column in spill.staying]
         if not self._stock.slots.end(spill):
             return

@@ -35,7 +35,7 @@ class Listener(Protocol):
     """Follows which columns can be served."""
 
     def arrived(self, column: Column) -> None: ...
-    def gone(self, column: Column) -> None: ...
+    def removed(self, column: Column) -> None: ...
 
 
 @dataclass(slots=True)
@@ -121,8 +121,7 @@ class Stock:
         return found
 
     def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
-        """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
-        one that the caller knows."""
+        """See `Ledger.tags`."""
         account = self.accounts.get(org)
         if account is None:
             return {tag} if tag else set()
@@ -217,7 +216,7 @@ class Stock:
         column.map.account.queue(column).removed(column)
         column.mark = None
         if self.listener:
-            self.listener.gone(column)
+            self.listener.removed(column)
 
     def vacate(self, column: Column) -> int:
         """Empty the column and return its slot, which the caller has to free or fill."""
@@ -294,8 +293,7 @@ class Stock:
         return bool(self._purged)
 
     def repeat_tier2_deletes(self) -> None:
-        """Delete and purge again in tier 2 whatever was since the start: a shard's new home may have
-        files from an earlier stay."""
+        """See `Tier2.repeat_deletes`."""
         for account, tags in self.deletes.repeat().items():
             self._purge_tier2(account, tags, Removal(Reason.PURGED))
 

@@ -30,10 +30,8 @@ class Tier2:
     def begin_spill(
         self, now: float, most: int, orgs_that_recompute: Collection[str] = ()
     ) -> Spill | None:
-        """About so many columns to copy; None if there are none. `finish_spill` has to follow.
-
-        `orgs_that_recompute`: orgs for which computing is faster than recalling, so nothing is copied.
-        """
+        """About so many columns to copy; None if there are none. `finish_spill` has to follow. Columns
+        of `orgs_that_recompute` are not copied, since computing them is faster than recalling."""
         self._spills.orgs_that_recompute = orgs_that_recompute
         return self._spills.begin(now, most)
 

@@ -93,14 +93,14 @@ class Tier2Deletes:
             self._queued.add(delete)
 
     def take(self, most: int) -> list[TierDelete]:
-        """Deletes of one group, from each org in turn. `finish` has to follow."""
+        """See `Tier2.take_deletes`."""
         due = self._deletes.take(most, lambda one: self._slots.have_ended(one[0]))
         taken = [delete for _, delete in due]
         self._queued.difference_update(taken)
         return taken
 
     def finish(self, deletes: Iterable[TierDelete], *, is_done: bool) -> None:
-        """The columns are removed; or, if not `is_done`, are queued again, behind the others."""
+        """See `Tier2.finish_deletes`."""
         for delete in deletes:
             if not is_done:
                 self._queue(delete, 0)
@@ -131,7 +131,7 @@ class Tier2Deletes:
         self._queued_purges[purge.account, purge.tags] += 1
 
     def take_purge(self) -> TierPurge | None:
-        """The next purge. `finish_purge` has to follow."""
+        """See `Tier2.take_purge`."""
         for purge in self._purges.take(1, lambda one: self._slots.have_ended(one.after_use)):
             self._queued_purges[purge.account, purge.tags] -= 1
             self._queued_purges = +self._queued_purges
@@ -139,7 +139,7 @@ class Tier2Deletes:
         return None
 
     def finish_purge(self, purge: TierPurge, *, is_done: bool) -> None:
-        """The columns are removed; or, if not `is_done`, the purge is queued again."""
+        """See `Tier2.finish_purge`."""
         if not is_done:
             self._queue_purge(purge)
             return

@@ -91,7 +91,7 @@ class CallerApi:
         async def answer(request: Request) -> Response:
             org = self._shim.caller(bearer(request))
             if org is None:
-                raise Refused(HTTPStatus.UNAUTHORIZED, "A token is needed, as a bearer.")
+                raise Refused(HTTPStatus.UNAUTHORIZED, "A bearer token is required.")
             permit = self._shim.permit(bearer(request), org)
             if verb.sends_bytes:
                 body = self._admission.body(org, request, binary.KV_BYTES_MAX)
@@ -176,7 +176,9 @@ class PromptVerbs:
 
     def delete(self, call: Call[verbs.DeleteBody]) -> Receipt:
         prompt = self._prompt(call.org, call.body)
-        return self._shim.driver.delete(prompt, shared=call.body.shared, seconds=PURGE_SECONDS_MAX)
+        return self._shim.driver.removals.delete(
+            prompt, shared=call.body.shared, seconds=PURGE_SECONDS_MAX
+        )
 
     def set_priority(self, call: Call[verbs.PriorityBody]) -> verbs.ColumnsAnswer:
         prompt = self._prompt(call.org, call.body)
@@ -194,7 +196,7 @@ class PromptVerbs:
         org, adapter = call.org, call.body.adapter
         namespace = None if adapter is None else self._shim.keys(org, adapter).namespace
         tag = isolation_tag(org.name, org.secret)
-        return self._shim.driver.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX)
+        return self._shim.driver.removals.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX)
 
     def _prompt(self, org: OrgSpec, body: verbs.PromptBody) -> Prompt:
         keys = self._shim.keys(org, body.adapter)
@@ -249,7 +251,7 @@ class ObjectVerbs:
     def remove(self, call: Call[verbs.ObjectsBody]) -> Receipt:
         self._shim.objects(call.org)
         named = self._shim.keys(call.org).named(self._keys(call))
-        return self._shim.driver.delete(named, shared=True, seconds=PURGE_SECONDS_MAX)
+        return self._shim.driver.removals.delete(named, shared=True, seconds=PURGE_SECONDS_MAX)
 
     def _keys(
         self, call: Call[verbs.FindBody] | Call[verbs.PutBody] | Call[verbs.ObjectsBody]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class LeftHomes:
             return
         kept = [(group, index, list(places)) for (group, index), places in sorted(left.items())]
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        keep(self._path, msgspec.json.encode(kept))
+        write_durably(self._path, msgspec.json.encode(kept))
 
 
 def _read(path: Path) -> list[tuple[At, list[HomeAddress]]]:

@@ -25,7 +25,7 @@ READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
 GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
 CONSOLE = _counter(
     "swdriver_console_calls_total",
-    "Joining the console's fleet and heartbeats, by how they ended.",
+    "Calls to the console (joining, heartbeats), by result.",
     "what",
 )
 HTTP_CONNECTIONS = _gauge(
@@ -146,7 +146,7 @@ def collect(shim: Shim, into: Sink) -> None:
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.standing.calls.items())])
+    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.membership_status.calls.items())])
     transfers = shim.transfers
     into.put(
         TRANSFERS, [({"which": "used"}, transfers.used), ({"which": "most"}, transfers.shares.total)]

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
 
@@ -35,7 +35,7 @@ class PurgedTags:
         kept = dict.fromkeys(list(wanted)[-TAGS_MAX:])
         if self._file:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            keep(self._file, "\n".join(kept).encode())
+            write_durably(self._file, "\n".join(kept).encode())
         self._tags = kept
 
     def left_out_of(self, told: Desired) -> Desired:

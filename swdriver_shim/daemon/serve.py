@@ -16,7 +16,7 @@ import msgspec
 from kvss_agent import native
 from kvss_agent.process import daemon
 from kvss_agent.process.logs import set_up
-from kvss_agent.process.membership import Identity, member
+from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
@@ -73,7 +73,7 @@ async def _serve(settings: Settings) -> int:
     application = Service(shim, settings.token, own).application()
     fronts = {org: LmcacheServer(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
-    telling = daemon.telling(
+    reporter = daemon.reporting(
         own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
         settings.otlp,
         "driver",
@@ -83,9 +83,9 @@ async def _serve(settings: Settings) -> int:
         shim.take_slowest,
     )
     identity = _identity(settings, trust, daemon.url_of(listener, tls))
-    membership = member(settings.console, identity, shim.standing)
-    serving = daemon.serving(application, listener, shim.http, tls)
-    async with telling, serving, membership, daemon.watched():
+    membership = member(settings.console, identity, shim.membership_status)
+    server = daemon.http_server(application, listener, shim.http, tls)
+    async with reporter, server, membership, daemon.watched():
         log.info("Listening on %s:%s", *listener.getsockname()[:2])
         await stop.wait()
         notify("STOPPING=1")
@@ -96,12 +96,12 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-def _identity(settings: Settings, trust: Trust, url: str) -> Identity:
+def _identity(settings: Settings, trust: Trust, url: str) -> JoiningProcess:
     """What the console learns of us."""
     facts = {"control_url": settings.control_url or url, "software_version": daemon.version()}
     model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
     once = {**model, "certificate_request": trust.identity.certificate_request()}
     topic = trust.identity.topic
-    return Identity(
+    return JoiningProcess(
         "drivers", topic, settings.name, settings.token, facts, once, trust, is_new=settings.is_new
     )

@@ -41,7 +41,7 @@ from swdriver_shim.daemon import explanations, metrics
 from swdriver_shim.daemon.callers import HEADER_BYTES_MAX, CallerApi
 from swdriver_shim.daemon.explanations import ExplainOrgBody
 from swdriver_shim.daemon.openapi import describe
-from swdriver_shim.daemon.shim import Conflict, NotDone, Shim
+from swdriver_shim.daemon.shim import Conflict, NotConfirmedYet, Shim
 from telemetry.emit.exposition import CONTENT_TYPE
 
 CONTROLS_AT_ONCE: Final = 4
@@ -143,7 +143,7 @@ class Service:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "This driver has no identity to sign with.")
         try:
             statement = await self._run(self.shim.purge, question, self._identity.topic)
-        except NotDone as why:
+        except NotConfirmedYet as why:
             return as_json({"detail": str(why)}, 202)
         return as_json(sign(self._identity, statement))
 

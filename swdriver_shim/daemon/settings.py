@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "(default: 2GiB)",
     )
     add("--token-file", help="the token of the controller (default: made in the state directory)")
-    add("--telemetry", help="rediss://own@…: the Redis that takes telemetry (default: none is sent)")
+    add("--telemetry", help="rediss://own@…: the Redis that receives telemetry (default: none is sent)")
     add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)

@@ -18,8 +18,8 @@ from kvss_agent.client import Credentials
 from kvss_agent.http.api import CONTROLLER, Invalid
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
-from kvss_agent.process.durable_file import keep
-from kvss_agent.process.membership import Standing
+from kvss_agent.process.durable_file import write_durably
+from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
@@ -53,7 +53,7 @@ KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and ada
 T = TypeVar("T")
 
 
-class NotDone(Exception):
+class NotConfirmedYet(Exception):
     """Why a purge can't be confirmed yet, in a sentence."""
 
 
@@ -101,7 +101,7 @@ class Shim:
         self.started_at = time.time()
         self.desired: Desired | None = None
         self.observed_generation = 0
-        self.standing = Standing()  # with the console
+        self.membership_status = MembershipStatus()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
         self._buried = PurgedTags(state_dir / "purged_tags" if state_dir else None)
@@ -130,7 +130,7 @@ class Shim:
         except FileNotFoundError:
             return
         except Invalid as problem:
-            log.warning("The kept document is not valid, and is ignored: %s", problem)
+            log.warning("The stored desired document is invalid and is ignored: %s", problem)
             return
         with self._lock:
             self._follow(self._buried.left_out_of(told))
@@ -155,15 +155,15 @@ class Shim:
             told = self._buried.left_out_of(parsed)
             if self.desired:
                 if told.generation < self.desired.generation:
-                    raise Conflict(f"Generation {self.desired.generation} is here already.")
+                    raise Conflict(f"Generation {self.desired.generation} is newer.")
                 if told.generation == self.desired.generation:
                     if told != self.desired:
-                        raise Conflict(f"Generation {told.generation} is here with other contents.")
+                        raise Conflict(f"Generation {told.generation} exists with other contents.")
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("Another model or driver is another process: start one for it.")
             if self._document:
-                keep(self._document, msgspec.json.encode(told))
+                write_durably(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
 
@@ -175,26 +175,28 @@ class Shim:
             self._buried.add(tags)
             if self.desired and (told := self._buried.left_out_of(self.desired)) != self.desired:
                 if self._document:
-                    keep(self._document, msgspec.json.encode(told))
+                    write_durably(self._document, msgspec.json.encode(told))
                 self._follow(told)
 
     def purge(self, question: Question, identity: str) -> DriverStatement:
-        """Remove all of these tags, and say so. Raises NotDone with a sentence, and OSError; it goes on
-        meanwhile, and may be asked again."""
+        """Remove all of these tags, and confirm it. Raises NotConfirmedYet with a sentence, and OSError;
+        the purge continues then: ask again later."""
         tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
         self.bury(tags)
         with self._lock:
             driver = self._driver
         until = time.monotonic() + question.seconds
         receipts = [
-            driver.finish_purge(question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic()))
+            driver.removals.finish_purge(
+                question.org, bytes.fromhex(tag), max(0.0, until - time.monotonic())
+            )
             for tag in tags
             if driver
         ]
         if not all(receipt.done for receipt in receipts):
             lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
             why = f"shard {lost[0]} is lost" if lost else "it is not done yet"
-            raise NotDone(f"{why[0].upper()}{why[1:]}.")
+            raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
         return DriverStatement(
             identity=identity,
             operation=question.operation,
@@ -244,7 +246,7 @@ class Shim:
             return
         try:
             self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            keep(self._followed, msgspec.json.encode(told))
+            write_durably(self._followed, msgspec.json.encode(told))
         except OSError as error:
             log.warning("What is followed can't be written down: %s", error)
 
@@ -273,7 +275,7 @@ class Shim:
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                self._driver.start_purge(org.name, isolation_tag(org.name, org.secret))
+                self._driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
@@ -522,7 +524,7 @@ class Shim:
             "software": self.software,
             "started_at": self.started_at,
             "ready": self.is_ready,
-            "console": self.standing.shown(),
+            "console": self.membership_status.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
             "shards": [

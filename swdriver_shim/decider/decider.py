@@ -37,7 +37,7 @@ from swdriver_shim.cache.stores import Store
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.tier2 import Tier2Lookup, Tier2Transfers, is_damage, reason_of
 from swdriver_shim.decider.housekeeping import Housekeeper
-from swdriver_shim.decider.removals import Receipt, Removals
+from swdriver_shim.decider.removals import Removals
 from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.decider.statistics import Statistics
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
@@ -98,22 +98,23 @@ class Decider:
         self.layout = layout
         self.ledger = Ledger(layout, model)
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        woken = threading.Event()
+        self._wake = woken.set
         self._clock = clock
         self._wall_clock = wall_clock
         self._snapshots = snapshots
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
         self._shard_threads = ShardThreads(shards)
         self._tier2 = Tier2Transfers(
-            self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake.set
+            self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake
         )
         self.statistics = Statistics(self.ledger, self._lock, self._tier2)
         self._housekeeper = Housekeeper(
-            self.ledger, self._lock, self._shard_threads, self._tier2, clock=clock, wake=self._wake
+            self.ledger, self._lock, self._shard_threads, self._tier2, clock=clock, woken=woken
         )
-        self._removals = Removals(self.ledger, self._lock, self._shard_threads, self._housekeeper, clock)
+        self.removals = Removals(self.ledger, self._lock, self._shard_threads, self._housekeeper, clock)
         for shard in self._shard_threads.all:
-            shard.on_change = self._wake.set
+            shard.on_change = self._wake
         self._housekeeper.start(self._restore(snapshots) if snapshots else {})
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class Decider:
         with self._lock:
             if Miss.LOST in refused.values():
                 self.ledger.is_reachable = False
-                self._wake.set()
+                self._wake()
                 return Reason.AGENT_LOST
             for column, miss in refused.items():
                 self.ledger.refuse(column, reason_of(miss))
@@ -264,7 +265,7 @@ class Decider:
             if store.places:
                 self.statistics.record_evict(store.places, failed, seconds)
             if self.ledger.is_short_of_room or not is_permitted:
-                self._wake.set()
+                self._wake()
             return is_permitted
 
     # Intent
@@ -278,7 +279,7 @@ class Decider:
         with self._lock:
             self._served_tags = tags
             self.ledger.set_policies(policies, self._clock(), tags)
-        self._wake.set()
+        self._wake()
 
     def set_data_keys(self, keys: Mapping[str, bytes]) -> None:
         """The keys of orgs whose columns are encrypted in tier 2: 32 bytes each. Without its key, an
@@ -304,40 +305,6 @@ class Decider:
         """Give the prompt's stored columns a TTL of their own; returns how many those are."""
         with self._lock:
             return self.ledger.set_ttl(prompt, seconds)
-
-    # Removals
-
-    def delete(self, prompt: Prompt, *, shared: bool = False, seconds: float = 30) -> Receipt:
-        """Delete a prompt as far as no other prompt continues it; with `shared` all of it. Wait until
-        every slot is empty, at most so long."""
-        return self._removals.delete(prompt, shared=shared, seconds=seconds)
-
-    def purge(
-        self,
-        org: str,
-        namespace: Namespace | None = None,
-        *,
-        tag: bytes | None = None,
-        seconds: float = 30,
-    ) -> Receipt:
-        """Remove all columns of an org, or of one namespace; from tier 2 always all. They are not found
-        from here on. Wait until nothing is left, at most so long.
-
-        `tag`: the org's, needed for tier 2 if the org may have sent no request since the start.
-        """
-        return self._removals.purge(org, namespace, tag=tag, seconds=seconds)
-
-    def start_purge(self, org: str, tag: bytes) -> None:
-        """Remove all columns that carry this tag, which is not its org's any more. `finish_purge`
-        waits."""
-        with self._lock:
-            self._removals.start_purge(org, tag)
-        self._wake.set()
-
-    def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
-        """Wait until nothing is left that carries this tag, at most so long. Called again, it returns
-        the same figures."""
-        return self._removals.finish_purge(org, tag, seconds)
 
     # For people
 

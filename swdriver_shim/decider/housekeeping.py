@@ -30,15 +30,16 @@ class Housekeeper:
         tier2: Tier2Transfers,
         *,
         clock: Callable[[], float],
-        wake: threading.Event,
+        woken: threading.Event,
     ) -> None:
-        """`lock` is the ledger's. `wake` is set when there is something to do."""
+        """`lock` is the ledger's. `woken` is set when there is something to do."""
         self._ledger = ledger
         self._lock = lock
         self._shards = shards
         self._tier2 = tier2
         self._clock = clock
-        self._wake = wake
+        self._woken = woken
+        self.wake = woken.set
         self._stop = threading.Event()
         self._progress = threading.Condition()  # notified after each round
         self._resets = [[0] * len(of) for of in shards.groups]
@@ -59,9 +60,9 @@ class Housekeeper:
             thread.start()
 
     def stop(self) -> None:
-        """Whoever waits is told that nothing more is going to be done."""
+        """Stop the threads. Nothing is served from here on, and `wait_for` returns."""
         self._stop.set()
-        self._wake.set()
+        self.wake()
         for thread in self._threads:
             thread.join()
         with self._lock:
@@ -78,7 +79,7 @@ class Housekeeper:
 
     def wait_for(self, is_done: Callable[[], bool], seconds: float) -> bool:
         """Wait until it is done, at most so long. Whether it is."""
-        self._wake.set()
+        self.wake()
         with self._progress:
             self._progress.wait_for(lambda: self._stop.is_set() or is_done(), max(0.0, seconds))
         return not self._stop.is_set() and is_done()
@@ -89,14 +90,14 @@ class Housekeeper:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait(HOUSEKEEPING_SECONDS)
-            self._wake.clear()
+            self._woken.wait(HOUSEKEEPING_SECONDS)
+            self._woken.clear()
             try:
                 self._follow_shards()
                 until = self._clock() + HOUSEKEEPING_SECONDS
                 while not self._stop.is_set() and self._reclaim_some():
                     if self._clock() >= until:  # shards and tier 2 have their turn
-                        self._wake.set()
+                        self.wake()
                         break
                 self._tier2.keep_house()
                 self._empty_former_homes()

@@ -69,20 +69,26 @@ class Removals:
         """
         return self._finish(lambda: self._ledger.purge(org, namespace, tag), seconds, org, tag)
 
-    def start_purge(self, org: str, tag: bytes) -> Removal:
-        """Remove all columns that carry this tag, which is not its org's any more. The caller holds the
-        lock. Begun once, since nothing is stored under such a tag."""
+    def start_purge(self, org: str, tag: bytes) -> None:
+        """Remove all columns that carry this tag, which is not its org's any more. `finish_purge`
+        waits."""
+        with self._lock:
+            self._purge_tag(org, tag)
+        self._housekeeper.wake()
+
+    def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
+        """Wait until nothing is left that carries this tag, at most so long. Called again, it returns
+        the same figures."""
+        return self._finish(lambda: self._purge_tag(org, tag), seconds, org, tag)
+
+    def _purge_tag(self, org: str, tag: bytes) -> Removal:
+        """Begun once, since nothing is stored under such a tag."""
         found = self._purges.get(tag)
         if found is None:
             if len(self._purges) >= PURGES_MAX:
                 del self._purges[next(iter(self._purges))]
             found = self._purges[tag] = self._ledger.purge_tag(org, tag)
         return found
-
-    def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
-        """Wait until nothing is left that carries this tag, at most so long. Called again, it returns
-        the same figures."""
-        return self._finish(lambda: self.start_purge(org, tag), seconds, org, tag)
 
     def _finish(
         self, begin: Callable[[], Removal], seconds: float, org: str, tag: bytes | None

@@ -1,7 +1,6 @@
-"""Replays a trace through the wafer emulator, and says what the cache did for whom.
+"""Replays a trace through the wafer emulator, and reports the cache's effect by org.
 
-Tokens are made from the ids of blocks: equal blocks, equal tokens. Sessions are dealt out to orgs, and
-stay with them.
+Tokens are made from the ids of blocks: equal blocks, equal tokens. Each session belongs to one org.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _OWN: Final = 0xFFFF_FFFF << 32  # above all ids that traces have: what no block
 
 
 def prompt_tokens(request: Request, number: int) -> bytes:
-    """The prompt of a request, the so-manieth of its trace. What no block names is nobody else's."""
+    """The prompt of the request with this number in its trace. Tokens without a block are unique."""
     repeats = -(-request.block_tokens // 2)
     size = 4 * request.block_tokens
     blocks = b"".join([(_ID.pack(block % _OWN) * repeats)[:size] for block in request.blocks])
@@ -40,7 +39,7 @@ def prompt_tokens(request: Request, number: int) -> bytes:
 
 
 def output_tokens(request: Request, number: int) -> bytes:
-    """What the model answers: nobody asks for it again, since traces do not tell."""
+    """The model's answer: unique tokens, since traces do not have them."""
     return _own(number, request.output_tokens)[: 4 * request.output_tokens]
 
 
@@ -49,7 +48,7 @@ def _own(number: int, tokens: int) -> bytes:
 
 
 class TraceClock:
-    """The time of a trace, which passes as fast as it is read."""
+    """The time of a trace, which passes as it is read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -58,13 +57,13 @@ class TraceClock:
         return self.now
 
     def pass_to(self, at_s: float) -> None:
-        """Requests of one moment come one after the other: clocks of traces are coarse, ours are not."""
+        """Clocks of traces are coarse: requests of the same time follow each other by `ORDER_S`."""
         self.now = max(at_s, self.now + ORDER_S)
 
 
 @dataclass(slots=True)
 class Totals:
-    """What requests added up to."""
+    """Totals of all requests."""
 
     requests: int = 0
     seconds: float = 0.0  # from the first to the last
@@ -93,7 +92,7 @@ class Totals:
 
 
 class Orgs:
-    """So many orgs, and which of them a session belongs to."""
+    """The orgs of a replay, and which of them a session belongs to."""
 
     def __init__(self, count: int, seed: int, namespace: Namespace) -> None:
         self._seed = seed
@@ -118,9 +117,10 @@ def replay(
     *,
     speed: float | None = None,
 ) -> Totals:
-    """Serve them one after the other, `speed` times as fast as they came; None for as fast as it goes.
+    """Serve requests one after the other, `speed` times as fast as in the trace; None for without
+    pauses.
 
-    An interrupt ends it early: what was served until then is told.
+    An interrupt ends it early, with the totals so far.
     """
     totals = Totals()
     began = time.perf_counter()
@@ -149,7 +149,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def run_housekeeping(ledger: Ledger, now: float) -> None:
-    """What a driver does in the background, where no agent has to be asked."""
+    """The background work of a driver, without agents."""
     while ledger.sweep(now) | ledger.reclaim():
         pass
     while clears := ledger.take_clears(CLEARS_AT_ONCE):
@@ -161,7 +161,7 @@ def run_housekeeping(ledger: Ledger, now: float) -> None:
 
 
 def report(totals: Totals, tallies: Mapping[str, Tally]) -> dict[str, Any]:
-    """All of it as plain numbers. A rate of nothing is None."""
+    """The report as plain numbers. A rate without traffic is None."""
     return {
         "requests": totals.requests,
         "seconds": totals.seconds,

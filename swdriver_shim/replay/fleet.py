@@ -1,4 +1,4 @@
-"""Where a replay's bytes go: a few agents that are started for it, or one that runs already.
+"""The agents of a replay: a few that are started for it, or one that runs already.
 
     with fleet.started(layout, slots=4096, agents=2) as agents:
         driver = Driver(layout, "emulated", agents.shards())
@@ -40,16 +40,16 @@ Shards = list[list[Shard]]  # of each group
 
 
 class NoAgent(Exception):
-    """An agent is not there or not as it has to be. A sentence for whoever asked for it."""
+    """An agent can't be reached or used. The message is a sentence for the user."""
 
 
 def at(address: str, layout: Layout, credentials: Credentials) -> Shards:
-    """All shards of a layout at one agent. Raises NoAgent where they are not there."""
+    """All shards of a layout at one agent. Raises NoAgent."""
     return _connected(layout, credentials, lambda name: address)  # noqa: ARG005 - all at the same one
 
 
 class Move(NamedTuple):
-    """So many slots were pulled from one agent to another, between these moments."""
+    """How many slots were pulled from one agent to another, and when."""
 
     slots: int
     began: float
@@ -58,8 +58,8 @@ class Move(NamedTuple):
 
 @contextlib.contextmanager
 def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> Iterator[Fleet]:
-    """Agents of so many slots, as processes, with the shards dealt out to them in turn; with a tier 2 of
-    so many bytes each, in one directory. They and all they kept are gone at the end. Raises NoAgent."""
+    """Agents of so many slots, as processes, with the shards assigned in turn; with a tier 2 of so many
+    bytes each, in one directory. They are stopped and all data is removed at the end. Raises NoAgent."""
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
         tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
@@ -71,7 +71,7 @@ def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> It
 
 
 class Fleet:
-    """Agents that run, and where each shard of a layout is."""
+    """Running agents, and which of them is each shard's home."""
 
     def __init__(self, layout: Layout, slots: int, agents: Sequence[Agent]) -> None:
         self._layout = layout
@@ -82,22 +82,19 @@ class Fleet:
         for place, (name, *_) in enumerate(_names(layout, DRIVER)):
             self._homes[name] = place % len(agents)
         for agent in range(len(agents)):
-            self._tell(agent, self._at(agent))
+            self._apply(agent, self._at(agent))
 
     def shards(self) -> Shards:
-        """All of them, connected anew. Raises NoAgent."""
+        """All shards, newly connected. Raises NoAgent."""
         return _connected(
             self._layout, self._credentials, lambda name: self._agents[self._homes[name]].address
         )
 
     def move(self, shard: Shard, to: int) -> Move:
-        """Have another agent be the home of a shard, and take its bytes along.
-
-        The old home does not have it any more then. Raises NoAgent if it can't be moved.
-        """
+        """Move a shard with its bytes to another agent. Raises NoAgent if it can't be moved."""
         name, pulled = shard.name, 0
         source, target = self._homes[name], self._agents[to]
-        self._tell(to, self._at(to) | {name: shard.count_from()})
+        self._apply(to, self._at(to) | {name: shard.count_from()})
 
         def pull(slots: Sequence[int], after: int) -> PullResult:
             nonlocal pulled
@@ -112,16 +109,16 @@ class Fleet:
             raise NoAgent(f"Shard {name} can't be moved to {target.address}.")
         ended = time.monotonic()
         self._homes[name] = to
-        self._tell(source, self._at(source))
+        self._apply(source, self._at(source))
         return Move(pulled, began, ended)
 
     def _at(self, agent: int) -> dict[str, int]:
         """The shards of an agent, and where their counts begin, which matters for new ones only."""
         return {name: 0 for name, home in self._homes.items() if home == agent}
 
-    def _tell(self, agent: int, shards: Mapping[str, int]) -> None:
+    def _apply(self, agent: int, shards: Mapping[str, int]) -> None:
         secret = base64.b64encode(self._credentials.secret or b"").decode()
-        self._agents[agent].be(
+        self._agents[agent].apply(
             [
                 {
                     "name": name,
@@ -189,8 +186,8 @@ class Agent:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def be(self, shards: Sequence[Mapping[str, Any]], peers: Sequence[Mapping[str, Any]]) -> None:
-        """The home of these. Returns when all of it is there."""
+    def apply(self, shards: Sequence[Mapping[str, Any]], peers: Sequence[Mapping[str, Any]]) -> None:
+        """Apply a document with these shards and peers. Returns when it is in effect."""
         self._generation += 1
         document = {
             "generation": self._generation,
@@ -200,7 +197,7 @@ class Agent:
         }
         status, answer = self._ask("PUT", "/v1/desired", json.dumps(document))
         if status != http.client.ACCEPTED:
-            raise NoAgent(f"An agent refuses what it is told: {answer}")
+            raise NoAgent(f"An agent refuses its document: {answer}")
         self._wait("was not granted its memory", GRANT_SECONDS_MAX, self._has_all)
 
     @property
@@ -232,11 +229,11 @@ class Agent:
         finally:
             connection.close()
 
-    def _wait(self, otherwise: str, seconds: float, holds: Callable[[], bool]) -> None:
+    def _wait(self, failure: str, seconds: float, is_done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not is_done():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise NoAgent(f"An agent {otherwise}. Its last words: {self._log.read_text()[-500:]}")
+                raise NoAgent(f"An agent {failure}. The end of its log: {self._log.read_text()[-500:]}")
             time.sleep(PAUSE_SECONDS)
 
     def _stop(self) -> None:

@@ -1,9 +1,9 @@
-"""Reads the request traces that replays and benchmarks use: who asked when, and for which blocks.
+"""Reads the request traces that replays and benchmarks use: when each request came, and its blocks.
 
 Two formats. *Conversations*: a file of JSON lines, in order of arrival, with `timestamp` (ms),
 `input_length`, `output_length` and `hash_ids`, one for each block of 512 tokens; the last block may be
 cut short. *Sessions*: a JSON file for each session, or a folder of them, with `block_size` and
-`requests` of `t` (s), `in`, `out` and `hash_ids`; requests of sub-agents lie nested under `requests` of
+`requests` of `t` (s), `in`, `out` and `hash_ids`; requests of sub-agents are nested under `requests` of
 their own.
 Equal ids are equal prefixes, within one file.
 """
@@ -29,10 +29,10 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt. `blocks` are unique to what they hold, over all files that are read together."""
+    """One prompt. Equal `blocks` have equal tokens, over all files that are read together."""
 
     at_s: float  # since the trace began
-    session: str  # who goes on where the last one stopped; equal for all requests of a session
+    session: str  # equal for all requests of a session
     blocks: tuple[int, ...]
     block_tokens: int
     input_tokens: int
@@ -41,14 +41,14 @@ class Request:
 
     @property
     def whole_blocks(self) -> int:
-        """How many blocks are full of tokens; what follows is a tail."""
+        """How many blocks are full; the rest is a tail."""
         return min(self.input_tokens // self.block_tokens, len(self.blocks))
 
 
 def read(path: Path) -> Iterator[Request]:
     """The requests of a trace in order of arrival: a `.jsonl` of conversations, or sessions.
 
-    Raises Malformed, also while it goes on.
+    Raises Malformed, also while it is read.
     """
     if path.is_dir():
         return sessions(sorted(path.glob("*.json")))
@@ -56,7 +56,8 @@ def read(path: Path) -> Iterator[Request]:
 
 
 def conversations(path: Path) -> Iterator[Request]:
-    """A file of JSON lines. A conversation is known by its second block: the first is everybody's."""
+    """A file of JSON lines. A conversation is identified by its second block: the first is shared by
+    all."""
     latest = 0.0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -81,23 +82,23 @@ def conversations(path: Path) -> Iterator[Request]:
 
 
 def sessions(paths: Sequence[Path]) -> Iterator[Request]:
-    """Files of one session each, merged by time. Their ids are made unique by the file's place."""
+    """Files of one session each, merged by time. Ids are made unique by the file's position."""
     each = [_session(path, place, len(paths)) for place, path in enumerate(paths)]
     return heapq.merge(*each, key=lambda request: request.at_s)
 
 
 def tenant(session: str, tenants: int, seed: int) -> int:
-    """Which of so many tenants a session belongs to: any two runs with the same seed agree."""
+    """Which of so many tenants a session belongs to. It depends on the seed only."""
     mixed = hashlib.sha256(f"{seed}\0{session}".encode()).digest()
     return int.from_bytes(mixed[:8], "little") % tenants
 
 
 def _session(path: Path, place: int, places: int) -> Iterator[Request]:
-    told = _Fields(_json(path.read_bytes(), path, None), str(path))
-    block_tokens = told.count("block_size")
+    document = _Fields(_json(path.read_bytes(), path, None), str(path))
+    block_tokens = document.count("block_size")
     if not block_tokens:
         raise Malformed(f"{path}: block_size is 0")
-    found = sorted(_nested(told, path, 0), key=lambda fields: fields.number("t"))
+    found = sorted(_nested(document, path, 0), key=lambda fields: fields.number("t"))
     for fields in found:
         tokens = fields.count("in")
         blocks = tuple(block * places + place for block in fields.blocks())
@@ -107,12 +108,12 @@ def _session(path: Path, place: int, places: int) -> Iterator[Request]:
         yield Request(at_s, path.stem, blocks, block_tokens, tokens, out, path.name)
 
 
-def _nested(told: _Fields, path: Path, depth: int) -> Iterator[_Fields]:
-    """All requests with blocks, those of sub-agents too."""
+def _nested(document: _Fields, path: Path, depth: int) -> Iterator[_Fields]:
+    """All requests with blocks, including those of sub-agents."""
     if depth > NESTED_MAX:
         raise Malformed(f"{path}: sub-agents nested deeper than {NESTED_MAX}")
-    for number, raw in enumerate(told.list("requests"), 1):
-        fields = _Fields(raw, f"{told.where}, request {number}")
+    for number, raw in enumerate(document.list("requests"), 1):
+        fields = _Fields(raw, f"{document.where}, request {number}")
         if "hash_ids" in fields.raw:
             yield fields
         if "requests" in fields.raw:
@@ -120,7 +121,7 @@ def _nested(told: _Fields, path: Path, depth: int) -> Iterator[_Fields]:
 
 
 class _Fields:
-    """A JSON object, asked for what has to be in it."""
+    """A JSON object whose fields are checked when they are read."""
 
     def __init__(self, raw: object, where: str) -> None:
         if not isinstance(raw, Mapping):

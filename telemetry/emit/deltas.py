@@ -18,7 +18,7 @@ Known = float | tuple[list[int], float]
 EMPTY: Final = Shape(())
 
 
-def both(first: Collect, second: Collect) -> Collect:
+def combined(first: Collect, second: Collect) -> Collect:
     def collect(into: Sink) -> None:
         first(into)
         second(into)
@@ -43,7 +43,7 @@ class Deltas:
     def take(self, seconds: int) -> tuple[Shape, Cells]:
         """What happened in the last so many seconds. If the numbers can't be had it raises what they
         raised, and nothing is lost: it is in the next."""
-        look = _Look(self._known, self.limits, seconds)
+        look = _Snapshot(self._known, self.limits, seconds)
         self._collect(look)
         self._known = look.known
         values = look.values
@@ -55,7 +55,7 @@ class Deltas:
         return self._shape, self._shape.cells(values)
 
 
-class _Look:
+class _Snapshot:
     """A sink for one look."""
 
     def __init__(self, before: dict[Key, Known], limits: LabelLimits, seconds: int) -> None:

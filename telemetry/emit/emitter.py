@@ -21,7 +21,7 @@ import redis
 
 from telemetry.cells import Cells
 from telemetry.credentials import user_of
-from telemetry.emit.deltas import Collect, Deltas, both
+from telemetry.emit.deltas import Collect, Deltas, combined
 from telemetry.emit.transfers import FIELD as SLOWEST
 from telemetry.emit.transfers import INTERVAL_SECONDS, TakeSlowest, encode
 from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
@@ -95,7 +95,7 @@ class Emitter:
         self.sequence = 0
         self.dropped = 0
         self._take_slowest = slowest
-        self._deltas = Deltas(both(collect, self._collect_own), limits) if collect else None
+        self._deltas = Deltas(combined(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
         self._told: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
         self._second = 0  # up to which has been told
@@ -141,7 +141,9 @@ class Emitter:
                 if time.monotonic() >= self._retry_at or is_last:
                     self._send()
             except Exception:
-                log.exception("The numbers of this second could not be told; the next has them too")
+                log.exception(
+                    "Could not report the numbers of this second; the next report includes them"
+                )
             if is_last:
                 return
 
@@ -185,7 +187,7 @@ class Emitter:
                     self._backlog.popleft()
         except redis.RedisError as error:
             if not self._retry_at:
-                log.warning("Numbers wait for Redis: %s", error)
+                log.warning("Numbers are queued, waiting for Redis: %s", error)
             self._told.clear()  # it may come back empty
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False

@@ -80,12 +80,10 @@ class Exporter:
             try:
                 is_heard = self._export()
             except Exception:
-                log.exception(
-                    "The numbers of this moment could not be told; the next ones have them too"
-                )
+                log.exception("Could not report these numbers; the next report includes them")
                 continue
             if self._is_heard and not is_heard:
-                log.warning("Nobody takes numbers over OTLP; they are told again and again")
+                log.warning("The OTLP collector does not accept the numbers; retrying")
             self._is_heard = is_heard
 
     def _export(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from telemetry.emit.deltas import Collect, both
+from telemetry.emit.deltas import Collect, combined
 from telemetry.emit.transfers import TakeSlowest
 from telemetry.metrics import LabelLimits
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from telemetry.emit.otlp import Exporter
 
 
-class Telling:
+class Reporter:
     """Goes on until `stop`. Without addresses nobody is told."""
 
     def __init__(
@@ -35,11 +35,11 @@ class Telling:
         """As `emitter.Emitter` has it. `also`: over OTLP only, what the console could ask itself for.
         `slowest`: over the stream only, since a collector has no place for them."""
         name, limits = name or socket.gethostname(), limits or LabelLimits()
-        self._telling: list[Emitter | Exporter] = []
+        self._reporters: list[Emitter | Exporter] = []
         if redis_url:
             from telemetry.emit.emitter import Emitter
 
-            self._telling.append(
+            self._reporters.append(
                 Emitter(
                     redis_url,
                     kind,
@@ -53,12 +53,12 @@ class Telling:
         if otlp_url and collect:
             from telemetry.emit.otlp import Exporter
 
-            all_of_it = both(collect, also) if also else collect
-            self._telling.append(
+            all_of_it = combined(collect, also) if also else collect
+            self._reporters.append(
                 Exporter(otlp_url, kind, version, name=name, collect=all_of_it, limits=limits).start()
             )
 
     def stop(self) -> None:
         """Tell what is left, and end."""
-        for one in self._telling:
+        for one in self._reporters:
             one.stop()

@@ -10,7 +10,7 @@ from telemetry import topics
 from telemetry.credentials import may_tell
 from telemetry.emit import transfers
 from telemetry.emit.transfers import Transfer
-from telemetry.ingest.dead_letters import Aside, Cause
+from telemetry.ingest.dead_letters import Cause, DeadLetters
 from telemetry.ingest.known_shapes import KnownShapes
 from telemetry.ingest.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
 from telemetry.records import FIELD, LATE_SECONDS_MAX, SHAPE_FIELD, TOLD_SECONDS, Record, decode
@@ -44,7 +44,7 @@ class Batch:
     def __init__(self, now: float) -> None:
         self.now = now
         self.outcomes: Counter[str] = Counter()  # of records
-        self.aside = Aside()
+        self.aside = DeadLetters()
         self.done: list[Entry] = []
 
     def refuse(self, cause: Cause, source: str, reason: str, raw: bytes) -> None:

@@ -75,7 +75,7 @@ class Letter(NamedTuple):
     raw: bytes
 
 
-class Aside:
+class DeadLetters:
     """What one batch, or one step, sets aside. Bounded, however much that is."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Aside:
         self.counts[cause, source[:_SOURCE_MAX].replace("\0", "")] += times
 
 
-def store(aside: Aside, now: float) -> None:
+def store(aside: DeadLetters, now: float) -> None:
     """Within a transaction. One at a time, so that the bounds hold."""
     at = datetime.fromtimestamp(now, UTC)
     with connection.cursor() as cursor:
@@ -119,7 +119,7 @@ def store(aside: Aside, now: float) -> None:
     if aside.letters:
         _forget_the_oldest()
     told = [f"{cause.value} of {source}: {times}" for (cause, source), times in aside.counts.items()]
-    log.warning("Set aside: %s", "; ".join(told[:LOGGED_MAX]))
+    log.warning("Stored as dead letters: %s", "; ".join(told[:LOGGED_MAX]))
 
 
 def excerpt(raw: bytes) -> str:

@@ -24,7 +24,7 @@ from telemetry.ingest.dead_letters import Cause
 from telemetry.ingest.folder import Folder
 from telemetry.ingest.known_shapes import KnownShapes
 from telemetry.ingest.quotas import Quotas
-from telemetry.ingest.slowest import keep
+from telemetry.ingest.slowest import store_slowest
 from telemetry.ingest.sources import admitted
 from telemetry.ingest.streams import Entry, Streams
 from telemetry.metrics import Catalog, Sink
@@ -34,12 +34,10 @@ from telemetry.store.storage import FRESH, Names, copy_in, day_of
 _REFUSALS: Final = (DataError, IntegrityError, OverflowError, ValueError)
 
 METRICS: Final = Catalog()
-RECORDS = METRICS.counter(
-    "telemetry_ingest_records_total", "Records read, by what became of them.", "outcome"
-)
+RECORDS = METRICS.counter("telemetry_ingest_records_total", "Records read, by outcome.", "outcome")
 DEAD = METRICS.counter(
     "telemetry_dead_letters_total",
-    "What could not be stored and was taken aside, by cause: records, rows, or series over a quota.",
+    "What could not be stored, by cause: records, rows, or series over a quota. See dead letters.",
     "cause",
 )
 LAG = METRICS.histogram(
@@ -137,7 +135,7 @@ class Ingest:
                 rows = self._folder.fold([(record, shape) for record, shape in fresh if shape], now)
                 copy_in(FRESH, self._names.stored(rows, day_of(now)))
                 for record, _ in fresh:
-                    keep(record.name, slowest.get((record.source, record.sequence), ()))
+                    store_slowest(record.name, slowest.get((record.source, record.sequence), ()))
         except BaseException:
             self._names.clear()  # what this transaction added is not there
             raise

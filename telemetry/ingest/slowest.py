@@ -15,7 +15,7 @@ from telemetry.topics import FLEET, kind_of
 _FIELDS: Final = {"org": "org", "node": "node", "driver": "driver", "session": "session"}
 
 
-def keep(driver: str, transfers: Iterable[Transfer]) -> None:
+def store_slowest(driver: str, transfers: Iterable[Transfer]) -> None:
     """Within the transaction of the record that they came with."""
     SlowTransfer.objects.bulk_create(
         [

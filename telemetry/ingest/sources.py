@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.backends.utils import CursorWrapper
 
 from telemetry import topics
-from telemetry.events import Happening, note_all
+from telemetry.events import NewEvent, note_all
 from telemetry.ingest.received import Ranges, admit, missing, parse, write
 from telemetry.models import Source
 from telemetry.records import Record
@@ -98,7 +98,7 @@ def _note_beginnings(firsts: Iterable[Record]) -> None:
     """Nodes and drivers were started, or started again: what changed shortly before."""
     note_all(
         [
-            Happening(
+            NewEvent(
                 "node.started",
                 [topics.of_source(first.kind, first.name)],
                 f"{first.kind.capitalize()} {first.name} was started, {first.version}.",

@@ -24,7 +24,7 @@ from telemetry.cells import is_sound
 from telemetry.decoder import Malformed
 from telemetry.histogram import Histogram
 from telemetry.ingest import dead_letters
-from telemetry.ingest.dead_letters import Aside, Cause
+from telemetry.ingest.dead_letters import Cause, DeadLetters
 from telemetry.ingest.folder import bucket_of
 from telemetry.metrics import Catalog, Sink
 from telemetry.shapes import Shape
@@ -80,14 +80,14 @@ class Counts:
         into.put(STEP, [({}, self.steps)])
 
 
-def _nobody() -> None:
+def _nothing() -> None:
     """Nobody asks whether it goes on."""
 
 
 class RollUp:
     """One at a time does it, whoever comes first; the others find nothing to do."""
 
-    def __init__(self, counts: Counts | None = None, alive: Callable[[], None] = _nobody) -> None:
+    def __init__(self, counts: Counts | None = None, alive: Callable[[], None] = _nothing) -> None:
         """`alive` is called again and again while it works."""
         self.days = days_kept()
         self.counts = counts or Counts()
@@ -95,7 +95,7 @@ class RollUp:
         self._shapes = Shapes()
         self._names = Names()
         self._today = day_of(0)
-        self._aside = Aside()
+        self._aside = DeadLetters()
 
     # Partitions
 
@@ -122,12 +122,12 @@ class RollUp:
         began = time.perf_counter()
         over = bucket_of(now - GRACE_SECONDS)
         self._today = day_of(now)
-        self._aside = Aside()
+        self._aside = DeadLetters()
         try:
             with transaction.atomic():
-                lines = _lock_lines()
-                is_done = bool(lines) and (
-                    self._from_fresh(lines, over) or self._move_a_line(lines, over)
+                watermarks = _lock_watermarks()
+                is_done = bool(watermarks) and (
+                    self._from_fresh(watermarks, over) or self._advance_watermark(watermarks, over)
                 )
                 if self._aside:
                     dead_letters.store(self._aside, now)
@@ -140,7 +140,7 @@ class RollUp:
             self.counts.steps.record(time.perf_counter() - began)
         return is_done
 
-    def _from_fresh(self, lines: dict[str, int], over: int) -> bool:
+    def _from_fresh(self, watermarks: dict[str, int], over: int) -> bool:
         """The oldest ten seconds that are over and lie in pieces."""
         with connection.cursor() as cursor:
             cursor.execute("SELECT min(bucket) FROM telemetry_fresh WHERE bucket < %s", [over])
@@ -154,33 +154,33 @@ class RollUp:
             rows = self._merged(map(Stored._make, cursor.fetchall()), bucket)
         self._write("10s", rows)
         for level, width in LEVELS.items():
-            if level != "10s" and bucket < lines[level]:
+            if level != "10s" and bucket < watermarks[level]:
                 self._write(level, [row._replace(bucket=bucket_of(bucket, width)) for row in rows])
         return True
 
-    def _move_a_line(self, lines: dict[str, int], over: int) -> bool:
+    def _advance_watermark(self, watermarks: dict[str, int], over: int) -> bool:
         """Add up a minute or an hour whose rows are all there, and move its line behind it."""
-        ends = {"10s": over, "1m": lines["1m"]}
+        ends = {"10s": over, "1m": watermarks["1m"]}
         for finer, coarser in _COARSER:
             width = LEVELS[coarser]
             end = bucket_of(ends[finer], width)
-            if end <= lines[coarser]:
+            if end <= watermarks[coarser]:
                 continue
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"SELECT min(bucket) FROM telemetry_{finer} WHERE bucket >= %s AND bucket < %s",  # noqa: S608
-                    [lines[coarser], end],
+                    [watermarks[coarser], end],
                 )
                 (first,) = cursor.fetchone()
                 if first is not None:
                     start = bucket_of(first, width)
                     end = start + width
                     self._add_up(finer, coarser, start, end)
-                cursor.execute("UPDATE telemetry_line SET at = %s WHERE level = %s", [end, coarser])
+                cursor.execute("UPDATE telemetry_watermark SET at = %s WHERE level = %s", [end, coarser])
             return True
         with connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE telemetry_line SET at = %s WHERE level = '10s' AND at < %s", [over] * 2
+                "UPDATE telemetry_watermark SET at = %s WHERE level = '10s' AND at < %s", [over] * 2
             )
         return False
 
@@ -246,12 +246,12 @@ def days_kept() -> dict[str, int]:
     }
 
 
-def _lock_lines() -> dict[str, int]:
-    """Where the lines are; nothing if somebody else is at it."""
+def _lock_watermarks() -> dict[str, int]:
+    """Where the watermarks are; nothing if somebody else is at it."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT level, at FROM telemetry_line ORDER BY level FOR UPDATE SKIP LOCKED")
-        lines = dict(cursor.fetchall())
-    return lines if lines.keys() >= LEVELS.keys() else {}
+        cursor.execute("SELECT level, at FROM telemetry_watermark ORDER BY level FOR UPDATE SKIP LOCKED")
+        watermarks = dict(cursor.fetchall())
+    return watermarks if watermarks.keys() >= LEVELS.keys() else {}
 
 
 def _part(row: Stored, shapes: Mapping[int, Shape]) -> Part | None:

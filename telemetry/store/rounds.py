@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
 
 
-def keep(one_round: Callable[[], float]) -> None:
+def run_rounds(one_round: Callable[[], float]) -> None:
     """Round after round, with the pause that each asks for, until SIGTERM or SIGINT. Redis and
     PostgreSQL come back by themselves: what was not finished is done again.
 

@@ -61,4 +61,4 @@ def test_no_debug_page_ever(address: str) -> None:
     response = httpx.get(f"{address}/nope", headers=BEHIND_TLS)
     assert response.status_code == 404
     assert "urlpatterns" not in response.text
-    assert "There is nothing here" in response.text
+    assert "Not found" in response.text

@@ -99,7 +99,7 @@ def frames_of_all_kinds() -> list[bytes]:
         wire.Deleted(1),
         wire.Tier(1, wire.TierVerb.SPILL, 1, 0, (wire.TierColumn(0, b"k" * 16, b"t" * 16),), SECRET),
         wire.Tiered(1, (wire.TierAnswer.DONE, seal.Miss.ABSENT), (1, 2)),
-        wire.Turned(1, seal.Miss.ABSENT),
+        wire.Rejected(1, seal.Miss.ABSENT),
         wire.Resized(4, (4,)),
         wire.Shrunk(4),
         wire.Goodbye(),
@@ -414,13 +414,15 @@ def told_by_viewers() -> list[bytes]:
 
 def joining_answers(raw: bytes) -> None:
     """An answer of any status: it leaves the member with a time to wait and a sentence to show."""
-    us = membership.Identity("nodes", "node:ax-1", "ax-1", "t" * 40, {}, {})
-    member = membership.Member(membership.Console("http://127.0.0.1:1"), us, membership.Standing())
+    us = membership.JoiningProcess("nodes", "node:ax-1", "ax-1", "t" * 40, {}, {})
+    member = membership.Member(
+        membership.Console("http://127.0.0.1:1"), us, membership.MembershipStatus()
+    )
     status = 200 if not raw or raw[0] % 2 else 409
     answer = httpx.Response(status, content=raw[1:])
     seconds = member._joined(answer) if status == 200 else member._refused(answer)
     assert membership.BEAT_SECONDS_MIN <= seconds <= membership.BEAT_SECONDS_MAX
-    assert len(member.standing.reason) <= 500
+    assert len(member.status.reason) <= 500
 
 
 def told_by_consoles() -> list[bytes]:

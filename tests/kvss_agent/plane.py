@@ -14,11 +14,11 @@ import pytest
 from kvss_agent import native
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.connection import Tiering
+from kvss_agent.data_plane.connection import TierHandler
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.shard.seal import Column
 
 PAYLOAD = 64 * 1024
@@ -38,7 +38,7 @@ class Plane:
     def add(
         self, name: str = "s", slots: int = 8, payload: int = PAYLOAD, applied: int = 0
     ) -> HostedShard:
-        identity = Identity(name, slot_bytes_for(payload), DRIVER, frozenset({READER}))
+        identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({READER}))
         arena = Arena.allocate(identity.slot_bytes, slots)
         self.shards[name] = HostedShard(identity, arena, applied, wake_me=self.plane.wake)
         return self.shards[name]
@@ -73,13 +73,15 @@ def running(
     directory: Path,
     *,
     tls: ssl.SSLContext | None = None,
-    tiering: Tiering | None = None,
+    tier_requests: TierHandler | None = None,
     stall_seconds: float = 5.0,
     lease_seconds: float = 5.0,
 ) -> Iterator[Plane]:
     shards: dict[str, HostedShard] = {}
     known = {DRIVER: SECRET, READER: SECRET[::-1]}
-    plane = DataPlane(shards, known, tiering, stall_seconds=stall_seconds, lease_seconds=lease_seconds)
+    plane = DataPlane(
+        shards, known, tier_requests, stall_seconds=stall_seconds, lease_seconds=lease_seconds
+    )
     path = directory / "data.sock"
     plane.listen_unix(path)
     try:

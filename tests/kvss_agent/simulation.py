@@ -15,7 +15,7 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
@@ -65,7 +65,7 @@ class AgentSim:
         self.published = applied
         self.todo: list[tuple[Link | None, Serve | Clear | Fill]] = []  # begun, and not finished
         self.tier: dict[int, wire.Tier] = {}
-        self.pulled: list[Fill | Turn] = []
+        self.pulled: list[Fill | Reject] = []
         self.held: dict[int, tuple[float, list[tuple[int, bytes]]]] = {}  # by lease: what lay there
 
     def crash(self) -> None:
@@ -172,13 +172,13 @@ class AgentSim:
                     del self.memory[slots:]
                 case Receive():
                     self.begin(self.links[effect.owner], effect)
-                case Turn() if effect.owner == PULLER:
+                case Reject() if effect.owner == PULLER:
                     self.pulled.append(effect)
                 case Fill() if effect.owner == PULLER:
                     self.pulled.append(effect)
-                case Turn():
+                case Reject():
                     self.tier.pop(effect.request, None)
-                    frame = wire.Turned(effect.request, effect.reason)
+                    frame = wire.Rejected(effect.request, effect.reason)
                     self.links[effect.owner].to_driver += frame.encode()
                 case Serve() | Clear() | Fill():
                     self.todo.append((self.links[effect.owner], effect))
@@ -478,7 +478,7 @@ class Simulation:
         match frame:
             case wire.Count(applied):
                 assert applied <= self.number
-            case wire.Turned(request, reason):
+            case wire.Rejected(request, reason):
                 self.asked.pop(request)
                 self.seen[f"miss {reason}"] += 1
             case wire.Deleted(request):

@@ -44,13 +44,13 @@ async def test_a_document_that_cannot_be_followed_is_tried_again(
         assert agent.observed()["observed_generation"] == 1
     finally:
         await agent.stop(0)
-    assert caplog.text.count("cannot be followed") == 2
+    assert caplog.text.count("Cannot apply the desired document") == 2
 
 
 async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_path: Path) -> None:
     agent = made(tmp_path)
     (tmp_path / "file").write_text("no directory")
-    assert not agent.tiering.is_off, "nobody knows yet"
+    assert not agent.tier_requests.is_off, "nobody knows yet"
     await agent.start()
 
     async def tell(generation: int, *, state: str, **more: object) -> None:
@@ -59,7 +59,7 @@ async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_pat
             wait_until, "it is followed", lambda: agent.observed_generation == generation
         )
         assert agent.tier2.state == state
-        assert agent.tiering.is_off is (state == "off")
+        assert agent.tier_requests.is_off is (state == "off")
 
     try:
         await tell(1, state="off")
@@ -96,4 +96,4 @@ async def test_what_is_too_old_is_looked_for_again_whatever_happened_before(
         await asyncio.to_thread(wait_until, "it goes on", lambda: looked > 3)
     finally:
         await agent.stop(0)
-    assert caplog.text.count("cannot be removed") == 1
+    assert caplog.text.count("Cannot remove expired columns") == 1

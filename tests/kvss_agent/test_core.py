@@ -6,7 +6,7 @@ import pytest
 
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.shard import core
-from kvss_agent.shard.core import Clear, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.core import Clear, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
 from tests.kvss_agent.world import DRIVER, READER, World
@@ -56,7 +56,7 @@ def test_a_refill_that_waits_too_long_is_turned_away_as_late() -> None:
     refill(shard, 1, 0)
     assert shard.next_deadline() == 10
     assert shard.tick(9.9) == []
-    assert shard.tick(10) == [Turn(READER, 7, Miss.LATE)]
+    assert shard.tick(10) == [Reject(READER, 7, Miss.LATE)]
     assert shard.next_deadline() == FOREVER
 
 
@@ -188,7 +188,7 @@ def test_every_queue_has_its_bound() -> None:
         shard.evict(DRIVER, core.RUNS_MAX + 1, [0], 0)
     for _ in range(core.PARKED_MAX):
         assert refill(shard, 99, 0) == []
-    assert refill(shard, 99, 0) == [Turn(READER, 7, Miss.REFUSED)]
+    assert refill(shard, 99, 0) == [Reject(READER, 7, Miss.REFUSED)]
     assert shard.delete(DRIVER, 1, 99, [0], 0, wait_seconds=1, scrub=False) == [], "who is greedy pays"
     shard.check_integrity()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.process.durable_file import ABANDONED_SECONDS, keep
+from kvss_agent.process.durable_file import ABANDONED_SECONDS, write_durably
 
 THREADS = 8
 ROUNDS = 20
@@ -22,7 +22,7 @@ def test_of_many_who_write_one_document_at_once_each_writes_all_of_it(tmp_path: 
 
     def write(content: bytes) -> None:
         together.wait(60)
-        keep(document, content)
+        write_durably(document, content)
 
     with ThreadPoolExecutor(THREADS) as threads:
         for _ in range(ROUNDS):
@@ -35,7 +35,7 @@ def test_of_many_who_write_one_document_at_once_each_writes_all_of_it(tmp_path: 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     with pytest.raises(OSError, match="notes"):
-        keep(tmp_path / "notes", b"x")
+        write_durably(tmp_path / "notes", b"x")
     assert [one.name for one in tmp_path.iterdir()] == ["notes"]
 
 
@@ -49,12 +49,12 @@ def test_what_somebody_has_left_who_was_killed_while_writing_goes_with_the_next(
     other.write_bytes(b"another document's")
     for one in (of_the_dead, other):
         os.utime(one, (one.stat().st_mtime - long_ago,) * 2)
-    keep(document, b"new")
+    write_durably(document, b"new")
     assert sorted(tmp_path.iterdir()) == sorted([document, of_another, other])
 
 
 def test_without_replacing_the_first_one_stays(tmp_path: Path) -> None:
-    keep(tmp_path / "key", b"first", replace=False)
-    keep(tmp_path / "key", b"second", replace=False)
+    write_durably(tmp_path / "key", b"first", replace=False)
+    write_durably(tmp_path / "key", b"second", replace=False)
     assert (tmp_path / "key").read_bytes() == b"first"
     assert [one.name for one in tmp_path.iterdir()] == ["key"]

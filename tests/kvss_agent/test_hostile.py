@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import connection, handshake, server, wire
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.connection import TIERING_MAX, TierDone
+from kvss_agent.data_plane.connection import TIER_REQUESTS_MAX, TierDone
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.limits.admission import Places
 from kvss_agent.mover import PYTHON
@@ -130,11 +130,13 @@ def connected(plane: Plane) -> socket.socket:
     return sock
 
 
-def line(plane: Plane, role: Role, driver: str = DRIVER) -> Line:
-    return Line(Address(path=str(plane.unix)), "s", Credentials(driver, plane.secrets[driver]), role)
+def line(plane: Plane, role: Role, driver: str = DRIVER) -> AgentConnection:
+    return AgentConnection(
+        Address(path=str(plane.unix)), "s", Credentials(driver, plane.secrets[driver]), role
+    )
 
 
-def raw(line: Line) -> socket.socket:
+def raw(line: AgentConnection) -> socket.socket:
     """Beside the client library: to say what it would never say."""
     assert isinstance(line.channel.socket, socket.socket)
     return line.channel.socket
@@ -276,7 +278,7 @@ def test_mutated_conversations_cost_only_their_own_connection(plane: Plane, role
         counted_once(plane, lambda: talk(raw(attacker), mutated(said, mutations)))
         attacker.close()
 
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane), bounded_memory():
         attack()
 
@@ -493,7 +495,7 @@ def test_one_driver_does_not_take_the_places_of_others(plane: Plane) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.callback(line(plane, Role.REFILL, READER).close)
-        with pytest.raises(Lost, match="all of its connections"):
+        with pytest.raises(Lost, match="limit of connections"):
             line(plane, Role.REFILL, READER)
         assert plane.plane.admission.proven == 4
         with plane.client("unix") as shard:
@@ -556,7 +558,7 @@ def test_a_reader_that_stalls_takes_its_own_delete_of_the_same_slot_with_it(plan
         lazy.close()
 
 
-def delete_soon(plane: Plane, lazy: Line) -> None:
+def delete_soon(plane: Plane, lazy: AgentConnection) -> None:
     """As its connection's thread is sending, the delete comes on the way that pulls and others take."""
     hosted = plane.shards["s"]
     wait_until("it is being read", lambda: len(hosted.core.leases) > 0)
@@ -607,16 +609,16 @@ def test_an_agent_that_announces_more_than_a_slot_costs_its_own_connection(
 
 
 def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> None:
-    plane.plane.tiering = hanging = Tier(answers=False)
+    plane.plane.tier_requests = hanging = Tier(answers=False)
     with unharmed(plane):
         greedy = line(plane, Role.REFILL)
-        for number in range(TIERING_MAX + 3):
+        for number in range(TIER_REQUESTS_MAX + 3):
             greedy.send(exists(number))
-        refused = [greedy.receive_a(wire.Turned) for _ in range(3)]
-        assert [turned.request for turned in refused] == [TIERING_MAX + n for n in range(3)]
+        refused = [greedy.receive_a(wire.Rejected) for _ in range(3)]
+        assert [turned.request for turned in refused] == [TIER_REQUESTS_MAX + n for n in range(3)]
         hanging.go_on()
-        answers = [greedy.receive_a(wire.Tiered).request for _ in range(TIERING_MAX)]
-        assert answers == list(range(TIERING_MAX))
+        answers = [greedy.receive_a(wire.Tiered).request for _ in range(TIER_REQUESTS_MAX)]
+        assert answers == list(range(TIER_REQUESTS_MAX))
         greedy.send(exists(0))
         wait_until("it is asked", lambda: bool(hanging.held))
         hanging.go_on()
@@ -630,7 +632,7 @@ def exists(number: int) -> wire.Tier:
 
 def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OUTBOX_MAX", 50)
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane):
         lazy = line(plane, Role.REFILL)
         lazy.send(exists(0))
@@ -644,7 +646,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pyt
 
 
 def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plane: Plane) -> None:
-    plane.plane.tiering = hanging = Tier(answers=False)
+    plane.plane.tier_requests = hanging = Tier(answers=False)
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         recalled = tuple(wire.TierColumn(slot, b"k" * 16, TAG) for slot in range(8))
@@ -658,7 +660,7 @@ def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plan
 
 
 def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) -> None:
-    plane.plane.tiering = Tier(answers=True)
+    plane.plane.tier_requests = Tier(answers=True)
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         column_ = (wire.TierColumn(0, b"k" * 16, TAG),)
@@ -679,7 +681,7 @@ def test_requests_beyond_what_may_wait_are_refused(
         greedy = line(plane, Role.REFILL)
         for number in range(6):
             greedy.send(wire.Refill(number, 99, 10_000, (0,)))
-        answers = [greedy.receive_a(wire.Turned) for _ in range(2)]
+        answers = [greedy.receive_a(wire.Rejected) for _ in range(2)]
         assert [answer.reason for answer in answers] == [Miss.REFUSED, Miss.REFUSED]
         greedy.close()
 
@@ -737,5 +739,5 @@ def test_a_proof_fits_one_conversation_only(plane: Plane) -> None:
         replayed.sendall(said.encode())
         assert replayed.recv(1000)
         replayed.sendall(proof.encode())
-        assert b"not its secret" in last_words(replayed)
+        assert b"wrong secret" in last_words(replayed)
     assert plane.breaches()[Cause.AUTHENTICATION] == 1

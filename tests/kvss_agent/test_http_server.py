@@ -106,7 +106,7 @@ class Server:
         self._loop.close()
 
     async def _serve(self) -> None:
-        async with daemon.serving(APPLICATION, self._listener, self.policy, self._tls):
+        async with daemon.http_server(APPLICATION, self._listener, self.policy, self._tls):
             await self._stop.wait()
 
     def connected(self) -> socket.socket:

@@ -24,9 +24,9 @@ from kvss_agent.process.membership import (
     BEAT_SECONDS_MIN,
     REFUSED_SECONDS,
     Console,
-    Identity,
+    JoiningProcess,
     Member,
-    Standing,
+    MembershipStatus,
     credential,
     member,
 )
@@ -40,20 +40,20 @@ from tests.hostile.answers import EXHAUSTING, bomb, says
 from tests.live import wait_until
 
 TOKEN = "t" * 32
-IDENTITY = Identity("nodes", "node:ax-1", "ax-1", TOKEN, {"cpus": 4}, {"nics": []})
+IDENTITY = JoiningProcess("nodes", "node:ax-1", "ax-1", TOKEN, {"cpus": 4}, {"nics": []})
 OURS = credential(TOKEN, "node:ax-1")
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
 async def once(
-    answer: Answer, join_token: str = "", standing: Standing | None = None
-) -> tuple[float, Standing]:
-    standing = standing or Standing()
+    answer: Answer, join_token: str = "", membership_status: MembershipStatus | None = None
+) -> tuple[float, MembershipStatus]:
+    membership_status = membership_status or MembershipStatus()
     transport = httpx.MockTransport(answer)
     async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
-        return await Member(Console("http://console", join_token), IDENTITY, standing).once(
+        return await Member(Console("http://console", join_token), IDENTITY, membership_status).once(
             client
-        ), standing
+        ), membership_status
 
 
 def test_what_heartbeats_are_known_by_follows_from_token_and_name_and_tells_neither() -> None:
@@ -72,8 +72,8 @@ async def test_who_is_known_only_beats_and_never_shows_its_token() -> None:
         asked.append(request)
         return httpx.Response(200, json={"heartbeat_seconds": 2})
 
-    seconds, standing = await once(answer, "tgj_x")
-    assert (seconds, standing.state, standing.calls) == (2, "joined", {"joined": 1})
+    seconds, membership_status = await once(answer, "tgj_x")
+    assert (seconds, membership_status.state, membership_status.calls) == (2, "joined", {"joined": 1})
     [request] = asked
     assert request.url.path == "/api/v1/nodes/ax-1/heartbeat"
     assert request.headers["authorization"] == f"Bearer {OURS}"
@@ -87,8 +87,8 @@ async def test_who_is_unknown_joins_if_it_may() -> None:
         asked.append(request)
         return httpx.Response(200 if request.url.path.endswith("/join") else 401, json={})
 
-    _, standing = await once(answer, "tgj_x")
-    assert standing.state == "joined"
+    _, membership_status = await once(answer, "tgj_x")
+    assert membership_status.state == "joined"
     assert asked[1].headers["authorization"] == "Bearer tgj_x"
     assert json.loads(asked[1].content) == {
         "cpus": 4,
@@ -96,9 +96,9 @@ async def test_who_is_unknown_joins_if_it_may() -> None:
         "nics": [],
         "control_token": TOKEN,
     }
-    seconds, standing = await once(answer)
-    assert (seconds, standing.state) == (REFUSED_SECONDS, "refused")
-    assert "--join-token" in standing.reason
+    seconds, membership_status = await once(answer)
+    assert (seconds, membership_status.state) == (REFUSED_SECONDS, "refused")
+    assert "--join-token" in membership_status.reason
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_who_cannot_be_known_yet_joins_and_sends_no_heartbeat_before(
     new = replace(IDENTITY, is_new=True)
     transport = httpx.MockTransport(answer)
     async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
-        us = Member(Console("http://console", "tgj_x"), new, Standing())
+        us = Member(Console("http://console", "tgj_x"), new, MembershipStatus())
         await us.once(client)
         await us.once(client)
     assert asked[:2] == ["join", then]
@@ -160,18 +160,18 @@ async def test_it_asks_for_a_certificate_when_the_console_names_other_authoritie
     certificate = Signer(root.certificate, root.key).issue(peer, pem, timedelta(days=7), now)
     issued = {"certificate": certificate, "authorities": root.certificate, "digest": "d1"}
     us, asked = replace(IDENTITY, trust=trust), list[str]()
-    standing = Standing()
+    membership_status = MembershipStatus()
 
     async def beat(issued: dict[str, str], digest: str) -> None:
         transport = httpx.MockTransport(certifying(issued, digest, asked))
         async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
-            await Member(Console("http://console"), us, standing).once(client)
+            await Member(Console("http://console"), us, membership_status).once(client)
 
     for refused in ({}, {**issued, "certificate": "nonsense"}, {"certificate": certificate}):
         await beat(refused, "d1")
-        assert standing.state == "joined", "it goes on, and asks again with the next heartbeat"
+        assert membership_status.state == "joined", "it goes on, and asks again with the next heartbeat"
         assert not trust.has_certificate
-    assert standing.calls["not certified"] == 3
+    assert membership_status.calls["not certified"] == 3
     await beat(issued, "d1")
     assert trust.digest == "d1"
     assert asked[-2:] == ["heartbeat", "certificate"]
@@ -252,19 +252,19 @@ HUGE = b'{"heartbeat_seconds": %s}' % (b"9" * 4000)
     ],
 )
 async def test_whatever_it_answers_we_go_on(answer: Answer, state: str, seconds: float) -> None:
-    got, standing = await once(answer)
-    assert (got, standing.state) == (seconds, state)
+    got, membership_status = await once(answer)
+    assert (got, membership_status.state) == (seconds, state)
 
 
 async def test_who_is_away_is_asked_less_and_less_but_never_given_up() -> None:
-    standing = Standing()
+    membership_status = MembershipStatus()
     transport = httpx.MockTransport(broken)
     async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
-        us = Member(Console("http://console"), IDENTITY, standing)
+        us = Member(Console("http://console"), IDENTITY, membership_status)
         waits = [await us.once(client) for _ in range(50)]
     assert waits[:3] == [0.5, 1, 2]
     assert waits[-1] == AGAIN_SECONDS_MAX
-    assert standing.calls["away"] == 50
+    assert membership_status.calls["away"] == 50
 
 
 async def test_a_heartbeat_that_fails_inside_is_not_the_last_one(
@@ -272,32 +272,36 @@ async def test_a_heartbeat_that_fails_inside_is_not_the_last_one(
 ) -> None:
     """Whatever is raised: a process that beats no more is lost, and its own page says all is well."""
     facts: dict[str, object] = {"what can't be sent": object()}
-    standing = Standing()
+    membership_status = MembershipStatus()
     with hostile.Peer(says(b"{}")) as console:
-        async with member(Console(console.url), replace(IDENTITY, facts=facts), standing):
-            await asyncio.to_thread(wait_until, "one has failed", lambda: standing.calls["away"] > 1)
-            assert "A heartbeat has failed inside" in caplog.text
+        async with member(Console(console.url), replace(IDENTITY, facts=facts), membership_status):
+            await asyncio.to_thread(
+                wait_until, "one has failed", lambda: membership_status.calls["away"] > 1
+            )
+            assert "A heartbeat failed with an internal error" in caplog.text
             facts.clear()
-            await asyncio.to_thread(wait_until, "it goes on", lambda: standing.state == "joined")
+            await asyncio.to_thread(
+                wait_until, "it goes on", lambda: membership_status.state == "joined"
+            )
 
 
 @pytest.mark.parametrize("name", ["drips", "drips headers", "endless text", "bomb"])
 async def test_a_console_that_takes_its_time_is_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "ANSWER_SECONDS_MAX", 0.5)
-    standing = Standing()
+    membership_status = MembershipStatus()
     answer = bomb(64) if name == "bomb" else EXHAUSTING[name]
     with hostile.Peer(answer) as console:
         async with httpx.AsyncClient(base_url=console.url, timeout=60) as client, asyncio.timeout(60):
-            await Member(Console(console.url), IDENTITY, standing).once(client)
-    assert standing.state == "away"
+            await Member(Console(console.url), IDENTITY, membership_status).once(client)
+    assert membership_status.state == "away"
 
 
 async def test_who_has_no_console_is_alone_and_who_ends_does_not_wait_for_it() -> None:
-    standing = Standing()
-    async with member(None, IDENTITY, standing):
-        assert standing.state == "alone"
-    async with member(Console("http://127.0.0.1:1"), IDENTITY, standing):
-        await asyncio.to_thread(wait_until, "it noticed", lambda: standing.state == "away")
+    membership_status = MembershipStatus()
+    async with member(None, IDENTITY, membership_status):
+        assert membership_status.state == "alone"
+    async with member(Console("http://127.0.0.1:1"), IDENTITY, membership_status):
+        await asyncio.to_thread(wait_until, "it noticed", lambda: membership_status.state == "away")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(running: 
         return str(answer.json()["detail"])
 
     assert running.http.put("/v1/desired", json=document(5, spec())).status_code == 202
-    assert "Generation 5 is here already" in refused(document(4), 409)
+    assert "Generation 5 is newer" in refused(document(4), 409)
     assert "with other contents" in refused(document(5), 409)
     assert "unknown field `slotz`" in refused(document(6, spec(slotz=1)), 422)
     assert "multiple of 4096" in refused(document(6, spec() | {"slot_bytes": 5000}), 422)
@@ -201,7 +201,7 @@ def test_columns_go_to_tier_2_and_come_back_into_any_slot(
         assert isinstance(found, Header)
         assert into == payload
         assert shard.recall([Wanted(4, column("x", tag=b"o" * 16))]) == [Miss.ABSENT]
-        assert shard.forget([column("x")]) == [TierAnswer.DONE]
+        assert shard.tier_delete([column("x")]) == [TierAnswer.DONE]
         assert shard.exists([column("x")]) == [False]
         shard.spill([Wanted(5, column("x", recalled.number))])
     receipt = running.http.post("/v1/purge", json={"tag": TAG.hex()}).json()
@@ -312,7 +312,7 @@ def test_sigterm_lets_drivers_leave_and_then_ends(running: AgentProcess) -> None
         assert running.process.poll() is None
     assert running.process.wait(30) == 0
     assert not (running.directory / "data.sock").exists()
-    assert "everybody had left" in running.log
+    assert "all connections had ended" in running.log
 
 
 def test_a_large_grant_does_not_keep_it_from_stopping(running: AgentProcess) -> None:
@@ -394,7 +394,7 @@ def test_metrics_are_what_prometheus_reads(running: AgentProcess) -> None:
     [
         (["--tcp", "0.0.0.0:1"], {}, "--tcp needs --tls-certificate"),
         (["--memory", "lots"], {}, "--memory is 'lots': it should be 512MiB or 64GiB"),
-        ([], {"KVSS_AGENT_MEMROY": "1G"}, "KVSS_AGENT_MEMROY is no setting"),
+        ([], {"KVSS_AGENT_MEMROY": "1G"}, "KVSS_AGENT_MEMROY is not a setting"),
         (["--control", "here"], {"KVSS_AGENT_DRAIN_SECONDS": "-1"}, "--drain-seconds is '-1'"),
         (["--tls-certificate", "/etc/hostname"], {}, "belong together"),
     ],

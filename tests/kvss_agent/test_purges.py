@@ -18,7 +18,7 @@ import pytest
 
 from kvss_agent import purges
 from kvss_agent.client import Header, Miss, Recalled, TierAnswer, Wanted
-from kvss_agent.purges import NotDone, Purging
+from kvss_agent.purges import NotConfirmedYet, Purges
 from kvss_agent.security.confirmations import (
     AgentStatement,
     DriverStatement,
@@ -29,7 +29,7 @@ from kvss_agent.security.confirmations import (
 )
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import Stores
@@ -149,14 +149,14 @@ def test_nothing_but_its_own_fresh_statement_is_a_confirmation(tmp_path: Path) -
             (answer, key, epoch, NAME, "on another purge"),
             (answer, key, more, NAME, "does not speak of all"),
             (msgspec.json.encode(forged), key, asked, NAME, "not signed with its key"),
-            (b'{"done": true}', key, asked, NAME, "is no confirmation"),
-            (b"<html>It works!</html>", key, asked, NAME, "is no confirmation"),
-            (b"[" * 100_000, key, asked, NAME, "is no confirmation"),
-            (b"", key, asked, NAME, "is no confirmation"),
+            (b'{"done": true}', key, asked, NAME, "is not a confirmation"),
+            (b"<html>It works!</html>", key, asked, NAME, "is not a confirmation"),
+            (b"[" * 100_000, key, asked, NAME, "is not a confirmation"),
+            (b"", key, asked, NAME, "is not a confirmation"),
         ):
             with pytest.raises(NotConfirmed, match=said):
                 opened(raw, public, about, name, AgentStatement)
-        with pytest.raises(NotConfirmed, match="is no confirmation"):
+        with pytest.raises(NotConfirmed, match="is not a confirmation"):
             opened(answer, key, asked, NAME, DriverStatement)
 
 
@@ -200,13 +200,13 @@ class Here:
     stores: Stores
     shards: dict[str, HostedShard] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
-    purging: Purging = field(init=False)
+    purges: Purges = field(init=False)
 
     def __post_init__(self) -> None:
-        self.purging = Purging(NAME, self.stores, self.shards, lambda: self.told)
+        self.purges = Purges(NAME, self.stores, self.shards, lambda: self.told)
 
     def add_shard(self, name: str, slots: int) -> None:
-        identity = Identity(name, slot_bytes_for(PAYLOAD), DRIVER, frozenset())
+        identity = ShardIdentity(name, slot_bytes_for(PAYLOAD), DRIVER, frozenset())
         self.shards[name] = HostedShard(identity, Arena.allocate(identity.slot_bytes, slots))
         self.told.append(name)
 
@@ -218,8 +218,8 @@ class Here:
 
     async def begin(self, asked: Question) -> None:
         """It takes longer than whoever asks will wait, and is done before they ask again."""
-        with pytest.raises(NotDone, match="not done yet"):
-            await self.purging.confirm(msgspec.structs.replace(asked, seconds=0.0))
+        with pytest.raises(NotConfirmedYet, match="still running"):
+            await self.purges.confirm(msgspec.structs.replace(asked, seconds=0.0))
         name = f"purge {asked.operation}"
         await asyncio.wait([one for one in asyncio.all_tasks() if one.get_name() == name])
 
@@ -244,7 +244,7 @@ async def test_what_was_opened_or_made_after_a_purge_is_looked_at_before_it_is_c
         await made.begin(asked)
         made.add_shard("t", 4)
         await made.use(tmp_path / "new", 2)
-        said = await made.purging.confirm(asked)
+        said = await made.purges.confirm(asked)
         assert {one.place: (one.state, one.files) for one in said.stores} == {
             f"posix:{tmp_path / 'new'}": ("in use", 1),
             f"posix:{tmp_path / 'old'}": ("retiring", 1),
@@ -260,8 +260,8 @@ async def test_a_store_that_cannot_be_asked_since_is_not_confirmed(tmp_path: Pat
         asked = question(TAG)
         await made.begin(asked)
         await made.stores.use(Tier2Settings("posix", 1 << 30, path=str(tmp_path / "file")))
-        with pytest.raises(NotDone, match="Tier 2 is not open"):
-            await made.purging.confirm(asked)
+        with pytest.raises(NotConfirmedYet, match="Tier 2 is not open"):
+            await made.purges.confirm(asked)
 
 
 async def test_purges_whose_confirmation_nobody_fetches_keep_no_place(
@@ -272,4 +272,4 @@ async def test_purges_whose_confirmation_nobody_fetches_keep_no_place(
         await made.use(tmp_path / "old", 1)
         for _ in range(2):
             await made.begin(question(TAG))
-        assert (await made.purging.confirm(question(TAG))).stores
+        assert (await made.purges.confirm(question(TAG))).stores

@@ -111,7 +111,7 @@ def test_a_driver_purges_and_deletes_in_a_store_that_is_retiring(
         running.tell(document(generation, spec(), **told))
         with running.client() as shard:
             if told:
-                assert shard.forget([column("x")]) == [TierAnswer.DONE]
+                assert shard.tier_delete([column("x")]) == [TierAnswer.DONE]
                 assert len(files(tmp_path / "old")) == 1
             else:
                 purged = shard.purge(TAG)
@@ -170,7 +170,7 @@ def test_a_store_that_cannot_be_opened_is_no_store_without_files(
     assert (answer.status_code, str(old) in answer.text) == (503, True)
     with running.client() as shard:
         assert shard.purge(TAG) is None
-        assert shard.forget([column("x")]) == [Miss.REFUSED]
+        assert shard.tier_delete([column("x")]) == [Miss.REFUSED]
     old.unlink()
     (tmp_path / "aside").rename(old)
     assert purge(running) == 1

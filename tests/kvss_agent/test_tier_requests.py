@@ -13,8 +13,7 @@ import pytest
 
 from kvss_agent.client import Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.client.tiered import TieredClient
-from kvss_agent.data_plane import tier_requests
-from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Fault, Incoming, Removed
@@ -74,15 +73,15 @@ def opened(loop: asyncio.AbstractEventLoop, files: Slow) -> Iterator[Tier2]:
 
 
 @pytest.fixture
-def tiering(loop: asyncio.AbstractEventLoop, slow: Slow) -> Iterator[LoopTiering]:
-    made = LoopTiering(loop)
+def tier_requests(loop: asyncio.AbstractEventLoop, slow: Slow) -> Iterator[TierRequests]:
+    made = TierRequests(loop)
     with opened(loop, slow) as made.store:
         yield made
 
 
 @pytest.fixture
-def plane(tmp_path: Path, tiering: LoopTiering) -> Iterator[Plane]:
-    with running(tmp_path, tiering=tiering) as made:
+def plane(tmp_path: Path, tier_requests: TierRequests) -> Iterator[Plane]:
+    with running(tmp_path, tier_requests=tier_requests) as made:
         made.add()
         yield made
 
@@ -95,36 +94,38 @@ def keep(client: ShardClient, *names: str) -> None:
 
 def lacks(client: ShardClient, feature: Feature) -> None:
     assert isinstance(client, TieredClient)
-    client.requests.line.features &= ~feature
+    client.requests.connection.features &= ~feature
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix"])
 def test_while_tier_2_is_on_its_way_nothing_is_said_to_be_gone(
-    plane: Plane, tiering: LoopTiering, kind: str
+    plane: Plane, tier_requests: TierRequests, kind: str
 ) -> None:
     with plane.client(kind) as client:
         keep(client, "a", "b")
-        store, tiering.store = tiering.store, None
+        store, tier_requests.store = tier_requests.store, None
         assert client.purge(TAG) is None
-        assert client.forget([column("a")]) == [Miss.REFUSED]
-        tiering.store = store
+        assert client.tier_delete([column("a")]) == [Miss.REFUSED]
+        tier_requests.store = store
         assert client.exists([column("a"), column("b")]) == [True, True]
-        assert client.forget([column("a")]) == [TierAnswer.DONE]
+        assert client.tier_delete([column("a")]) == [TierAnswer.DONE]
         gone = client.purge(TAG)
         assert gone
         assert gone.files == 1
 
 
-def test_where_tier_2_is_off_nothing_is_left_of_anything(plane: Plane, tiering: LoopTiering) -> None:
-    store, tiering.store, tiering.is_off = tiering.store, None, True
+def test_where_tier_2_is_off_nothing_is_left_of_anything(
+    plane: Plane, tier_requests: TierRequests
+) -> None:
+    store, tier_requests.store, tier_requests.is_off = tier_requests.store, None, True
     with plane.client() as client:
         number = client.evict(0, column("a").key, TAG, 64, kv())
         assert client.purge(TAG) == Purged(0, 0)
-        assert client.forget([column("a"), column("b")]) == [TierAnswer.DONE] * 2
+        assert client.tier_delete([column("a"), column("b")]) == [TierAnswer.DONE] * 2
         assert client.exists([column("a")]) == [False]
         assert client.spill([Wanted(0, column("a", number))]) == [Miss.REFUSED]
         assert client.recall([Wanted(1, column("a"))]) == [Miss.REFUSED]
-    tiering.store = store
+    tier_requests.store = store
 
 
 def test_an_agent_that_never_has_a_tier_2_has_nothing_to_remove(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_an_agent_that_never_has_a_tier_2_has_nothing_to_remove(tmp_path: Path) 
         plane.add()
         with plane.client() as client:
             assert client.purge(TAG) == Purged(0, 0)
-            assert client.forget([column("a"), column("b")]) == [TierAnswer.DONE] * 2
+            assert client.tier_delete([column("a"), column("b")]) == [TierAnswer.DONE] * 2
 
 
 def test_an_older_agent_that_cannot_purge_has_not_purged(plane: Plane) -> None:
@@ -148,9 +149,9 @@ def test_a_request_that_is_one_too_many_is_not_done(
 ) -> None:
     with plane.client() as client:
         keep(client, "a")
-        monkeypatch.setattr("kvss_agent.data_plane.connection.TIERING_MAX", 0)
+        monkeypatch.setattr("kvss_agent.data_plane.connection.TIER_REQUESTS_MAX", 0)
         assert client.purge(TAG) is None
-        assert client.forget([column("a")]) == [Miss.REFUSED]
+        assert client.tier_delete([column("a")]) == [Miss.REFUSED]
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix"])
@@ -175,14 +176,14 @@ def test_what_comes_back_for_somebody_who_has_left_stays_nowhere(
         assert not any(memory)
 
 
-def is_over(tiering: LoopTiering) -> None:
-    wait_until("nothing is being purged", lambda: not tiering._purges)
+def is_over(tier_requests: TierRequests) -> None:
+    wait_until("nothing is being purged", lambda: not tier_requests._purges)
 
 
 def test_a_purge_that_takes_long_goes_on_and_its_receipt_lacks_nothing(
-    plane: Plane, tiering: LoopTiering, slow: Slow, monkeypatch: pytest.MonkeyPatch
+    plane: Plane, tier_requests: TierRequests, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
     with plane.client() as client:
         keep(client, "a", "b")
         slow.go_on.clear()
@@ -191,7 +192,7 @@ def test_a_purge_that_takes_long_goes_on_and_its_receipt_lacks_nothing(
         assert client.purge(b"another tag".ljust(16, b"\0")) is None
         assert slow.purges == 2
         slow.go_on.set()
-        is_over(tiering)
+        is_over(tier_requests)
         assert client.exists([column("a"), column("b")]) == [False, False]
         keep(client, "c")
         gone = client.purge(TAG)
@@ -202,7 +203,7 @@ def test_a_purge_that_takes_long_goes_on_and_its_receipt_lacks_nothing(
 
 
 def test_a_purge_that_several_ask_for_is_counted_for_one_of_them(
-    plane: Plane, tiering: LoopTiering, slow: Slow
+    plane: Plane, tier_requests: TierRequests, slow: Slow
 ) -> None:
     plane.add("t")
     with plane.client() as client, plane.client(shard="t") as other, ThreadPoolExecutor() as threads:
@@ -210,7 +211,7 @@ def test_a_purge_that_several_ask_for_is_counted_for_one_of_them(
         keep(other, "b")
         slow.go_on.clear()
         asked = [threads.submit(one.purge, TAG) for one in (client, other, client)]
-        wait_until("it is under way", lambda: bool(tiering._purges))
+        wait_until("it is under way", lambda: bool(tier_requests._purges))
         slow.go_on.set()
         receipts = [one.result() for one in asked]
         assert all(receipts)
@@ -219,7 +220,7 @@ def test_a_purge_that_several_ask_for_is_counted_for_one_of_them(
 
 def test_a_purge_that_fails_behind_everybody_s_back_is_repeated(
     plane: Plane,
-    tiering: LoopTiering,
+    tier_requests: TierRequests,
     slow: Slow,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -227,14 +228,14 @@ def test_a_purge_that_fails_behind_everybody_s_back_is_repeated(
     def fail() -> None:
         raise Failed(Fault.IO_ERROR, "a bad sector")
 
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
     with plane.client() as client:
         keep(client, "a")
         slow.go_on.clear()
         slow.then = fail
         assert client.purge(TAG) is None
         slow.go_on.set()
-        is_over(tiering)
+        is_over(tier_requests)
         assert client.exists([column("a")]) == [True]
         slow.then = lambda: None
         gone = client.purge(TAG)
@@ -245,50 +246,50 @@ def test_a_purge_that_fails_behind_everybody_s_back_is_repeated(
 
 def test_another_store_has_a_purge_of_its_own(
     plane: Plane,
-    tiering: LoopTiering,
+    tier_requests: TierRequests,
     slow: Slow,
     loop: asyncio.AbstractEventLoop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.05)
-    first = tiering.store
-    with plane.client() as client, opened(loop, Slow(tmp_path / "others")) as tiering.store:
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.05)
+    first = tier_requests.store
+    with plane.client() as client, opened(loop, Slow(tmp_path / "others")) as tier_requests.store:
         keep(client, "a")
-        other, tiering.store = tiering.store, first
+        other, tier_requests.store = tier_requests.store, first
         keep(client, "a", "b")
         slow.go_on.clear()
         assert client.purge(TAG) is None
-        tiering.store = other
+        tier_requests.store = other
         assert client.exists([column("a")]) == [True]
-        monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 10)
+        monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 10)
         gone = client.purge(TAG)
         assert gone
         assert gone.files == 1
         assert client.exists([column("a")]) == [False]
         slow.go_on.set()
-        is_over(tiering)
-        tiering.store, tiering.is_off = None, True
+        is_over(tier_requests)
+        tier_requests.store, tier_requests.is_off = None, True
         gone = client.purge(TAG)
         assert gone
         assert gone.files == 2, "and nobody was told"
-    tiering.store = first
+    tier_requests.store = first
 
 
 def test_purges_that_run_on_and_receipts_that_nobody_fetches_are_few(
-    plane: Plane, tiering: LoopTiering, slow: Slow, monkeypatch: pytest.MonkeyPatch
+    plane: Plane, tier_requests: TierRequests, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_requests, "PURGE_ANSWER_SECONDS", 0.02)
-    monkeypatch.setattr(tier_requests, "PURGES_MAX", 2)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGE_ANSWER_SECONDS", 0.02)
+    monkeypatch.setattr("kvss_agent.data_plane.tier_requests.PURGES_MAX", 2)
     with plane.client() as client:
         slow.go_on.clear()
         for number in range(4):
             assert client.purge(bytes([number]) * 16) is None
-        assert len(tiering._purges) == 2
+        assert len(tier_requests._purges) == 2
         slow.go_on.set()
-        is_over(tiering)
+        is_over(tier_requests)
         slow.go_on.clear()
         assert client.purge(bytes([9]) * 16) is None
         slow.go_on.set()
-        is_over(tiering)
-        wait_until("the oldest is let go of", lambda: len(tiering._untold) == 2)
+        is_over(tier_requests)
+        wait_until("the oldest is let go of", lambda: len(tier_requests._unreported) == 2)

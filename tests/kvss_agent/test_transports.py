@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, Credentials, Line
+from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.channel import Channel
@@ -190,7 +190,7 @@ def test_a_client_that_cannot_follow_its_line_is_lost_and_says_so(plane: Plane, 
         raise ZeroDivisionError(slots)
 
     with plane.client(kind) as shard:
-        shard.on_line = refuse
+        shard.on_slot_limit = refuse
         plane.shards["s"].resize(9)
         wait_until("it is lost", lambda: is_lost(shard))
         with pytest.raises(Lost, match="ZeroDivisionError"):
@@ -258,11 +258,17 @@ def test_a_reader_may_read_and_nothing_else(plane: Plane) -> None:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
     with plane.client("unix", driver=READER, write=False) as reader:
         assert isinstance(reader.refill([Wanted(0, column("a", 1))], [place()])[0], Header)
-        with pytest.raises(Lost, match="Delete may not come here"):
+        with pytest.raises(Lost, match="Delete is not allowed here"):
             reader.delete([0])
-    with pytest.raises(Lost, match="may not use this shard so"), plane.client("unix", driver=READER):
+    with (
+        pytest.raises(Lost, match="may not use this shard in this role"),
+        plane.client("unix", driver=READER),
+    ):
         pass
-    with pytest.raises(Lost, match="may not use this shard so"), plane.client("shm", driver=READER):
+    with (
+        pytest.raises(Lost, match="may not use this shard in this role"),
+        plane.client("shm", driver=READER),
+    ):
         pass
 
 
@@ -271,10 +277,10 @@ def test_who_does_not_know_the_secret_is_told_nothing_about_shards(plane: Plane)
     for credentials in (Credentials("nobody", SECRET), Credentials(DRIVER, SECRET + b"!")):
         for shard in ("s", "none"):
             with pytest.raises(Lost, match="secret") as caught:
-                Line(address, shard, credentials, Role.REFILL)
+                AgentConnection(address, shard, credentials, Role.REFILL)
             assert caught.value.cause is Cause.AUTHENTICATION
     with pytest.raises(Lost, match="there is no shard none here") as caught:
-        Line(address, "none", Credentials(DRIVER, SECRET), Role.REFILL)
+        AgentConnection(address, "none", Credentials(DRIVER, SECRET), Role.REFILL)
     assert caught.value.cause is Cause.ABSENT
 
 
@@ -295,7 +301,7 @@ def test_an_agent_that_does_not_know_the_secret_gets_no_bytes(tmp_path: Path, pl
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(Lost, match="does not know the secret"):
-            Line(Address(path=str(path)), "s", Credentials(DRIVER, SECRET), Role.EVICT)
+            AgentConnection(Address(path=str(path)), "s", Credentials(DRIVER, SECRET), Role.EVICT)
         thread.join()
 
 
@@ -305,7 +311,7 @@ def test_neighbouring_versions_speak_with_each_other(
     plane: Plane, kind: str, versions: tuple[int, int], spoken: int
 ) -> None:
     with plane.client(kind, versions=versions) as shard:
-        assert shard.requests.line.version == spoken  # type: ignore[attr-defined]
+        assert shard.requests.connection.version == spoken  # type: ignore[attr-defined]
         payload, into = kv(), place()
         number = shard.evict(0, column("a").key, TAG, 64, payload)
         shard.wait_applied(number)
@@ -411,9 +417,9 @@ def test_two_drivers_cannot_have_one_shard(plane: Plane) -> None:
 
 def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
     with plane.client("unix") as stream:
-        plane.shards["s"].end(Cause.GONE, "the shard was taken away")
+        plane.shards["s"].end(Cause.GONE, "the shard was removed")
         del plane.shards["s"]
-        with pytest.raises(Lost, match="taken away") as caught:
+        with pytest.raises(Lost, match="was removed") as caught:
             stream.refill([Wanted(0, column("a", 1))], [place()])
         assert caught.value.cause is Cause.GONE
         with pytest.raises(Lost):

@@ -229,7 +229,7 @@ def test_what_was_issued_is_kept_for_the_next_life(tmp_path: Path, root: Root) -
     again = Trust.load(ProcessIdentity.load(tmp_path / "ax-1", "node:ax-1"))
     assert again.digest == first.digest == root.fingerprint
     assert again.client_context()
-    kept = tmp_path / "ax-1" / trusts.KEPT_FILE
+    kept = tmp_path / "ax-1" / trusts.CERTIFICATE_FILE
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert (tmp_path / "ax-1" / trusts.AUTHORITIES_FILE).read_text() == root.certificate
     for torn in (b"", b"{}", b"nonsense", kept.read_bytes()[:-20], json.dumps({"certificate": "x"})):
@@ -249,8 +249,8 @@ def test_a_certificate_that_is_not_ours_changes_nothing(tmp_path: Path, root: Ro
         (issue(root, ours.identity, Role.NODE, "ax-2"), root.certificate, "not for node:ax-1"),
         (issue(root, ours.identity, Role.CONSOLE, "ax-1"), root.certificate, "not for node:ax-1"),
         (issue(foreign, ours.identity, Role.NODE, "ax-1"), root.certificate, "not issued"),
-        ("nonsense", root.certificate, "no certificate"),
-        (issue(root, ours.identity, Role.NODE, "ax-1"), "", "no bundle"),
+        ("nonsense", root.certificate, "not a PEM certificate"),
+        (issue(root, ours.identity, Role.NODE, "ax-1"), "", "not a PEM bundle"),
         (issue(root, ours.identity, Role.NODE, "ax-1"), root.certificate * 9, "1 to 8"),
     ):
         with pytest.raises(Unusable, match=said):
@@ -311,7 +311,7 @@ def handshake(server: ssl.SSLContext, name: str, *, patched: bytes) -> None:
     hello = sent.read()
     assert hello.count(name.encode()) == 1
     incoming = ssl.MemoryBIO()
-    incoming.write(hello.replace(name[: len(patched)].encode(), patched, 1))
+    incoming.write(hello.replace(name.encode(), patched + name[len(patched) :].encode()))
     server.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
 
 

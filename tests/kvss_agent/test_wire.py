@@ -70,7 +70,7 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
         st.lists(st.builds(wire.TierColumn, SLOT, BYTES_16, BYTES_16, NUMBER), min_size=1).map(tuple),
     ),
     st.builds(wire.Tiered, NUMBER, st.lists(ANSWER, max_size=BATCH_MAX).map(tuple)),
-    st.builds(wire.Turned, NUMBER, st.sampled_from(Miss)),
+    st.builds(wire.Rejected, NUMBER, st.sampled_from(Miss)),
     st.builds(wire.Resized, NUMBER, EXTENTS),
     st.builds(wire.Shrunk, NUMBER),
     st.builds(wire.Goodbye),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Serve, Shard, Truncate, Turn
+from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
 from kvss_agent.shard.seal import Miss
 
 DRIVER, READER = 1, 2
@@ -149,7 +149,7 @@ class World:
                             self._nobody_reads(place)
                             assert self.memory.get(place, 0) != OPEN, "two write into one slot"
                     self.clearing[effect.lease] = effect
-                case Turn():
+                case Reject():
                     self._answer(effect.request, effect.reason)
                 case Publish():
                     assert effect.count > self.published, "the count goes up only"

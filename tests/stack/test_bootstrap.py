@@ -99,7 +99,7 @@ def test_a_read_only_checkout_is_said_in_a_sentence(checkout: Path) -> None:
     (checkout / ".tidegate").touch()
     done = run(checkout, "run")
     assert done.returncode == os.EX_OSERR
-    assert "Can't make the environment: " in done.stderr
+    assert "Can't create the environment: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

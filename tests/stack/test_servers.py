@@ -213,11 +213,11 @@ def test_data_of_another_version_is_refused_in_a_sentence(directory: Path) -> No
     home = directory / "postgres"
     postgres.prepare(home, durable=False)
     (home / "data" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(StackError, match="The data was made by PostgreSQL 9, and here is only"):
+    with pytest.raises(StackError, match="The data is of PostgreSQL 9, but only"):
         postgres.prepare(home)
     stack_redis.prepare(directory / "redis")
     (directory / "redis" / "made-by").write_text("99\n")
-    with pytest.raises(StackError, match="The data was made by Redis 99, and here is only"):
+    with pytest.raises(StackError, match="The data is of Redis 99, but only"):
         stack_redis.prepare(directory / "redis")
 
 

@@ -391,7 +391,7 @@ def test_any_path_will_do(own: Whole) -> None:
     ("size", "sentence"),
     [
         ("32k", "Cannot write: the disk (or the quota) that holds"),
-        ("8m", "PostgreSQL can't make its data: could not "),
+        ("8m", "PostgreSQL can't create its data: could not "),
     ],
 )
 def test_a_full_disk_is_said_in_a_sentence(own: Whole, size: str, sentence: str) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
 from kvss_agent.http.api import Invalid, decode
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from swdriver_shim import desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.shim import Conflict, Shim
@@ -111,7 +111,7 @@ class Documents:
         enter(installed(self._turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(homes, "connect", self._nobody))
         enter(mock.patch.object(shims, "documents", SimpleNamespace(parse=self._parse)))
-        enter(mock.patch.object(shims, "keep", self._keep))
+        enter(mock.patch.object(shims, "write_durably", self._keep))
         self._shim = Shim("job", self._state)
         self._shim.start()
         return self
@@ -153,7 +153,7 @@ class Documents:
         """As the driver's version writes it."""
         if self._driver_before:
             raw = msgspec.json.encode(decode(_without_what_is_new(raw), _BEFORE))
-        keep(path, raw)
+        write_durably(path, raw)
 
     def _write(self) -> None:
         chance, generation = self.chance, len(self._written) + 1

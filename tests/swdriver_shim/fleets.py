@@ -15,7 +15,7 @@ from kvss_agent.client import (
 )
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.moves import Pull
@@ -81,7 +81,7 @@ class Fleet:
 
     def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
         part = name.partition(" ")[0]
-        identity = Identity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
+        identity = ShardIdentity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
         arena = Arena.allocate(identity.slot_bytes, slots)
         wake = self.plane.plane.wake
         shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)

@@ -89,9 +89,9 @@ class Simulation:
     def _check_caps(self) -> None:
         for agent in self.world.agents:
             held = sum(len(file.raw) for file in agent.disk.contents.values())
-            store = agent.tiering.store if agent.is_up else None
-            if store and not store._index.any_exceeds():
-                assert held <= store._index.caps.total, "tier 2 has more than it may"
+            store = agent.tier_requests.store if agent.is_up else None
+            if store and not store._state.index.any_exceeds():
+                assert held <= store._state.index.caps.total, "tier 2 has more than it may"
 
     def come_to_rest(self) -> None:
         """No more misfortune: then all that was begun comes to its end, and all is as good as new."""

@@ -108,10 +108,10 @@ def test_a_purge_leaves_no_byte_behind_and_says_when(fleet: Fleet) -> None:
     with driving(fleet, acme=Policy(scrub=True)) as engine:
         engine.store(prompt(tokens(1, 2, rest=5)))
         engine.store(prompt(tokens(1), "globex"))
-        receipt = engine.driver.purge("acme")
+        receipt = engine.driver.removals.purge("acme")
         assert (receipt.done, receipt.columns) == (True, 6)
         assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
-        again = engine.driver.purge("acme")
+        again = engine.driver.removals.purge("acme")
         assert (again.done, again.columns, again.tier2_files) == (True, 0, 0)
         assert engine.load(prompt(tokens(1, 2))) == 0
         assert engine.load(prompt(tokens(1), "globex")) == C
@@ -182,7 +182,7 @@ def test_a_home_that_has_counted_less_than_the_one_before_confirms_a_purge(
         fleet.make_one("0.0 again", 64 * C, 20, 0)
         shard = engine.driver._shards[0][0]
         assert shard.move(fleet.connect("0.0 again", kind), lambda *_: PULLED)
-        assert engine.driver.purge("acme", seconds=10).done
+        assert engine.driver.removals.purge("acme", seconds=10).done
 
 
 def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) -> None:
@@ -191,7 +191,7 @@ def test_a_new_home_counts_from_above_all_that_was_ever_evicted(fleet: Fleet) ->
         engine.store(prompt(tokens(1, 2, 3)))
         shard = engine.driver._shards[0][1]
         before = shard.count_from()
-        assert engine.driver.purge("acme", seconds=10).done
+        assert engine.driver.removals.purge("acme", seconds=10).done
         assert shard.count_from() >= before
 
 
@@ -325,7 +325,7 @@ def test_who_asks_a_driver_that_is_closed_gets_misses(fleet: Fleet) -> None:
         assert engine.load(asked) == 0
         assert engine.store(prompt(tokens(3))) == 0
         assert engine.driver.explain(asked)["full"][0].state == Reason.AGENT_LOST
-        assert not engine.driver.purge("acme").done
+        assert not engine.driver.removals.purge("acme").done
 
 
 def test_what_fails_at_an_agent_in_a_way_that_nobody_foresaw_is_tried_again(
@@ -341,7 +341,7 @@ def test_what_fails_at_an_agent_in_a_way_that_nobody_foresaw_is_tried_again(
             return clear(shard, slots, scrub=scrub)
 
         monkeypatch.setattr(Shard, "clear", fails_once)
-        assert engine.driver.purge("acme").done
+        assert engine.driver.removals.purge("acme").done
         assert not failures
 
 

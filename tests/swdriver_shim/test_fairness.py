@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvss_agent.client import Credentials, connect
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.removal import Removal
@@ -166,7 +166,7 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
 ) -> None:
     """A real agent: the deletes of the greedy one never end before the modest one has heard."""
     layout = Layout((Group("full", (1,)),))
-    identity = Identity("s", slot_bytes_for(C), DRIVER, frozenset(), part="s")
+    identity = ShardIdentity("s", slot_bytes_for(C), DRIVER, frozenset(), part="s")
     with running(tmp_path) as plane:
         arena = Arena.allocate(identity.slot_bytes, SLOTS)
         plane.shards["s"] = HostedShard(identity, arena, wake_me=plane.plane.wake)
@@ -192,9 +192,9 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
                 with driver._lock:
                     deleted = driver.ledger.delete(greedy)
                 if what == "delete":
-                    receipt = driver.delete(modest, seconds=60)
+                    receipt = driver.removals.delete(modest, seconds=60)
                 else:
-                    receipt = driver.purge("modest", seconds=60)
+                    receipt = driver.removals.purge("modest", seconds=60)
             assert receipt.done, "it waits for the other's"
             assert receipt.columns == 1
             assert not deleted.done

@@ -89,7 +89,7 @@ def test_what_was_overwritten_at_the_new_home_is_emptied_at_the_old_one(
             for number in range(3):  # takes all slots from the others
                 engine.store(prompt(tokens(number), "globex"))
             wait_until("it is evicted", lambda: holds(small, "moved", "globex"))
-            assert engine.driver.purge("acme", seconds=20).done
+            assert engine.driver.removals.purge("acme", seconds=20).done
             assert not holds(small, "0.1", "acme")
         assert not holds(small, "moved", "acme")
 
@@ -109,7 +109,7 @@ def test_a_home_that_was_left_is_emptied_though_nobody_has_taken_it_away(
     with driving(fleet, kind) as engine:
         engine.store(prompt(tokens(1, 2)))
         left(engine, fleet)
-        assert engine.driver.purge("acme", seconds=20).done
+        assert engine.driver.removals.purge("acme", seconds=20).done
         assert not holds(fleet, "0.1", "acme")
         assert not holds(fleet, "moved", "acme")
 
@@ -125,12 +125,12 @@ def test_a_home_that_is_lost_while_it_is_left_is_waited_for(
         gate.is_shut = True
         with moving_on(fleet, shard, monkeypatch, is_lost=True):
             wait_until("it is lost", lambda: not shard._homes.old)
-            assert not engine.driver.purge("acme", seconds=0.5).done
+            assert not engine.driver.removals.purge("acme", seconds=0.5).done
         wait_until("it is left", lambda: bool(shard.former_homes))
-        assert not engine.driver.purge("acme", seconds=0.5).done
+        assert not engine.driver.removals.purge("acme", seconds=0.5).done
         assert holds(fleet, "0.1", "acme")
         gate.is_shut = False
-        assert engine.driver.purge("acme", seconds=20).done
+        assert engine.driver.removals.purge("acme", seconds=20).done
         assert not holds(fleet, "0.1", "acme")
 
 
@@ -147,12 +147,12 @@ def test_a_home_that_is_lost_before_a_move_is_waited_for_by_those_who_were_there
         fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), lambda *_: PULLED)
         wait_until("it goes on", lambda: engine.store(prompt(tokens(3), "globex")) > 0)
-        assert not engine.driver.purge("acme", seconds=0.5).done
-        assert engine.driver.purge("globex", seconds=10).done
+        assert not engine.driver.removals.purge("acme", seconds=0.5).done
+        assert engine.driver.removals.purge("globex", seconds=10).done
         (shown,) = shard.former_homes
         assert shown.endswith("not emptied yet: there is no way")
         gate.is_shut = False
-        assert engine.driver.purge("acme", seconds=20).done
+        assert engine.driver.removals.purge("acme", seconds=20).done
         assert not holds(fleet, "0.1", "acme")
         assert shard.former_homes == []
 
@@ -171,12 +171,12 @@ def test_a_home_whose_memory_is_gone_is_waited_for_no_longer(
         assert client
         shard._homes.lose(client, Lost("a node is lost"))
         left(engine, fleet)
-        assert not engine.driver.purge("acme", seconds=0.5).done
+        assert not engine.driver.removals.purge("acme", seconds=0.5).done
         fleet.end_one("0.1")
         if is_made_anew:
             fleet.make_one("0.1", 32 * C, 20, 0)
         gate.is_shut = False
-        assert engine.driver.purge("acme", seconds=20).done
+        assert engine.driver.removals.purge("acme", seconds=20).done
 
 
 def test_what_a_pull_brings_when_nobody_waits_for_it_any_more_is_not_there_after_a_receipt(
@@ -200,11 +200,11 @@ def test_what_a_pull_brings_when_nobody_waits_for_it_any_more_is_not_there_after
 
         fleet.make_one("moved", 32 * C, 20, shard.count_from())
         assert shard.move(fleet.connect("moved", "unix"), is_given_up)
-        assert not engine.driver.purge("acme", seconds=0.5).done
+        assert not engine.driver.removals.purge("acme", seconds=0.5).done
         pull_with(fleet, "0.1", "moved")(asked[0], 0)
         assert holds(fleet, "moved", "acme")
         gate.is_shut = False
-        assert engine.driver.purge("acme", seconds=20).done
+        assert engine.driver.removals.purge("acme", seconds=20).done
         assert not holds(fleet, "moved", "acme")
         assert not holds(fleet, "0.1", "acme")
 

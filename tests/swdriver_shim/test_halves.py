@@ -64,7 +64,7 @@ def test_only_bytes_that_are_damaged_are_said_to_be(
 def test_a_purge_empties_every_slot_through_the_workers(tmp_path: Path) -> None:
     with halves(tmp_path, acme=Policy(scrub=True)) as both:
         both.store(prompt(tokens(1, 2, rest=5)))
-        receipt = both.driver.purge("acme")
+        receipt = both.driver.removals.purge("acme")
         assert (receipt.done, receipt.columns) == (True, 6)
         assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
         hosted = both.fleet.plane.shards.values()
@@ -143,7 +143,7 @@ def test_a_home_that_a_worker_has_left_is_emptied_before_a_receipt(tmp_path: Pat
         both.fleet.make_one("moved", 32 * C, 20, both.far["0.1"].count_from())
         pulling = SlotPull(None, "moved", "unix:nowhere", "0.1", DRIVER)
         assert both.far["0.1"].move(both.home("moved"), pulling)
-        assert both.driver.purge("acme", seconds=20).done
+        assert both.driver.removals.purge("acme", seconds=20).done
         old = both.fleet.plane.shards["0.1"]
         assert not old.occupied()
         wait_until("it is forgotten", lambda: not both.far["0.1"].has_former_homes)
@@ -161,10 +161,10 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         shard._homes.lose(client, Lost("a node is lost"))
         both.fleet.make_one("moved", 32 * C, 20, far.count_from())
         assert far.move(both.home("moved"), SlotPull(None, "moved", "unix:/nowhere", "0.1", DRIVER))
-        assert not both.driver.purge("acme", seconds=0.5).done
+        assert not both.driver.removals.purge("acme", seconds=0.5).done
         assert len(far.former_homes) == 1
         far.set_removed_agents(["unix:/nowhere"])
-        assert both.driver.purge("acme", seconds=20).done
+        assert both.driver.removals.purge("acme", seconds=20).done
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:

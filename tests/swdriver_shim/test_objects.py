@@ -21,7 +21,7 @@ from tests.swdriver_shim.fleets import Fleet
 from tests.swdriver_shim.fleets import driving as driving_prefixes
 from tests.swdriver_shim.keeping import BYTES_MAX, FIRST, LAYOUT, keeper, keeping, names, value
 from tests.swdriver_shim.prompts import keys
-from tests.swdriver_shim.tiers import SOON, kept, tiering
+from tests.swdriver_shim.tiers import SOON, kept, tier_requests
 
 SLOTS = 20
 KEPT = Policy(tiers=Tiers.TIER2)
@@ -209,7 +209,7 @@ def test_many_at_once_get_their_own_bytes_or_none(fleet: Fleet) -> None:
 
 def test_what_memory_had_no_room_for_comes_back_from_tier_2_in_time(tmp_path: Path) -> None:
     files = tmp_path / "files"
-    with tiering(files) as tier, running(tmp_path, tiering=tier) as plane:
+    with tier_requests(files) as tier, running(tmp_path, tier_requests=tier) as plane:
         fleet = Fleet(plane, LAYOUT)
         fleet.make(SLOTS)
         with keeping(fleet, acme=KEPT) as driver:

@@ -116,7 +116,7 @@ class Heard:
     def arrived(self, column: Column) -> None:
         self.there[column] += 1
 
-    def gone(self, column: Column) -> None:
+    def removed(self, column: Column) -> None:
         self.there[column] -= 1
 
 

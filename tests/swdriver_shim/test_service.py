@@ -25,7 +25,7 @@ from console.environment import PROJECT
 from kvss_agent.http import api as http_api
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
-from swdriver_shim.daemon import admission, service
+from swdriver_shim.daemon import admission, service, verbs
 from swdriver_shim.daemon.metrics import METRICS
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
@@ -430,7 +430,7 @@ async def test_long_bodies_of_one_org_are_read_one_after_the_other(
             assert go_on.wait(60)
         return http_api.decode(raw, decoder)
 
-    monkeypatch.setattr(service, "decode", reading)
+    monkeypatch.setattr(verbs, "decode", reading)
     transport = httpx.ASGITransport(service.Service(shim, "t" * 32).application())
     async with httpx.AsyncClient(transport=transport, base_url="http://driver") as client:
 
@@ -479,7 +479,7 @@ def test_half_sent_bodies_of_one_org_cost_another_nothing(
         assert refused.status_code in (200, 429), "what was cut off counts no more, soon"
         too_large = made.store(ACME, tokens, bytes(33 << 20))
         assert too_large.status_code == 413
-        assert "at most 33554432 bytes" in too_large.text
+        assert "33554432 bytes at most" in too_large.text
         page = made.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
         assert 'swdriver_transfer_bytes{which="most"} 67108864' in page
     finally:

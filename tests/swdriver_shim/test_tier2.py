@@ -21,7 +21,7 @@ from tests.live import wait_until
 from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, tokens
 from tests.swdriver_shim.prompts import keys, prompt
 from tests.swdriver_shim.shims import document
-from tests.swdriver_shim.tiers import SOON, kept, tiering
+from tests.swdriver_shim.tiers import SOON, kept, tier_requests
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fleet(tmp_path: Path, files: Path) -> Iterator[Fleet]:
-    with tiering(files) as tier, running(tmp_path, tiering=tier) as plane:
+    with tier_requests(files) as tier, running(tmp_path, tier_requests=tier) as plane:
         made = Fleet(plane)
         made.make(SLOTS)
         yield made
@@ -164,7 +164,7 @@ def test_a_purge_empties_tier_2_and_its_receipt_says_so(fleet: Fleet, files: Pat
         engine.load(other)
         wait_until("globex has files, too", lambda: len(kept(files)) == 3 * SHARDS)
         is_evicted(engine, fleet)
-        receipt = engine.driver.purge("acme")
+        receipt = engine.driver.removals.purge("acme")
         assert receipt.done
         assert (receipt.tier2_files, receipt.tier2_bytes > 0) == (2 * SHARDS, True)
         assert set(receipt.confirmed) == {"0.0", "0.1", "1.0"}
@@ -177,7 +177,7 @@ def test_a_new_driver_purges_what_it_has_never_seen(fleet: Fleet, files: Path) -
     with driving(fleet, acme=KEPT) as engine:
         store_and_keep(engine, files, 1, 2)
     with driving(fleet, acme=KEPT) as engine:
-        receipt = engine.driver.purge("acme", tag=keys().tag)
+        receipt = engine.driver.removals.purge("acme", tag=keys().tag)
         assert (receipt.done, receipt.columns, receipt.tier2_files) == (True, 0, 2 * SHARDS)
         assert not kept(files)
 
@@ -186,7 +186,7 @@ def test_a_delete_reaches_tier_2(fleet: Fleet, files: Path) -> None:
     with driving(fleet, acme=KEPT) as engine:
         store_and_keep(engine, files, 1, 2)
         is_evicted(engine, fleet)
-        receipt = engine.driver.delete(prompt(tokens(1, 2)))
+        receipt = engine.driver.removals.delete(prompt(tokens(1, 2)))
         assert receipt.done
         assert not kept(files)
         assert engine.load(prompt(tokens(1, 2)), SOON) == 0
@@ -371,7 +371,7 @@ def test_a_new_driver_purges_what_lay_in_memory_before_it(fleet: Fleet) -> None:
     with driving(fleet) as engine:
         engine.store(prompt(tokens(1, 2)))
     with driving(fleet) as engine:
-        assert engine.driver.purge("acme", tag=keys().tag).done
+        assert engine.driver.removals.purge("acme", tag=keys().tag).done
         assert not any(shard.occupied() for shard in fleet.plane.shards.values())
 
 
@@ -404,4 +404,4 @@ def test_without_a_tier_2_nobody_waits_for_it(tmp_path: Path) -> None:
             assert engine.load(prompt(tokens(1, 2)), SOON) == 0
             engine.store(prompt(tokens(1)))
             assert engine.load(prompt(tokens(1))) == C
-            assert engine.driver.purge("acme").done
+            assert engine.driver.removals.purge("acme").done

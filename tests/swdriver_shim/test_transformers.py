@@ -25,7 +25,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen3NextConfig
 from console.environment import PROJECT
 from kvss_agent.client import Credentials, connect
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import ModelSpec
@@ -84,7 +84,7 @@ class Worlds:
         made = spec_of(model)
         shards = []
         for group in made.shape().groups:
-            identity = Identity(group.name, group.slot_bytes[0], DRIVER, frozenset({DRIVER}))
+            identity = ShardIdentity(group.name, group.slot_bytes[0], DRIVER, frozenset({DRIVER}))
             arena = Arena.allocate(identity.slot_bytes, slots)
             wake = self._plane.plane.wake
             self._plane.shards[group.name] = HostedShard(identity, arena, 0, wake_me=wake)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvss_agent.client import Credentials
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,
@@ -320,7 +320,7 @@ def engine(
 
 
 def add(plane: Plane, name: str, payload: int, slots: int) -> None:
-    identity = Identity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
+    identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
     arena = Arena.allocate(identity.slot_bytes, slots)
     plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
 
@@ -508,7 +508,7 @@ def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
             (there.add if news.is_there else there.remove)(news.hashes)
         columns = sum(1 for _ in one.driver.ledger.accounts["acme"].columns(0))
         assert columns - one.unit // C < len(there) * (one.unit // C) <= columns
-        assert one.driver.purge("acme").done
+        assert one.driver.removals.purge("acme").done
         assert {news.hashes for news in one.events.take() if not news.is_there} == there
 
 
@@ -637,7 +637,7 @@ def test_a_save_that_comes_too_late_leaves_nothing_behind_a_purge(tmp_path: Path
         worker._saver.start()
         one.run({asked: 300})
         now[0] = USE_SECONDS_MAX + 1
-        receipt = one.driver.purge("acme")
+        receipt = one.driver.removals.purge("acme")
         assert receipt.done
         may_go_on.set()
         wait_until("it is told", lambda: len(one.saved) == 1)
@@ -726,7 +726,7 @@ def test_what_is_purged_while_a_request_waits_for_blocks_is_not_loaded(tmp_path:
         now = [one.scheduling._clock()]
         one.scheduling._clock = lambda: now[0]
         assert one.scheduling.matched(asked, 0) == (256, False)
-        one.driver.start_purge("acme", Keys("acme", ORG_SECRET, NAMESPACE, one.unit).tag)
+        one.driver.removals.start_purge("acme", Keys("acme", ORG_SECRET, NAMESPACE, one.unit).tag)
         now[0] += 1
         assert one.begin(asked) == 0
 

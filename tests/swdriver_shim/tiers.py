@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Difference, Tier2
@@ -17,12 +17,12 @@ SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
 
 
 @contextlib.contextmanager
-def tiering(files: Path) -> Iterator[LoopTiering]:
+def tier_requests(files: Path) -> Iterator[TierRequests]:
     """A tier 2 on a loop of its own, as an agent has it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    made = LoopTiering(loop)
+    made = TierRequests(loop)
     store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
     asyncio.run_coroutine_threadsafe(store.open(), loop).result()
     made.store = store

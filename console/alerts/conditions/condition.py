@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from console.alerts.state.lifecycle import Verdict
-from telemetry.queries import Line
+from telemetry.queries import ResultSeries
 
 Values = Mapping[str, float]  # thresholds of a rule, by name
-Tables = Mapping[str, list[Line]]  # query results, by the name of the query
+Tables = Mapping[str, list[ResultSeries]]  # query results, by the name of the query
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from console.alerts.conditions.condition import (
     verdict,
 )
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
-from telemetry.queries import TOPIC, Line, Value
+from telemetry.queries import TOPIC, ResultSeries, Value
 from telemetry.units import duration
 
 Key = tuple[tuple[str, str], ...]
@@ -118,7 +118,7 @@ def burn_rate(recent: str, long: str, sentence: str) -> Condition:
 
 
 def _burn_finding(
-    line: Line, maps: Mapping[str, list[int]], thresholds: Mapping[str, float], sentence: str
+    line: ResultSeries, maps: Mapping[str, list[int]], thresholds: Mapping[str, float], sentence: str
 ) -> Finding:
     objective, share_of_requests = thresholds["objective_seconds"], thresholds["objective_share"]
     budget = 1 - share_of_requests
@@ -148,7 +148,7 @@ def _slow_share(counts: Sequence[int], seconds: float) -> float:
     return sum(counts[bisect_left(BOUNDS, seconds) + 1 :]) / total if total else 0.0
 
 
-def _newest(line: Line | None, part: float) -> list[int]:
+def _newest(line: ResultSeries | None, part: float) -> list[int]:
     """The heat map of the last part of a line's time."""
     maps = line.values[-max(1, round(len(line.values) * part)) :] if line else []
     known = [value for value in maps if isinstance(value, list)]
@@ -213,20 +213,20 @@ def newest(values: Sequence[float]) -> float:
     return values[-1]
 
 
-def _key(line: Line) -> Key:
+def _key(line: ResultSeries) -> Key:
     return tuple(sorted(line.labels.items()))
 
 
-def _by_labels(lines: Iterable[Line]) -> dict[Key, list[float]]:
+def _by_labels(lines: Iterable[ResultSeries]) -> dict[Key, list[float]]:
     return {_key(line): numbers(line.values) for line in lines}
 
 
-def _above(line: Line, value: float, threshold: float, sentence: str) -> Finding:
+def _above(line: ResultSeries, value: float, threshold: float, sentence: str) -> Finding:
     return _finding(line, value > threshold, value, threshold, sentence)
 
 
 def _finding(
-    line: Line,
+    line: ResultSeries,
     breach: bool,  # noqa: FBT001
     value: float | None,
     threshold: float,

@@ -116,7 +116,7 @@ def _missing_records(now: datetime) -> int:
 def _rolled_up_to() -> datetime | None:
     """The end of the last complete ten-second step; None before there is one."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT at FROM telemetry_line WHERE level = '10s' AND at > 0")
+        cursor.execute("SELECT at FROM telemetry_watermark WHERE level = '10s' AND at > 0")
         row = cursor.fetchone()
     return datetime.fromtimestamp(row[0], UTC) if row else None
 

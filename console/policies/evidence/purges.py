@@ -329,7 +329,7 @@ def _detail(answer: Reply) -> str:
     try:
         return excerpt(answer.read(_NotYet).detail)
     except Malformed:
-        return "It is not done yet."
+        return "The purge is still running."
 
 
 class _NotYet(msgspec.Struct):

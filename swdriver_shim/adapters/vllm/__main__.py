@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvss_agent.http.api import Invalid
-from kvss_agent.process.durable_file import keep
+from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.adapters.claims import SECONDS, mint
 from swdriver_shim.adapters.vllm.config import AgentSpec, NameSpec, fresh, read
 from swdriver_shim.policy import Rules
@@ -100,7 +100,7 @@ def _prepare(given: argparse.Namespace) -> None:
     setting = fresh(
         NameSpec(name=given.model, revision=given.revision), driver, given.org or ["default"], agent
     )
-    keep(given.file, msgspec.json.format(msgspec.json.encode(setting)) + b"\n")
+    write_durably(given.file, msgspec.json.format(msgspec.json.encode(setting)) + b"\n")
     read(given.file)
 
 

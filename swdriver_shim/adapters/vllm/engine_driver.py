@@ -36,7 +36,7 @@ from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import isolation_tag
-from telemetry.emit.reporter import Telling
+from telemetry.emit.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class EngineDriver:
             is_far=any(not Address.parse(home.address).path for home in homes),
         )
         self._api = Api(self.shim, setting.api) if setting.api else None
-        self._telling = Telling(
+        self._reporter = Reporter(
             setting.telemetry,
             None,
             "driver",
@@ -153,7 +153,7 @@ class EngineDriver:
     def close(self) -> None:
         if self._api:
             self._api.close()
-        self._telling.stop()  # while shards can still be asked
+        self._reporter.stop()  # while shards can still be asked
         self.scheduling.close()
         self.shim.stop()
         for line in self._lines:
@@ -230,7 +230,7 @@ class EngineDriver:
         self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
-            org.name: driver.purge(
+            org.name: driver.removals.purge(
                 org.name,
                 tag=isolation_tag(org.name, org.secret),
                 seconds=max(0.0, until - time.monotonic()),
@@ -270,5 +270,5 @@ class Api:
         self._loop.close()
 
     async def _serve(self) -> None:
-        async with daemon.serving(self._application, self._listener, self._policy):
+        async with daemon.http_server(self._application, self._listener, self._policy):
             await self._stop.wait()

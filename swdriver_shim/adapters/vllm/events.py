@@ -62,7 +62,7 @@ class UnitEvents:
     def arrived(self, column: Column) -> None:
         self._count(column, 1)
 
-    def gone(self, column: Column) -> None:
+    def removed(self, column: Column) -> None:
         self._count(column, -1)
 
     def _count(self, column: Column, by: int) -> None:

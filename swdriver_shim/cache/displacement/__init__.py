@@ -1,4 +1,4 @@
-"""Which column goes when room is needed: the policies an org can choose from."""
+"""The displacement policies that an org can choose from."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ __all__ = ["DEFAULT", "POLICIES", "Displaceable", "DisplacementPolicy", "move"]
 
 
 def move(columns: Iterable[C], to: DisplacementPolicy[C], now: float) -> None:
-    """Hand all columns of one policy over to another, which knows them by their stamps from then on.
-
-    Any order does. The old policy is to be thrown away.
-    """
+    """Hand all columns of one policy over to another, in any order. The old policy can't be used
+    again."""
     for column in columns:
         column.mark = None
         to.stored(column, now)

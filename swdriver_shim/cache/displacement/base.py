@@ -1,7 +1,7 @@
-"""What a displacement policy sees of a column, and what the driver asks of a policy.
+"""The interfaces of displacement policies and of the columns that they order.
 
 The columns of an org's prompts form a forest: a column's parent is the one before it in the prompt, and
-is worth nothing less than it. So room is made leaf-first, and a policy decides among leaves only. The
+has to be kept as long as it. So room is made leaf-first, and a policy decides among leaves only. The
 driver pins columns in use; a pin counts as a child does.
 """
 
@@ -37,24 +37,24 @@ class Displaceable(Protocol):
 
     @property
     def needs(self) -> int:
-        """How many columns before it, in its prompt, it is worth nothing without."""
+        """How many columns before it in its prompt have to be stored as well."""
 
     @property
     def bytes(self) -> int: ...
     @property
     def tail(self) -> bool:
-        """It has fewer tokens than a whole column: only the very same prompt goes on from it."""
+        """Whether it has fewer tokens than a whole column: only exactly the same prompt continues it."""
 
 
 C = TypeVar("C", bound=Displaceable)
 
 
 class DisplacementPolicy(ABC, Generic[C]):
-    """Which leaf goes next. One instance for each org and priority; no clock, no I/O, deterministic.
-    `now` never goes back.
+    """Decides which leaf is displaced next. One instance for each org, group and priority; no clock, no
+    I/O, deterministic. `now` never decreases.
 
-    Calls cost little each, whatever the number of columns: leaves wait in queues by what was known when
-    they were queued, and are looked at again when they come to the front.
+    Calls are fast, whatever the number of columns: leaves are queued by their rank at that time, and
+    ranked again when they come to the front.
     """
 
     name: ClassVar[str]
@@ -64,19 +64,19 @@ class DisplacementPolicy(ABC, Generic[C]):
         self._count = 0
 
     def __len__(self) -> int:
-        """The columns that are here, leaves or not."""
+        """How many columns it has, leaves or not."""
         return self._count
 
     @abstractmethod
     def stored(self, column: C, now: float) -> None:
-        """It has come in, with `mark` None. A candidate at once if its `ref_count` is 0."""
+        """The column was stored, with `mark` None. A candidate at once if its `ref_count` is 0."""
 
     @abstractmethod
     def used(self, path: Sequence[C], now: float) -> None:
         """A prefix was hit: its columns in order, one at least.
 
-        Called before the driver stamps them (`used_at`, `uses`), so that what has passed between two
-        uses can be seen. `leaf` follows for the last one: when its pin goes, or at once.
+        Called before the driver stamps them (`used_at`, `uses`), so that the time between two uses can
+        be seen. `leaf` follows for the last one, when it is unpinned or at once.
         """
 
     @abstractmethod
@@ -85,7 +85,8 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     @abstractmethod
     def victim(self, now: float) -> C | None:
-        """The leaf that goes next; None if every column is held. It stays until it is `removed`."""
+        """The leaf to displace next; None if no column has `ref_count` 0. It stays until it is
+        `removed`."""
 
     @abstractmethod
     def removed(self, column: C) -> None:
@@ -94,4 +95,4 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     @abstractmethod
     def check_integrity(self, columns: Iterable[C]) -> None:
-        """AssertionError unless what is kept here fits these columns, which are all there are."""
+        """AssertionError unless its state fits these columns, which are all that it has."""

@@ -1,4 +1,4 @@
-"""Cost-aware: the leaf goes that is expected to save least for the room it takes."""
+"""Cost-aware: displaces the leaf that is expected to save least for its size."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, ag
 
 USES_TOLD_APART: Final = 5
 TAILS_EXPECTED: Final = 0.1
-SAME_AGE_S: Final = 1.0  # who was used in the same second is equally old; deeper ones go first then
-OFFER_S: Final = 0.25  # how long what a kind offers stands; a leaf's worth changes slowly
+SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
+OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
 
-# Who came back comes back more likely: as good a guess as any, until there is evidence.
+# Columns that were used again are more likely to be again: a guess, until there is evidence.
 _EXPECTED: Final = [
     (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
 ]
 _KINDS: Final = range(len(_EXPECTED))
 
-_Offer: TypeAlias = tuple[float, C | None, int, int]  # what it is worth, whose ticket, of which kind
+_Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
 _NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
-_Heap: TypeAlias = list[tuple[float, int, int, C]]  # by use, deeper first; a ticket, and whose it is
+_Heap: TypeAlias = list[tuple[float, int, int, C]]  # by last use, deeper ones first; ticket and column
 
 
 class Cost(DisplacementPolicy[C]):
-    """Uses to be expected per second of keeping, times what computing the column again takes, per byte.
+    """Displaces the leaf with the fewest expected uses per second, times its cost to compute, per byte.
 
     Leaves of one kind (how often used; whole or tail) wait in order of their last use. What keeping them
     yields (`Returns`) falls with age, or rises to the age at which many come back and falls then. So in

@@ -1,4 +1,4 @@
-"""Leaves in the order of a rank that is looked at again when a leaf comes to the front."""
+"""Leaves in the order of a rank, which is checked again when a leaf comes to the front."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SLACK = 64
 class Leaves(Generic[C]):
     """A heap of candidates, lowest rank first, deeper ones first among equals.
 
-    `rank` tells a column's rank now, or None if it belongs elsewhere by now. While a column is queued
-    its rank only rises: so a stale entry comes to the front too early, never too late. Entries that
-    count no more, because their columns are gone or held, are thrown away when they may be half of all.
+    `rank` is a column's rank now, or None if it belongs to another heap by now. While a column is queued
+    its rank only rises, so a stale entry comes to the front too early, never too late. Entries of
+    removed and referenced columns are dropped when they may be half of all.
     """
 
     __slots__ = ("_entries", "_heap", "_limit", "_pushed", "_rank")
@@ -30,7 +30,7 @@ class Leaves(Generic[C]):
         self._pushed = 0
 
     def put(self, column: C) -> None:
-        """Queue it unless it is queued."""
+        """Queue the column, unless it is queued."""
         if column in self._entries:
             return
         if len(self._heap) >= self._limit:
@@ -38,12 +38,12 @@ class Leaves(Generic[C]):
         heappush(self._heap, self._entry(column, self._rank(column)))
 
     def drop(self, column: C) -> None:
-        """Forget it, if it is here."""
+        """Remove the column, if it is queued."""
         if self._entries.pop(column, None) and len(self._heap) > 2 * len(self._entries) + _SLACK:
             self._compact()
 
     def first(self) -> C | None:
-        """The candidate with the lowest rank; it stays."""
+        """The candidate with the lowest rank. It stays queued."""
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
@@ -62,9 +62,9 @@ class Leaves(Generic[C]):
         return None
 
     def check_integrity(self, columns: Iterable[C]) -> None:
-        """These are the columns that belong here, held or not."""
+        """AssertionError unless these are the columns of this heap, leaves or not."""
         for column in columns:
-            assert column.ref_count or column in self._entries, "a leaf that nobody would find"
+            assert column.ref_count or column in self._entries, "each leaf is queued"
         queued = {id(entry) for entry in self._heap}
         assert all(id(entry) in queued for entry in self._entries.values())
         assert all(entry[0] <= (self._rank(entry[-1]) or entry[0]) for entry in self._entries.values())

@@ -9,10 +9,11 @@ from swdriver_shim.cache.displacement.leaves import Leaves
 
 
 class Lfu(DisplacementPolicy[C]):
-    """The leaf with the fewest uses, counted from the rank that victims had when it was last used.
+    """Displaces the leaf with the fewest uses, counted from the rank that victims had when it was last
+    used.
 
-    So what was popular once has to be used again to stay before newcomers. `mark` is that rank. Among
-    equals the least recently used.
+    So a column that was popular once has to be used again to stay before newcomers. `mark` is that rank.
+    Among equals the least recently used.
     """
 
     name = "lfu"

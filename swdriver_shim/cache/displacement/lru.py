@@ -9,7 +9,7 @@ from swdriver_shim.cache.displacement.leaves import Leaves
 
 
 class Lru(DisplacementPolicy[C]):
-    """The leaf whose last use is longest ago; the deeper of two that were used together."""
+    """Displaces the leaf whose last use is longest ago; the deeper of two that were used together."""
 
     name = "lru"
     __slots__ = ("_leaves",)
@@ -24,7 +24,7 @@ class Lru(DisplacementPolicy[C]):
             self._leaves.put(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        """The stamps say it all."""
+        """`used_at` is all that is needed."""
 
     def leaf(self, column: C) -> None:
         self._leaves.put(column)

@@ -1,4 +1,4 @@
-"""How likely columns are to be wanted again, learned from a sample of them."""
+"""How likely columns are to be used again, learned from a sample of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import log2
 from typing import Final
 
 SAMPLE_MAX: Final = 4096
-SHARE_AT_FIRST: Final = 16  # one column in so many is followed
+SHARE_AT_FIRST: Final = 16  # one column in so many is sampled
 SHARE_MAX: Final = 1 << 14
 SPANS: Final = 2  # the sample should reach back so many times the age of victims
 
-STEPS: Final = 4  # ages are told apart by so many steps an octave,
+STEPS: Final = 4  # of age in an octave,
 AGES: Final = 20 * STEPS  # from a quarter of a second to three days
 GUESS: Final = 0.05  # how likely a use is within a step, before anything is known;
 GUESS_STEP_S: Final = 0.5  # in proportion in a step that is shorter
@@ -40,14 +40,14 @@ def age_of(seconds: float) -> int:
 class Returns:
     """Uses per second that keeping a column yields: `rate[kind][age]`, age counted from its last use.
 
-    A sample of columns, told by their keys, is followed whether they are still here or not: how long
-    after one use did the next come? The rate is that of keeping a column for the time that makes most of
-    it. So it rises towards an age at which many come back, and falls once they should have.
+    A sample of columns, selected by their keys, is followed whether they are stored or not: how long
+    after one use did the next come? The rate is that of keeping a column for the best time. So it rises
+    towards an age at which many are used again, and falls after it.
 
-    Columns of one prompt come back together and witness the same thing, so evidence is weighed in
-    prompts. A kind of which little is known takes the course that the chances of all kinds have, scaled
-    by how much more or less often it came back at all; at first, by what the caller expects. Where
-    nothing is known, chances per step of age are equal: the longer ago, the lower the rate.
+    Columns of one prompt are used together and are one observation, so evidence is weighed in prompts. A
+    kind of which little is known takes the course that the chances of all kinds have, scaled by how much
+    more or less often it came back at all; at first, by what the caller expects. Where nothing is known,
+    chances per step of age are equal: the longer ago, the lower the rate.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Returns:
         assert all(rate > 0 for rates in self.rate for rate in rates)
 
     def _make_room(self, now: float) -> None:
-        """Follow a smaller share, or no longer whoever has been away for longest."""
+        """Follow a smaller share, or drop the column whose last use is longest ago."""
         key = next(iter(self._followed))
         since, kind = self._followed[key]
         reaches_back = self._span_s and now - since >= SPANS * self._span_s
@@ -121,7 +121,7 @@ class Returns:
             self._followed = {key: last for key, last in self._followed.items() if self.follows(key)}
 
     def _refresh(self, now: float) -> None:
-        """Work the rates out anew: whenever what is known has grown by a share. Old evidence fades."""
+        """Compute the rates again, whenever the evidence has grown by a share. Old evidence fades."""
         pending = [list(row) for row in self._lost]
         for since, kind in self._followed.values():
             pending[kind][age_of(now - since)] += 1
@@ -144,7 +144,7 @@ def _sums(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _at_risk(ended: Sequence[float], pending: Sequence[float]) -> list[float]:
-    """By age: how many got there. Who was not seen to leave a step counts for half of it."""
+    """By age: how many columns reached it. One whose step is not over counts for half of it."""
     counts = [0.0] * AGES
     older = 0.0
     for age in range(AGES - 1, -1, -1):

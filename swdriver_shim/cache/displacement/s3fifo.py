@@ -15,12 +15,12 @@ GHOST_SHARE: Final = 0.9
 
 
 class S3Fifo(DisplacementPolicy[C]):
-    """First in, first out; who was used meanwhile gets another round.
+    """First in, first out; columns that were used meanwhile get another round.
 
     Newcomers are in the small queue, which gives a victim whenever it has more than its share. Leaves
     that were used go over to the main one; those that were not are remembered by their key, and go into
     the main queue at once when they are stored again. `mark` is None in the small queue; in the main one
-    its place in the line, and how many of its uses have been spent on getting it.
+    its place in the queue, and how many of its uses have been spent on getting it.
     """
 
     name = "s3fifo"
@@ -44,7 +44,7 @@ class S3Fifo(DisplacementPolicy[C]):
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        """The counts say it all."""
+        """`uses` is all that is needed."""
 
     def leaf(self, column: C) -> None:
         (self._small if column.mark is None else self._main).put(column)

@@ -1,4 +1,4 @@
-"""Segmented LRU: who was hit is protected, up to a share."""
+"""Segmented LRU: columns that were hit are protected, up to a share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROTECTED_SHARE: Final = 0.8
 
 
 class Slru(DisplacementPolicy[C]):
-    """The least recently used of those on probation: columns that were never hit, or not for long.
+    """Displaces the least recently used on probation: columns that were never hit, or not for long.
 
     Beyond their share the least recently used of the protected go back, with their ancestors as far as
     these were last used with them, and queue as if used at that moment. `mark` is when a column came

@@ -1,1 +1,1 @@
-"""How an org's columns come back, and what another policy would make of it."""
+"""How an org's columns are used again, and the effect of other policies on that."""

@@ -1,4 +1,4 @@
-"""A small cache that treats columns of a sample as the driver would treat all (miniature simulation).
+"""A small cache that treats the columns of a sample as a driver treats all (miniature simulation).
 
 The driver's own displacement policies decide, leaf-first, in a room that is smaller by as much as the
 sample is. So the result holds for any policy, not only for LRU.
@@ -18,12 +18,11 @@ from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
 from swdriver_shim.policy import Policy
 
 FOLDS: Final = 16
-SHARE: Final = 2  # of the sample's columns one in so many is learned from
+SHARE: Final = 2  # `Cost` learns from one in so many of the sample's columns
 
 
 class Moment:
-    """When columns were stored. Prompts that share them share it, too: who stores them anew does so for
-    all others."""
+    """When columns were stored. Prompts that share columns share it: storing them again is for all."""
 
     __slots__ = ("at",)
 
@@ -32,15 +31,15 @@ class Moment:
 
 
 class Run(NamedTuple):
-    """Columns that were stored together: up to this depth, at this moment. Most are not in the sample,
-    and a prompt is hit no further than up to the first that is over by its first use."""
+    """Columns that were stored together, up to this depth. Most are not in the sample, and a prompt is
+    hit up to the first that has expired by its first use."""
 
     end: int
     stored: Moment
 
 
 class Column:
-    """A column, as displacement policies see it. Empty ones stay while there are some behind them."""
+    """A column, as displacement policies see it. Empty ones stay while there are columns behind them."""
 
     __slots__ = ("behind", "bytes", "key", "mark", "needs", "parent", "present", "ref_count", "runs",
                  "stored_at", "tail", "used_at", "uses")  # fmt: skip
@@ -55,27 +54,29 @@ class Column:
         self.stored_at = self.used_at = 0.0
         self.uses = 0
         self.runs: list[Run] = []  # from the column of the sample before it, to its own end
-        self.behind: list[Run] = []  # as far as prompts went on that had no other behind it
+        self.behind: list[
+            Run
+        ] = []  # how far prompts continued that have no further column of the sample
 
 
 @dataclass(slots=True)
 class Outcome:
-    """In columns of the sample, from the moment on from which it was counted."""
+    """Columns of the sample, counted from `count_from` on."""
 
     asked: int = 0
     missed: list[int] = field(default_factory=lambda: [0] * FOLDS)  # by a part of the keys
     held_max: int = 0
-    stored_at: Sequence[float] = ()  # of those that are here in the end,
+    stored_at: Sequence[float] = ()  # of the columns present in the end
     used_at: Sequence[float] = ()
 
 
 class Miniature:
-    """Room for so many columns, or for all; and a policy."""
+    """A cache with a policy, and room for so many columns, or for all."""
 
     def __init__(self, policy: Policy, room: float | None) -> None:
         name = DEFAULT if policy.displacement == "default" else policy.displacement
         self._queue: DisplacementPolicy[Column] | None = (
-            None  # where there is room for all, nobody waits
+            None  # with room for all there is no displacement
         )
         if room is not None:
             self._queue = Cost(share=SHARE) if name == Cost.name else POLICIES[name]()
@@ -83,7 +84,7 @@ class Miniature:
         self._first = policy.ttl_first_use_seconds
         self._last = policy.ttl_last_use_seconds
         self._columns: dict[bytes, Column] = {}
-        self._used: deque[tuple[float, Column]] = deque()  # in order; looked at when they may be over
+        self._used: deque[tuple[float, Column]] = deque()  # in order; checked when they may have expired
         self._stored: deque[tuple[float, Column]] = deque()
         self._held = 0
 
@@ -117,7 +118,7 @@ class Miniature:
         return outcome
 
     def _match(self, path: Sequence[Reference], now: float) -> int:
-        """How many are hit. Those that are over have gone."""
+        """How many columns are hit. Expired ones have been removed."""
         found, first = [], self._first
         for key, _, _ in path:
             column = self._columns.get(key)
@@ -140,8 +141,8 @@ class Miniature:
         return len(found)
 
     def _store(self, path: Sequence[Reference], found: int, now: float) -> Column | None:
-        """What is not here, as far as there is room beside those before it. The last that is here, if
-        there is room for all. `found`: how many columns of the prompt had really been stored before."""
+        """Store missing columns as far as there is room; returns the last column, if there is room for
+        all. `found`: how many columns of the prompt had really been stored before."""
         tip: Column | None = None
         columns = self._columns
         for reference in path:
@@ -149,9 +150,9 @@ class Miniature:
             if column is None:
                 column = columns[reference.key] = Column(reference, tip)
                 if tip:
-                    tip.ref_count += 1  # so nobody takes it while room is made for those behind it
+                    tip.ref_count += 1  # not to be displaced for those behind it
             if not column.present:
-                column.ref_count += 1  # nor this one for a leaf
+                column.ref_count += 1  # nor to be displaced itself
                 has_room = self._make_room(now)
                 if has_room:
                     self._put(column, now)
@@ -167,7 +168,7 @@ class Miniature:
         return tip
 
     def _date(self, column: Column, before: Column | None, found: int, now: float) -> None:
-        """What leads to a column is stored with it, where it is not here."""
+        """Date the column, and the columns between it and the one before it in the sample."""
         own = Run(column.needs + 1, Moment(column.stored_at))
         if column.runs:
             self._renew(column.runs[:-1], now)
@@ -178,13 +179,13 @@ class Miniature:
         column.runs = [*lead, own]
 
     def _went_on(self, tip: Column, found: int, length: int, now: float) -> None:
-        """Behind its last column of the sample a prompt has others, up to this length."""
+        """The prompt has further columns up to this length, none of them in the sample."""
         self._renew(tip.behind, now)
         if found < length:
             tip.behind = [*_up_to(tip.behind, found), Run(length, Moment(now))]
 
     def _renew(self, runs: Sequence[Run], now: float) -> None:
-        """What is over is stored again."""
+        """Expired columns are stored again."""
         over = now - (self._first or 0)
         for run in runs:
             if run.stored.at <= over:
@@ -247,7 +248,7 @@ class Miniature:
 
 
 def _up_to(runs: Sequence[Run], depth: int) -> list[Run]:
-    """What of them lies before this depth."""
+    """The runs before this depth."""
     cut = []
     for run in runs:
         cut.append(run if run.end <= depth else Run(depth, run.stored))

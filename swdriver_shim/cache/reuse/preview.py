@@ -1,12 +1,12 @@
-"""What a policy would do to an org: hit rate and memory, before it is saved.
+"""The effect of a policy on an org, before it is saved: hit rate and memory.
 
     traffics = [Traffic.of(sample) for sample in samples]      # one from each driver
-    told = preview(traffics, now=policy, proposed=policy)
+    found = preview(traffics, now=policy, proposed=policy)
 
-Functions of what drivers wrote down (`sample`): each policy is tried on it in a small cache
-(`miniature`). Misses are counted, not hits: who is in everybody's prompt makes most of the hits, may be
-in the sample or not, and is hardly ever missed. What was tried is remembered with the traffic, so the
-next preview of it, with a bit of the policy changed, is told sooner.
+Each policy is tried on the samples of drivers (`sample`) in a small cache (`miniature`). Misses are
+counted, not hits: a column of everybody's prompt makes most of the hits, may be in the sample or not,
+and is hardly ever missed. Results are cached with the traffic, so that the next preview, with a small
+change of the policy, is faster.
 """
 
 from __future__ import annotations
@@ -25,67 +25,67 @@ from swdriver_shim.cache.reuse.sample import Event, Kind, Sample, Share, fewer
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Tiers, TtlMode
 
-FAR_APART: Final = 1.2  # misses as foretold for now, and as they were
-WARM_UP: Final = 1 / 3  # of what is known, where the beginning is not
-COLUMNS: Final = 6000  # of samples: what a policy is tried on, at most,
-CURVE_COLUMNS: Final = 400  # and each point of a curve,
-CURVE_USES: Final = 3  # of which so many uses each, on average
+FAR_APART: Final = 1.2  # factor between predicted and real misses, up to which they are calibrated
+WARM_UP: Final = 1 / 3  # of the log, if it does not begin at the start
+COLUMNS: Final = 6000  # of samples, that a policy is tried on at most
+CURVE_COLUMNS: Final = 400  # for each point of a curve,
+CURVE_USES: Final = 3  # with so many uses each, on average
 TTLS_S: Final = (60, 300, 900, 3600, 6 * 3600, 24 * 3600)
-ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # of what the org has now
-REFERENCES_MIN: Final = 500  # below, say so
-RUNS_MAX: Final = 64  # of one traffic that are remembered
+ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # parts of what the org has now
+REFERENCES_MIN: Final = 500  # fewer give a warning
+RUNS_MAX: Final = 64  # results that are cached for one traffic
 INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
 
 
 class Effect(Struct, frozen=True, kw_only=True):
-    """What a policy makes of the traffic that is known. Hit rates are None without any."""
+    """The effect of a policy on the sampled traffic. The hit rate is None without traffic."""
 
     hit_rate: float | None
-    tier2_hit_rate: float  # of it, from tier 2
-    bytes: int  # of memory that it fills, at most
+    tier2_hit_rate: float  # the part of it from tier 2
+    bytes: int  # of memory, at most
     error: float  # two standard errors of the hit rate that are due to sampling
 
 
 class Point(Struct, frozen=True):
-    """Of a curve: at so many seconds, or bytes."""
+    """A point of a curve, at so many seconds or bytes."""
 
     at: int
     hit_rate: float
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
-    """What all of it stands on."""
+    """How much traffic a preview is based on."""
 
     requests: int
     references: int  # to columns of the samples
-    share: float  # of all columns; of the driver that knows least
-    reaches_back_seconds: float  # as far as the driver that knows least
+    share: float  # of all columns; the least of all drivers
+    reaches_back_seconds: float  # the least of all drivers
     idle_seconds: float  # since the last request
     warnings: tuple[str, ...] = ()
 
 
 class Preview(Struct, frozen=True, kw_only=True):
-    """`measured_hit_rate` is what it really was, in the time that `now` is worked out for: the two
-    differ by what the model does not know."""
+    """`measured_hit_rate` is the real one in the time that `now` is computed for. The two differ by the
+    error of the model."""
 
     now: Effect
     proposed: Effect
     measured_hit_rate: float | None
-    freed_bytes: int  # of memory; negative where more is needed
-    expiring_columns: int  # at once, as soon as it holds
+    freed_bytes: int  # of memory; negative if more is needed
+    expiring_columns: int  # as soon as the policy takes effect
     expiring_bytes: int
     by_ttl: tuple[Point, ...]
     by_bytes: tuple[Point, ...]
     confidence: Confidence | None  # None: there was no traffic yet
 
 
-# What of a policy makes a difference: its two times to live, the room, and what goes first.
+# What a result depends on: the two TTLs, the room, and the displacement policy.
 _Key: TypeAlias = tuple[int | None, int | None, float | None, str]
 
 
 @dataclass
 class Traffic:
-    """A sample, read: its events, and what it counts."""
+    """The events and counts of a sample."""
 
     sample: Sample
     share: Share
@@ -95,13 +95,13 @@ class Traffic:
     columns: int
     hit: int
     factor: float = 1.0
-    missed_now: Sequence[int] | None = None  # if calibrated, see there
+    missed_now: Sequence[int] | None = None  # see `calibrated`
     runs: dict[_Key, Outcome] = field(default_factory=dict)
     parts: dict[float, Traffic] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sample: Sample) -> Traffic:
-        """Raises ValueError for what is no sample."""
+        """Raises ValueError for an invalid sample."""
         events = sample.events()
         count_from, before = -inf, (0, 0, 0)
         if events and not sample.complete:
@@ -130,7 +130,7 @@ class Traffic:
         return len({reference.key for event in self.events for reference in event.path})
 
     def smaller(self, columns: int, uses: float = inf) -> Traffic:
-        """So much less of it that about so many columns are left, and so many uses of each."""
+        """A part of the traffic with about so many columns, and so many uses of each."""
         references = max(1, self.references)
         part = min(columns / max(1, self.distinct), uses * columns / references)
         if part >= 1.0:
@@ -144,15 +144,15 @@ class Traffic:
         return self.parts[part]
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
-        """Where there is room for all, nobody has to decide what goes."""
+        """Try a policy. With room for all columns none is displaced, whatever the policy."""
         times = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
         room = room_bytes / self.sample.column_bytes * self.share.of_all / self.factor
-        found = self._remembered((*times, None, ""), policy, None)
+        found = self._cached((*times, None, ""), policy, None)
         if found.held_max > room:
-            found = self._remembered((*times, room, policy.displacement), policy, room)
+            found = self._cached((*times, room, policy.displacement), policy, room)
         return found
 
-    def _remembered(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
+    def _cached(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
         found = self.runs.get(key)
         if found is None:
             if len(self.runs) >= RUNS_MAX:
@@ -165,12 +165,12 @@ class Traffic:
         return most if policy.dram_bytes_max is None else min(most, policy.dram_bytes_max)
 
     def calibrated(self, now: Policy) -> Traffic:
-        """Misses are counted in proportion to those that there really were, under the policy in force;
-        and so is the room, which they fill.
+        """Scale misses, and the room that they fill, by how many there really were under the current
+        policy.
 
-        A sample has by chance more or fewer columns than its share; of those that are missed under one
-        policy, most are under any. Not where the two are far apart: then the policy has been another
-        one for a part of the time, or there is something that the model does not know.
+        A sample has by chance more or fewer columns than its share, and most of those missed under one
+        policy are missed under any. Nothing is scaled if the two are far apart: then the policy was
+        another one for a part of the time, or the model lacks something.
         """
         if now.tiers is Tiers.NONE:
             return self
@@ -185,7 +185,7 @@ class Traffic:
         return COLUMN_TOKENS * max(0.0, self.columns - self.of_all(sum(outcome.missed)))
 
     def variance(self, outcome: Outcome) -> float:
-        """Of the hit tokens, from how parts of the sample differ."""
+        """The variance of the hit tokens, estimated from the differences between parts of the sample."""
         missed = [float(count) for count in outcome.missed]
         if self.missed_now is not None:
             part = sum(missed) / sum(self.missed_now)
@@ -193,13 +193,13 @@ class Traffic:
         return FOLDS * variance(missed) * (COLUMN_TOKENS * self.factor / self.share.of_all) ** 2
 
     def of_all(self, columns: int) -> float:
-        """How many there are of all columns, where there are so many of the sample."""
+        """How many of all columns correspond to so many of the sample."""
         return self.factor * columns / self.share.of_all
 
 
 @dataclass(slots=True)
 class Estimate:
-    """Of one policy, added up over drivers."""
+    """The effect of one policy, added up over drivers."""
 
     requested: int = 0
     hit: float = 0.0  # tokens
@@ -208,22 +208,22 @@ class Estimate:
     bytes: int = 0
 
     def add(self, traffic: Traffic, policy: Policy) -> Outcome:
-        """What this driver would do; what it has in memory then."""
+        """Add a driver; returns the outcome for its memory."""
         self.requested += traffic.requested
         if policy.tiers is Tiers.NONE:
             return Outcome()
         room = traffic.room_bytes(policy)
-        held = found = traffic.run(policy, room)
+        in_memory = found = traffic.run(policy, room)
         if policy.tiers is Tiers.TIER2:
-            # Files go oldest first; what is in memory as well is counted once.
+            # The oldest files are displaced first; columns that are also in memory count once.
             below = inf if policy.tier2_bytes_max is None else max(room, policy.tier2_bytes_max)
             found = traffic.run(structs.replace(policy, displacement="lru"), below)
-        dram_hit = traffic.hit_tokens(held)
+        dram_hit = traffic.hit_tokens(in_memory)
         self.dram_hit += dram_hit
         self.hit += max(dram_hit, traffic.hit_tokens(found))
         self.variance += traffic.variance(found)
-        self.bytes += round(traffic.of_all(held.held_max)) * traffic.sample.column_bytes
-        return held
+        self.bytes += round(traffic.of_all(in_memory.held_max)) * traffic.sample.column_bytes
+        return in_memory
 
     @property
     def hit_rate(self) -> float | None:
@@ -240,16 +240,16 @@ class Estimate:
 
 
 def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
-    """`known`: what each driver knows of this org."""
+    """`known`: the traffic of the org at each driver."""
     traffics = [traffic for traffic in known if traffic.events]
     each = max(1, len(traffics))
     traffics = [traffic.smaller(COLUMNS // each).calibrated(now) for traffic in traffics]
     was, will = Estimate(), Estimate()
     expiring_columns = expiring_bytes = 0
     for traffic in traffics:
-        held = was.add(traffic, now)
+        in_memory = was.add(traffic, now)
         will.add(traffic, proposed)
-        count = round(traffic.of_all(_expiring(traffic, held, now, proposed)))
+        count = round(traffic.of_all(_expiring(traffic, in_memory, now, proposed)))
         expiring_columns += count
         expiring_bytes += count * traffic.sample.column_bytes
     smaller = [
@@ -272,17 +272,18 @@ def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
 def by_ttl(
     traffics: Sequence[Traffic], policy: Policy, seconds: Sequence[int] = TTLS_S
 ) -> tuple[Point, ...]:
-    """With other times to live, all else as the policy says. Of two the shorter one: the one from the
-    last use, and the one from the first with it where that is shorter."""
+    """The hit rate with other TTLs, all else as in the policy. Of a policy with two TTLs the one from
+    the last use is varied, and the one from the first use with it where that is shorter."""
     known = max((traffic.reaches_back_s for traffic in traffics), default=0.0)
-    beyond = [at for at in seconds if at > known]  # which are all alike
-    told = [at for at in seconds if at <= known]
-    points = _curve(traffics, [*told, *beyond[:1]], lambda at: with_ttl(policy, at))
+    beyond = [at for at in seconds if at > known]  # all with the same hit rate
+    within = [at for at in seconds if at <= known]
+    points = _curve(traffics, [*within, *beyond[:1]], lambda at: with_ttl(policy, at))
     return (*points, *(Point(at, points[-1].hit_rate) for at in beyond[1:] if points))
 
 
 def with_ttl(policy: Policy, seconds: int) -> Policy:
-    """Of whatever its time to live counts from; from the last use if from nothing or from both."""
+    """The policy with another TTL: from the first use if its only TTL is that, else from the last
+    use."""
     if policy.ttl_mode is TtlMode.FIRST_USE:
         return structs.replace(policy, ttl_first_use_seconds=seconds)
     return structs.replace(policy, ttl_last_use_seconds=seconds)
@@ -291,9 +292,10 @@ def with_ttl(policy: Policy, seconds: int) -> Policy:
 def by_bytes(
     traffics: Sequence[Traffic], policy: Policy, parts: Sequence[float] = ROOMS
 ) -> tuple[Point, ...]:
-    """With other quotas, in parts of what the org has in memory, all else as the policy says."""
-    here = max((traffic.sample.held_bytes for traffic in traffics), default=0)
-    sizes = [round(here * part) for part in parts if here]
+    """The hit rate with other quotas, in parts of what the org has in memory, all else as in the
+    policy."""
+    in_memory = max((traffic.sample.held_bytes for traffic in traffics), default=0)
+    sizes = [round(in_memory * part) for part in parts if in_memory]
     return _curve(traffics, sizes, lambda at: structs.replace(policy, dram_bytes_max=at))
 
 
@@ -312,20 +314,20 @@ def _estimate(traffics: Sequence[Traffic], policy: Policy) -> Estimate:
 
 
 def _through(points: Sequence[Point], shift: float) -> tuple[Point, ...]:
-    """A curve of a small sample, moved to where a larger one says that one point of it is."""
+    """A curve of a small sample, shifted to match a larger sample in one point."""
     return tuple(Point(one.at, min(1.0, max(0.0, one.hit_rate + shift))) for one in points)
 
 
-def _expiring(traffic: Traffic, held: Outcome, now: Policy, proposed: Policy) -> int:
-    """Of the columns that are here, those that the proposed policy does not keep any longer."""
-    here = [
+def _expiring(traffic: Traffic, in_memory: Outcome, now: Policy, proposed: Policy) -> int:
+    """How many of the columns in memory the proposed policy expires."""
+    present = [
         stamps
-        for stamps in zip(held.stored_at, held.used_at, strict=True)
+        for stamps in zip(in_memory.stored_at, in_memory.used_at, strict=True)
         if now.expires_at(*stamps) > traffic.sample.now
     ]
     if proposed.tiers is Tiers.NONE:
-        return len(here)
-    return sum(proposed.expires_at(*stamps) <= traffic.sample.now for stamps in here)
+        return len(present)
+    return sum(proposed.expires_at(*stamps) <= traffic.sample.now for stamps in present)
 
 
 def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:
@@ -338,10 +340,10 @@ def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> C
     )
     if longest > reaches_back:
         warnings.append(
-            f"What is known reaches back {reaches_back:.0f} s: longer times to live look alike."
+            f"The sample reaches back {reaches_back:.0f} s: longer TTLs have the same hit rate."
         )
     if references < REFERENCES_MIN:
-        warnings.append(f"Only {references} uses are known: wait for more traffic to be sure.")
+        warnings.append(f"The sample has only {references} uses: wait for more traffic.")
     return Confidence(
         requests=sum(one.sample.requests for one in traffics),
         references=references,

@@ -1,12 +1,12 @@
-"""What is kept of an org's traffic, so that other policies can be tried on it later.
+"""A sample of an org's traffic, to try other policies on.
 
-Of all columns a few are chosen by their keys, and each use of these is written down: when, and behind
-which others of the sample. No tokens, and of each key only half. A column is in the sample or is not,
-however often it is used, so what lies between two of its uses is the same on a smaller scale (spatial
+A few columns are selected by their keys, and each use of these is logged: when, and behind which others
+of the sample. It has no tokens, and only half of each key. A column is in the sample or is not, however
+often it is used, so the traffic between two of its uses is the same on a smaller scale (spatial
 sampling, docs/adr/0022-reuse.md).
 
-The log has a bound. When it is full the sample becomes half as large; or, where it reaches back far
-enough, the oldest is forgotten.
+The log is bounded. When it is full the sample becomes half as large, or the oldest events are dropped
+if it reaches back far enough.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from swdriver_shim.cache.reasons import Tally
 
 LOG_BYTES_MAX: Final = 512 << 10  # of an org
-CHUNK_BYTES: Final = 4 << 10  # is thinned out in one go: a quarter of a millisecond
-SPAN_S: Final = 2 * 3600.0  # as long as it reaches back less far, rather a smaller sample
+CHUNK_BYTES: Final = 4 << 10  # thinned out at once: a quarter of a millisecond
+SPAN_S: Final = 2 * 3600.0  # a log that reaches back less far becomes a smaller sample
 FILLED_MIN: Final = 1 / 8  # of the log: up to here it may fill at any speed,
 FASTER_MAX: Final = 2.0  # then so many times as fast as would last for that span
-COLUMNS_LOOKED_AT: Final = 4  # of an average prompt, or up to twice as many
+COLUMNS_CHECKED: Final = 4  # of an average prompt, or up to twice as many
 STRIDE_MAX: Final = 256
 _THRESHOLD_BYTES: Final = 4
 ALL_KEYS: Final = 1 << 8 * _THRESHOLD_BYTES
@@ -46,11 +46,11 @@ _REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
 class Kind(IntEnum):
     MATCH = 0
     STORE = 1  # of a path
-    MORE = 2  # the path of the match before is stored, and goes on
+    MORE = 2  # the path of the last match is stored, and continues
 
 
 class Reference(NamedTuple):
-    """A column of the sample, in somebody's prompt."""
+    """A column of the sample, in a prompt."""
 
     key: bytes
     depth: int
@@ -58,9 +58,9 @@ class Reference(NamedTuple):
 
 
 class Event(NamedTuple):
-    """`path`: its columns of the sample, in order; of `MORE` those that follow. `length`: whole columns
-    of the prompt. With a match so many of them were found, and what the org had asked for since the
-    start: tokens, whole columns, and tokens that were hit."""
+    """`path`: the prompt's columns that are in the sample, in order; of `MORE` those that follow.
+    `length`: whole columns of the prompt. A match also has how many of them were found, and the org's
+    counts since the start: tokens, whole columns, and tokens hit."""
 
     kind: Kind
     at: float
@@ -73,7 +73,7 @@ class Event(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which columns are in a sample: of every so many in a prompt one is looked at, and is taken if its
+    """Which columns are in a sample: one of every `stride` in a prompt is checked, and is taken if its
     key is below a threshold. A smaller share is a part of every larger one."""
 
     stride: int = 1
@@ -85,37 +85,37 @@ class Share(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Of the first that is looked at: about the middle, so that prompts of any length are done
-        justice to; and one that a smaller stride looks at, too."""
+        """The first column that is checked: about the middle of a stride, so that prompts of any length
+        are sampled alike; and one that a smaller stride checks as well."""
         return sum(bit for bit in (1, 4, 16, 64) if 2 * bit <= self.stride)
 
     @property
     def limit(self) -> bytes:
-        """Above the keys, whole or half, that are taken."""
+        """Keys below this, whole or half, are taken."""
         is_all = self.threshold == ALL_KEYS
         return _ABOVE_ALL if is_all else self.threshold.to_bytes(_THRESHOLD_BYTES, "big")
 
     def less(self, columns: float) -> Share:
-        """Half as much. `columns`: of an average prompt; of long ones fewer are looked at."""
-        if columns >= 2 * COLUMNS_LOOKED_AT * self.stride and self.stride < STRIDE_MAX:
+        """Half the share. `columns`: of an average prompt; of long prompts fewer are checked."""
+        if columns >= 2 * COLUMNS_CHECKED * self.stride and self.stride < STRIDE_MAX:
             return Share(2 * self.stride, self.threshold)
         return Share(self.stride, max(1, self.threshold // 2))
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one driver knows of how an org comes back. Times are of its clock."""
+    """The sample of an org at one driver. Times are of the driver's clock."""
 
     org: str
     now: Annotated[float, Meta(ge=0, lt=TIME_MAX_S)]
-    complete: bool  # nothing has been forgotten
+    complete: bool  # since the start
     stride: Annotated[int, Meta(ge=1, le=STRIDE_MAX)]
     threshold: Annotated[int, Meta(ge=1, le=ALL_KEYS)]
     requests: Count  # since the start, as are
     requested: Count  # tokens,
     columns: Count  # whole ones, and
     hit: Count  # tokens
-    held_bytes: Count  # what the org has in memory
-    room_bytes: Count  # what it could have: that, and what is free
+    held_bytes: Count  # of the org in memory
+    room_bytes: Count  # that, and free memory
     column_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
     log: Annotated[bytes, Meta(max_length=2 * LOG_BYTES_MAX)]
 
@@ -124,12 +124,12 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Share(self.stride, self.threshold)
 
     def events(self) -> list[Event]:
-        """Raises ValueError for a log that is none."""
+        """Raises ValueError for an invalid log."""
         return fewer(read(self.log), self.share)
 
 
 class Recorder:
-    """Writes the sample of one org. Most calls look at a few keys, and that is all."""
+    """Records the sample of one org. Most calls only check a few keys."""
 
     __slots__ = (
         "_chunks",
@@ -147,37 +147,38 @@ class Recorder:
     )
 
     def __init__(self) -> None:
-        self.columns = 0  # whole ones that were asked for
+        self.columns = 0  # whole columns that were asked for
         self.complete = True
         self.bytes = 0
         self._chunks: list[bytearray] = [bytearray()]  # oldest first
-        self._unthinned = 0  # of these, which the share was larger for
-        self._last = 0.0  # clocks may step back; this does not
-        self._match: list[bytes] | None = None  # what the last event was, if it was a match
+        self._unthinned = 0  # of these, recorded with a larger share
+        self._last = 0.0  # never steps back, as clocks may
+        self._match: list[bytes] | None = None  # the path of the last event, if that was a match
         self._requests = 0
         self._take(Share())
 
     def matched(self, keys: Sequence[bytes], tokens: int, tally: Tally, now: float) -> None:
-        """These columns were asked for, and so many tokens are hit. They are in the tally already."""
+        """These columns were asked for, and so many tokens were hit. The tally has counted them
+        already."""
         self._requests += 1
         self.columns += len(keys)
-        limit, looked_at = self._limit, keys[self._offset :: self._stride]
-        if picked := [key for key in looked_at if key < limit]:
+        limit, checked = self._limit, keys[self._offset :: self._stride]
+        if picked := [key for key in checked if key < limit]:
             found = tokens // COLUMN_TOKENS
             counts = _COUNTS.pack(found, tally.requested, self.columns, tally.hits.total())
-            self._write(Kind.MATCH, now, len(keys), self._packed(looked_at, picked), counts)
+            self._write(Kind.MATCH, now, len(keys), self._packed(checked, picked), counts)
         self._match = picked
 
     def stored(self, prompt: Prompt, verified: int, now: float) -> None:
-        """So many of its tokens are stored now, or have been before."""
+        """So many tokens of the prompt are stored now, or were already."""
         whole, rest = divmod(verified, COLUMN_TOKENS)
-        limit, looked_at = self._limit, prompt.keys[self._offset : whole : self._stride]
-        picked = [key for key in looked_at if key < limit]
+        limit, checked = self._limit, prompt.keys[self._offset : whole : self._stride]
+        picked = [key for key in checked if key < limit]
         before, self._match = self._match, None
         kind = Kind.STORE
         if before and picked[: len(before)] == before:
             kind, picked = Kind.MORE, picked[len(before) :]
-        packed = self._packed(looked_at, picked) if picked else b""
+        packed = self._packed(checked, picked) if picked else b""
         if rest and whole % self._stride == self._offset:
             tail = prompt.tail(whole, rest)
             if tail < limit:
@@ -190,7 +191,7 @@ class Recorder:
         return b"".join(self._chunks)
 
     def forget(self) -> None:
-        """Keys of what was purged do not stay here. The share does: traffic will be much the same."""
+        """Drop all keys, after a purge. The share stays, since traffic will be similar."""
         self._chunks, self._unthinned, self.bytes = [bytearray()], 0, 0
         self._match, self.complete = None, False
 
@@ -198,12 +199,12 @@ class Recorder:
         self.share = share
         self._limit, self._offset, self._stride = share.limit, share.offset, share.stride
 
-    def _packed(self, looked_at: Sequence[bytes], picked: Sequence[bytes]) -> bytes:
-        """References to those that were picked of these."""
+    def _packed(self, checked: Sequence[bytes], picked: Sequence[bytes]) -> bytes:
+        """References to the picked ones of the checked columns."""
         stride, offset, place = self._stride, self._offset, -1
         packed = b""
         for key in picked:
-            place = looked_at.index(key, place + 1)
+            place = checked.index(key, place + 1)
             depth = min(place * stride + offset, DEPTH_MAX)
             packed += key[:KEY_BYTES] + depth.to_bytes(2, "little")
         return packed
@@ -213,7 +214,7 @@ class Recorder:
     ) -> None:
         self._last = max(self._last, now)
         chunk = self._chunks[-1]
-        if len(chunk) >= CHUNK_BYTES and kind is not Kind.MORE:  # which stays with its match
+        if len(chunk) >= CHUNK_BYTES and kind is not Kind.MORE:  # it stays with its match
             if not self._unthinned:
                 self._bound()
             chunk = bytearray()
@@ -225,9 +226,8 @@ class Recorder:
             self._thin_one()
 
     def _bound(self) -> None:
-        """Forget the oldest, or take a smaller share and thin the log out: a chunk with each event from
-        here on. Also where the log is filling so fast that it would have to be thinned out soon, again
-        and again."""
+        """If the log is full, drop the oldest chunk, or reduce the share and thin the log out, a chunk
+        with each event from here on. A log that is filling fast is thinned out early."""
         span = self._last - next(read(self._chunks[0])).at
         is_full = self.bytes >= LOG_BYTES_MAX
         if is_full and (span >= SPAN_S or self.share.threshold == 1):
@@ -238,7 +238,8 @@ class Recorder:
             self._unthinned = len(self._chunks)
 
     def _thin_one(self) -> None:
-        """The newest of those that are left. What remains of it joins what follows, if it fits."""
+        """Thin out the newest chunk that was recorded with a larger share, and merge it with the next
+        one if both fit."""
         self._unthinned -= 1
         place = self._unthinned
         left = thinned(self._chunks[place], self.share)
@@ -251,7 +252,7 @@ class Recorder:
 
 
 def thinned(log: bytes | bytearray, share: Share) -> bytearray:
-    """What of it is in a smaller sample. Raises ValueError for what is no log."""
+    """The part of a log that is in a smaller sample. Raises ValueError for an invalid log."""
     limit, stride, offset = share.limit, share.stride, share.offset
     left, is_matched = bytearray(), False
     for kind, at, length, counts, references in _parse(log):
@@ -265,14 +266,14 @@ def thinned(log: bytes | bytearray, share: Share) -> bytearray:
 
 
 def read(log: bytes | bytearray) -> Iterator[Event]:
-    """Raises ValueError for what is no log."""
+    """Raises ValueError for an invalid log."""
     for kind, at, length, counts, references in _parse(log):
         path = [Reference(key, depth & DEPTH_MAX, depth >= _TAIL) for key, depth in references]
         yield Event(kind, at, path, length, *(_COUNTS.unpack(counts) if counts else ()))
 
 
 def fewer(events: Iterable[Event], share: Share) -> list[Event]:
-    """What of them is in a smaller sample, as `thinned` has it."""
+    """The part of these events that is in a smaller sample."""
     limit, stride, offset = share.limit, share.stride, share.offset
     left, is_matched = [], False
     for event in events:
@@ -300,7 +301,7 @@ def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
             references = list(_REFERENCE.iter_unpack(log[begin:end]))
             if end > len(log):
                 raise ValueError("a log of reuse ends in the middle")
-            if not newest <= at < TIME_MAX_S:  # which NaN is not either
+            if not newest <= at < TIME_MAX_S:  # false for NaN
                 raise ValueError("a log of reuse goes back in time, or beyond it")
             newest = at
             yield kind, at, length, counts, references

@@ -133,7 +133,7 @@ class HomeConnections:
             self._incarnation = client.incarnation
             self._tags = set()
             self.memory_resets += 1
-        client.on_line = client.on_lost = lambda *_: self.on_change()
+        client.on_slot_limit = client.on_lost = lambda *_: self.on_change()
         self.client, self.number, self.lost_because = client, client.applied, ""
 
     # Moving

@@ -84,7 +84,7 @@ class ShardTier2:
         if client is None:
             return False
         try:
-            answers = client.forget([Column(key, tag, 0) for key, tag in columns])
+            answers = client.tier_delete([Column(key, tag, 0) for key, tag in columns])
         except Lost as error:
             self._homes.lose(client, error)
             return False

@@ -12,11 +12,11 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.emit.reporter import Telling
+from telemetry.emit.reporter import Reporter
 from telemetry.ingest.service import Counts, Ingest
 from telemetry.ingest.streams import BATCH_MAX
 from telemetry.notify import notify
-from telemetry.store.rounds import keep
+from telemetry.store.rounds import run_rounds
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class Command(BaseCommand):
         )
         counts = Counts()
         reading = Reading(Ingest(client, f"{socket.gethostname()}-{os.getpid()}", counts))
-        telling = Telling(
+        reporter = Reporter(
             settings.TELEMETRY_URL, settings.OTLP_URL, "ingest", settings.VERSION, collect=counts.collect
         )
-        keep(reading.round)
-        telling.stop()
+        run_rounds(reading.round)
+        reporter.stop()
         client.close()
         log.info("stopped after %s", dict(counts.records))
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from telemetry.emit.reporter import Telling
+from telemetry.emit.reporter import Reporter
 from telemetry.notify import notify
 from telemetry.store.rollup import Counts, RollUp
-from telemetry.store.rounds import keep
+from telemetry.store.rounds import run_rounds
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Command(BaseCommand):
         os.nice(NICE)
         counts = Counts()
         rolling = RollingUp(counts)
-        telling = Telling(
+        reporter = Reporter(
             settings.TELEMETRY_URL, settings.OTLP_URL, "rollup", settings.VERSION, collect=counts.collect
         )
-        keep(rolling.round)
-        telling.stop()
+        run_rounds(rolling.round)
+        reporter.stop()
         log.info("stopped after %s", dict(counts.rows))
 
 

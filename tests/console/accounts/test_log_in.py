@@ -202,7 +202,7 @@ def test_forms_without_their_csrf_token_are_refused_with_a_page_that_helps() -> 
     client = Client(enforce_csrf_checks=True)
     response = log_in(client)
     assert response.status_code == 403
-    assert b"This form is out of date" in response.content
+    assert b"This form has expired" in response.content
 
 
 def test_whoever_has_a_generated_password_must_change_it_first(

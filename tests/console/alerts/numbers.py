@@ -9,7 +9,7 @@ from typing import Any
 from console.alerts.conditions.condition import Finding, Snapshot, Tables, ValuesOf
 from console.alerts.rules.rule import Rule, Scope, Severity
 from console.alerts.state.lifecycle import Verdict
-from telemetry.queries import Line
+from telemetry.queries import ResultSeries
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -26,13 +26,13 @@ def world(seconds: float = 0, **heard: float) -> Snapshot:
     )
 
 
-def line(topic: str, *values: Any, **labels: str) -> Line:
-    return Line({"topic": topic, **labels}, list(values))
+def line(topic: str, *values: Any, **labels: str) -> ResultSeries:
+    return ResultSeries({"topic": topic, **labels}, list(values))
 
 
 def judged(
     rule: Rule,
-    tables: Mapping[str, list[Line]],
+    tables: Mapping[str, list[ResultSeries]],
     now: Snapshot | None = None,
     thresholds: Mapping[str, float] | None = None,
 ) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from datetime import timedelta
 from typing import Any
@@ -21,12 +20,11 @@ from console.alerts.state.lifecycle import Verdict
 from console.alerts.state.suppression import causes
 from console.metrics import prometheus
 from console.orgs.models import Org
-from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
-from telemetry.models import Event, Source
-from telemetry.shapes import Series, Shape
+from telemetry.models import Event
+from telemetry.shapes import Series
 from telemetry.store.rollup import RollUp
-from telemetry.store.storage import FRESH, Names, copy_in, day_of
+from tests.console.alerts.evaluations import NOW, heard, put, tick
 from tests.console.alerts.numbers import StaticCondition, rule_of
 from tests.console.alerts.things import make_alert
 
@@ -37,42 +35,9 @@ SHARD = (("shard", "a"),)
 WAITING = Series(Kind.GAUGE, "kvss_shard_waiting_requests", SHARD)
 
 
-NOW = timezone.now().replace(microsecond=0)  # for all of this: no test depends on how long it takes
-_ticks = itertools.count(1)
-
-
 @pytest.fixture(autouse=True)
 def days(db: None) -> None:
     RollUp().tend_days(NOW.timestamp())
-
-
-def put(topic: str, values: dict[Series, Any], ago: int = 10) -> None:
-    """As many seconds ago as are over when it is asked."""
-    shape, bucket = Shape(values), int(NOW.timestamp()) // 10 * 10 - ago
-    copy_in(FRESH, Names().stored([Row(topic, bucket, shape, shape.cells(values))], day_of(bucket)))
-
-
-def heard(topic: str, seconds_ago: float = 0) -> None:
-    kind, _, name = topic.partition(":")
-    Source.objects.update_or_create(
-        name=topic,
-        defaults={
-            "kind": kind,
-            "topic": topic,
-            "version": "1",
-            "host": name,
-            "process_id": 1,
-            "started_at": NOW,
-            "sequence": 1,
-            "seen_at": NOW - timedelta(seconds=seconds_ago),
-        },
-    )
-
-
-def tick(*rules: Rule) -> int:
-    """As if the last one were long enough ago. Each is a little later than the one before."""
-    Evaluation.objects.all().delete()
-    return evaluation.tick(NOW + timedelta(microseconds=next(_ticks)), rules)
 
 
 def hasty(slug: str) -> Rule:

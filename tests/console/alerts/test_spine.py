@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from django.test import Client
 
 from console.accounts.principal import SYSTEM
@@ -21,13 +20,11 @@ from console.placement.topology import Tier
 from console.sessions.models import Session, Stream
 from telemetry.metrics import Kind
 from telemetry.shapes import Series
-from telemetry.store.rollup import RollUp
 from tests.conftest import People
+from tests.console.alerts.evaluations import heard, put
+from tests.console.alerts.evaluations import tick as tick_of
 from tests.console.alerts.numbers import at, judged, line
-from tests.console.alerts.test_evaluation import NOW, heard, put
-from tests.console.alerts.test_evaluation import tick as tick_of
 from tests.console.alerts.things import make_alert
-from tests.console.sessions.fleets import make_across
 
 PLACED, BURST = BY_SLUG["spine-placement"], BY_SLUG["spine-burst"]
 PATH = {
@@ -39,12 +36,6 @@ PATH = {
     "link": "l2-up",
     "box": "cs1",
 }
-
-
-@pytest.fixture
-def chat(people: People) -> Session:
-    RollUp().tend_days(NOW.timestamp())
-    return make_across(people.acme)
 
 
 def tick() -> int:

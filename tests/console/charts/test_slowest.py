@@ -14,7 +14,7 @@ from console.accounts.models import User
 from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
 from telemetry.ingest.folder import bucket_of
-from telemetry.ingest.slowest import keep
+from telemetry.ingest.slowest import store_slowest
 from tests.conftest import People
 from tests.console.charts.numbers import drawn, tell
 from tests.console.sessions.fleets import make_driver
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 
 def kept(at: float) -> None:
     """Of two orgs on one node, one of them over the spine."""
-    keep(
+    store_slowest(
         "job7",
         [
             transfer(0.0037, at=at, org="acme", request="r-1", bytes=3 << 20, slot_first=4, slot_last=9),

@@ -11,14 +11,13 @@ from console.accounts.principal import SYSTEM
 from console.demo import incident
 from console.operations.services import start
 from console.sessions.models import Session, Stream
-from tests.console.alerts.test_spine import chat  # noqa: F401 - a fixture
 from tests.console.operations import machines  # noqa: F401 - registers them
 
 pytestmark = pytest.mark.django_db
 
 
 def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
-    chat: Session,  # noqa: F811
+    chat: Session,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Session.objects.update(name=incident.SESSION)

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import Client
 
 from console.metrics import prometheus
-from telemetry.ingest.dead_letters import Aside, Cause, store
+from telemetry.ingest.dead_letters import Cause, DeadLetters, store
 from tests.conftest import People
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def refused(db: None) -> None:
-    aside = Aside()
+    aside = DeadLetters()
     aside.add(
         Cause.FOREIGN, "node:ax-7", "it says that it is driver:<b>job7</b>", b"\x93\x01\x02\xa3<b>"
     )
@@ -44,7 +44,7 @@ def test_the_page_says_whose_how_many_and_why(people: People, browser_of: Callab
 def test_of_nothing_there_is_no_excerpt(
     db: None, people: People, browser_of: Callable[..., Client]
 ) -> None:
-    aside = Aside()
+    aside = DeadLetters()
     aside.add(Cause.MALFORMED, "node:ax-7", "there is no field `record`", b"")
     with transaction.atomic():
         store(aside, time.time())

@@ -106,7 +106,7 @@ async def opened(
     await store.open()
     try:
         yield store
-        store._index.check_integrity()
+        store._state.index.check_integrity()
     finally:
         await store.close()
 

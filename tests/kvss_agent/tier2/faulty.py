@@ -18,9 +18,9 @@ from kvss_agent.tier2.backend import (
     Progress,
     Removed,
     Seen,
-    silent,
+    ignore_progress,
 )
-from kvss_agent.tier2.posix import Posix, _told
+from kvss_agent.tier2.posix import Posix, _translated
 
 HELD_SECONDS_MAX: Final = 10.0
 _File = TypeVar("_File", Outgoing, Incoming)
@@ -109,15 +109,15 @@ class Faulty(OneByOne):
 
     def _maybe(self, call: str, name: str = "") -> None:
         if name and name == self._name:
-            with _told():
+            with _translated():
                 raise OSError(5, os.strerror(5))
         if self._left:
             self._left -= 1
             if not self._left:
-                with _told():
+                with _translated():
                     raise OSError(5, os.strerror(5))
         if self._number and self._only in ("", call):
-            with _told():
+            with _translated():
                 raise OSError(self._number, os.strerror(self._number))
 
     def write_one(self, file: Outgoing) -> bool | Failed:
@@ -136,7 +136,7 @@ class Faulty(OneByOne):
         self._maybe("delete")
         super().delete(names)
 
-    def files(self, progress: Progress = silent) -> Iterator[Found]:
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._maybe("files")
         yield from super().files(progress)
 

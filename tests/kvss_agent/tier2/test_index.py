@@ -126,7 +126,7 @@ def test_lower_caps_are_reached_by_trimming_and_there_is_no_room_until_then() ->
     assert len(leaving) == 5, "and one stays free for who was promised room"
     assert index.reserve(address_of(9), 1) is None
     for address in leaving:
-        index.left(address)
+        index.finish_removal(address)
     assert not index.any_exceeds()
     assert index.start(late)
 
@@ -162,10 +162,10 @@ def test_what_is_learnt_of_late_is_as_old_as_it_is() -> None:
     assert index.expire(Limits(60), 60, 10) == {}
     assert index.expire(Limits(20), 60, 2) == {address_of(1): 30, address_of(4): 30}, "the oldest"
     assert index.expire(Limits(20), 60, 10) == {address_of(2): 10}
-    index.stayed(address_of(4))
-    index.left(address_of(1))
+    index.cancel_removal(address_of(4))
+    index.finish_removal(address_of(1))
     assert index.expire(Limits(20), 70, 10) == {address_of(4): 40, address_of(0): 0}
-    index.left(address_of(4))
+    index.finish_removal(address_of(4))
     index.check_integrity()
     assert index.adopt(address_of(4), 1, written=65.0)
     assert index.expire(Limits(20), 70, 10) == {}, "it is another one now"
@@ -270,7 +270,7 @@ class AgainstADisk(RuleBasedStateMachine):
         self.readers.remove(address)
         if not is_there:  # somebody else has removed the file
             self.disk.pop(address, None)
-            self.index.forget(address)
+            self.index.remove(address)
         elif self.index.adopt(address, size):
             self.disk[address] = size
         self.index.end_read(address)
@@ -294,7 +294,7 @@ class AgainstADisk(RuleBasedStateMachine):
     def leave(self, number: int, tag: bytes) -> None:
         address = address_of(number, tag)
         if not self.index.is_busy(address):
-            assert self.index.leave(address) == self.disk.get(address, 0)
+            assert self.index.begin_removal(address) == self.disk.get(address, 0)
             self.removing.append(address)
 
     @precondition(lambda self: self.removing)
@@ -304,9 +304,9 @@ class AgainstADisk(RuleBasedStateMachine):
         self.removing.remove(address)
         if is_gone:
             self.disk.pop(address, None)
-            self.index.left(address)
+            self.index.finish_removal(address)
         else:
-            self.index.stayed(address)
+            self.index.cancel_removal(address)
             if address in self.disk:
                 self.used.remove(address)
                 self.used.insert(0, address)

@@ -21,6 +21,7 @@ from kvss_agent.tier2 import store as store_module
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Outgoing, Removed
 from kvss_agent.tier2.index import Caps, Limits
+from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Tier2
 from tests.kvss_agent.tier2.columns import (
@@ -174,7 +175,7 @@ async def test_misuse_is_refused(tmp_path: Path) -> None:
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(execution, "IN_FLIGHT_MAX", 2)
     backend = Held(tmp_path)
     async with opened(backend) as store:
         writing = [asyncio.create_task(put(store, address_of(number))) for number in range(2)]
@@ -254,7 +255,7 @@ async def test_damage_in_a_batch_is_counted_and_removed_once(tmp_path: Path) -> 
 async def test_of_a_batch_as_many_are_taken_as_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "IN_FLIGHT_MAX", 3)
+    monkeypatch.setattr(execution, "IN_FLIGHT_MAX", 3)
     backend = Held(tmp_path)
     addresses = [address_of(number) for number in range(5)]
     async with opened(backend) as store:
@@ -890,7 +891,7 @@ async def test_a_store_that_cannot_be_written_to_does_not_open(tmp_path: Path) -
 async def test_what_lies_there_for_too_long_is_removed_for_each_org_in_its_time(tmp_path: Path) -> None:
     now = [1000.0]
     async with opened(tmp_path) as store:
-        store._clock = lambda: now[0]
+        store._state.clock = lambda: now[0]
         for number in (1, 2):
             await put(store, address_of(number, ACME))
         now[0] += 30
@@ -918,7 +919,7 @@ async def test_a_store_that_is_closed_removes_nothing_any_more(
         for number in range(3):
             await put(store, address_of(number))
         store.limits = Limits(60)
-        store._clock = lambda: time.time() + 1000
+        store._state.clock = lambda: time.time() + 1000
         expiring = asyncio.create_task(store.expire())
         await asyncio.sleep(0)  # the first one is being removed
         await store.close()

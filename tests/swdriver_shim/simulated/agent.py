@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from kvss_agent.client import connection, shared, stream
 from kvss_agent.client.connection import Address
 from kvss_agent.data_plane.server import DataPlane
-from kvss_agent.data_plane.tier_requests import LoopTiering
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.mover import PythonMover
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2.backend import (
     Failed,
 )
@@ -69,7 +69,7 @@ class Mover(PythonMover):
 class Spec:
     """A shard, as its agent was told to have it."""
 
-    identity: Identity
+    identity: ShardIdentity
     slots: int
     applied: int
 
@@ -122,11 +122,11 @@ class Agent:
         self.is_heard = True
 
     def _start(self) -> None:
-        self.tiering = LoopTiering(self.loop)
+        self.tier_requests = TierRequests(self.loop)
         self.plane = Plane(
             self.shards,
             {DRIVER: SECRET},
-            self.tiering,
+            self.tier_requests,
             stall_seconds=STALL_SECONDS,
             versions=self.versions,
         )
@@ -139,7 +139,7 @@ class Agent:
         while True:
             with contextlib.suppress(Failed):
                 await opened.open()
-                self.tiering.store = opened
+                self.tier_requests.store = opened
                 return
 
     def provide(self, spec: Spec) -> None:

@@ -17,7 +17,7 @@ from kvss_agent.tier2.backend import (
     Progress,
     Removed,
     Seen,
-    silent,
+    ignore_progress,
 )
 from tests.one_thread import Turns
 from tests.swdriver_shim.judge import Judge
@@ -122,7 +122,7 @@ class Disk:
             self._may_fail()
             self.contents.pop(name, None)
 
-    def files(self, progress: Progress = silent) -> Iterator[Found]:  # noqa: ARG002 - nobody follows
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:  # noqa: ARG002 - nobody follows
         for name in list(self.contents):
             self._turns.maybe_leave()
             found = self.contents.get(name)

@@ -215,7 +215,7 @@ class Engine:
 
         def work() -> None:
             is_shared = chance.random() < 0.6
-            receipt = driver.delete(asked, shared=is_shared, seconds=chance.choice((0, 5, 30)))
+            receipt = driver.removals.delete(asked, shared=is_shared, seconds=chance.choice((0, 5, 30)))
             self._seen["deleted columns"] += receipt.columns
             self._world.inspect()
 
@@ -228,7 +228,7 @@ class Engine:
 
         def work() -> None:
             tag = keys(org).tag
-            driver.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
+            driver.removals.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
             self._world.inspect()
 
         self.start(work, "purge")
@@ -279,7 +279,7 @@ class Engine:
                 raise AssertionError("what was just stored is missed")
             self._judge.forget(asked)
         for org in ORGS:
-            assert driver.purge(org, tag=keys(org).tag, seconds=30).done
+            assert driver.removals.purge(org, tag=keys(org).tag, seconds=30).done
         self._world.inspect()
         assert not any(disk.contents for disk in self._world.disks)
         assert not any(pool.used for pool in driver.ledger.pools)

@@ -154,14 +154,14 @@ class Misfortune:
 
     def set_caps(self) -> None:
         agent = self._chance.choice(self._world.agents)
-        if agent.is_up and agent.tiering.store:
+        if agent.is_up and agent.tier_requests.store:
             agent.caps = self._world.caps()
 
             async def told(store: Tier2, caps: Caps) -> None:
                 with contextlib.suppress(Failed):
                     await store.set_caps(caps)
 
-            asyncio.run_coroutine_threadsafe(told(agent.tiering.store, agent.caps), agent.loop)
+            asyncio.run_coroutine_threadsafe(told(agent.tier_requests.store, agent.caps), agent.loop)
 
     def put_the_calendar(self) -> None:
         """Right or wrong, in either direction. What measures time does not jump."""

@@ -16,10 +16,12 @@ from kvss_agent.client import connection as client_connection
 from kvss_agent.data_plane import channel, connection, server
 from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.shard import hosted
-from kvss_agent.shard.hosted import HostedShard, Identity
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.parts import execution
+from kvss_agent.tier2.parts import statistics as store_statistics
 from swdriver_shim import driver
 from swdriver_shim.cache import spills
 from swdriver_shim.data_plane import tier2
@@ -47,7 +49,8 @@ MODULES: Final = (
     *(decider, housekeeping, removals, shard_threads, statistics),
     *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
-    *(channel, connection, hosted, pulls, server, stores),
+    *(channel, connection, hosted, pulls, server),
+    *(stores, execution, store_statistics),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
@@ -127,7 +130,7 @@ class World:
         name = name_of(at)
         size = LAYOUT.groups[at[0]].slot_bytes[at[1]]
         readers = frozenset({DRIVER})
-        identity = Identity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
+        identity = ShardIdentity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
         return Spec(identity, self.chance.randint(5, 10), applied)
 
     def _shard(self, at: At) -> Shard:

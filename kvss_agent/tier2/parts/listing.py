@@ -1,0 +1,81 @@
+"""Finding files that the index does not know: of other agents, and at the start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Failed, Found, Progress, Seen
+from kvss_agent.tier2.column_file import plausible
+from kvss_agent.tier2.parts.removal import Remover
+from kvss_agent.tier2.parts.state import StoreState
+
+_STEP: Final = 10_000  # columns that a rebuild enters before others have their turn
+
+
+class Lister:
+    """Looks for files, and enters in the index what it finds."""
+
+    def __init__(self, state: StoreState, remover: Remover) -> None:
+        self._state, self._work, self._remover = state, state.execution, remover
+
+    async def adopt(self, addresses: Sequence[Address]) -> set[Address]:
+        """Ask the backend for these, and enter those that are there."""
+        step = -(-len(addresses) // self._work.threads) or 1
+        batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
+        there = set()
+        for batch, looks in zip(batches, await self._gathered(batches), strict=True):
+            for address, seen in zip(batch, looks, strict=True):
+                if seen and plausible(seen.bytes) and self._state.may_be_elsewhere(address):
+                    self._state.index.adopt(address, seen.bytes, written=seen.modified)
+                    there.add(address)
+        return there
+
+    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | None]]:
+        return await asyncio.gather(*(self._look_or_none(batch) for batch in batches))
+
+    async def _look_or_none(self, addresses: Sequence[Address]) -> list[Seen | None]:
+        try:
+            return await self._work.run(self._work.reads, self._state.look_at, addresses)
+        except Failed as failed:
+            self._state.counts.count_fault(failed)
+            return [None] * len(addresses)
+
+    async def rebuild(self, progress: Progress) -> None:
+        before = list(self._state.index.idle())
+        found = await self.files(progress)
+        found.sort(key=lambda file: file.modified)
+        damaged = []
+        for count, file in enumerate(found):
+            if not count % _STEP:
+                await asyncio.sleep(0)
+            if not plausible(file.bytes):
+                damaged.append(file.address)
+            elif not self._state.is_purging(file.address):
+                self._state.index.adopt(
+                    file.address, file.bytes, written=file.modified, beyond_caps=True
+                )
+        await self._remove_missing(before, {file.address for file in found})
+        if damaged:
+            self._state.counts.damaged += len(damaged)
+            await self._remover.delete(damaged)
+        await self._remover.trim_all()
+
+    async def files(self, progress: Progress) -> list[Found]:
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, total: int | None) -> None:
+            loop.call_soon_threadsafe(progress, done, total)
+
+        return await self._work.run(self._work.writes, lambda: list(self._state.backend.files(report)))
+
+    async def _remove_missing(self, before: Sequence[Address], found: set[Address]) -> None:
+        """Forget what was known before a listing, is not in it, and is indeed not there."""
+        missing = [a for a in before if a not in found and self._state.index.knows(a)]
+        for address, seen in zip(
+            missing, await self._work.run(self._work.reads, self._state.look_at, missing), strict=True
+        ):
+            if seen is None and self._state.index.knows(address):
+                self._state.index.remove(address)

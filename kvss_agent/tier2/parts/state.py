@@ -1,0 +1,62 @@
+"""What the parts of a store of tier 2 share: backend, index, counts, and what is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from kvss_agent.mover import Mover
+from kvss_agent.shard import seal
+from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.backend import Backend, Seen
+from kvss_agent.tier2.index import Index
+from kvss_agent.tier2.parts.execution import Execution
+from kvss_agent.tier2.parts.statistics import Counts
+
+
+class StoreState:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        index: Index,
+        execution: Execution,
+        mover: Mover,
+        clock: Callable[[], float],
+        *,
+        shared: bool,
+    ) -> None:
+        self.backend = backend
+        self.index = index
+        self.execution = execution
+        self.clock = clock
+        self.shared = shared
+        self.counts = Counts()
+        self.live: Collection[bytes] | None = None  # tags of known orgs; None: all tags are served
+        self.purging: list[Scope] = []
+        self.use_mover(mover)
+
+    def use_mover(self, mover: Mover) -> None:
+        """Check columns with this mover from now on."""
+        self.mover, self.verify = mover, seal.verifier(mover)
+
+    def may_be_elsewhere(self, address: Address) -> bool:
+        """Whether only the backend can tell if this column is there."""
+        return (
+            self.shared
+            and not self.index.knows(address)
+            and not self.index.is_written(address)
+            and not self.index.is_leaving(address)
+            and not self.is_closed(address)
+        )
+
+    def is_closed(self, address: Address) -> bool:
+        """It is being purged, or its tag is nobody's any more: nothing goes in or comes out."""
+        return (self.live is not None and address.tag not in self.live) or self.is_purging(address)
+
+    def is_purging(self, address: Address) -> bool:
+        return bool(self.purging) and any(scope.covers(address) for scope in self.purging)
+
+    def look_at(self, addresses: Sequence[Address]) -> list[Seen | None]:
+        """In a thread: what the backend knows of these files."""
+        return [self.backend.look(address.name) for address in addresses]
