@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 
 from kvss_agent.security.confirmations import AgentStatement, MemoryCover, Question, Scope, StoreCover
 from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.tier2 import address as tier2
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import NotOpen, Stores
@@ -98,14 +100,18 @@ class Purges:
         del self._purges[(confirmed or done)[0]]
 
     async def _run(self, purge: _Purge) -> None:
-        """All that there is, until nothing is there that was not looked at."""
+        """All that there is, until nothing is there that was not looked at. Until then nothing goes from
+        memory to a store that was, or back."""
         purge.problem, purge.stores, purge.shards = "", {}, {}
+        scopes = [tier2.Scope(tag, namespace) for tag, namespace in _as_bytes(purge.scopes)]
         try:
-            while not self._covers_all(purge):
-                for place, store in self._new_stores(purge).items():
-                    await self._empty_store(purge, place, store)
-                for shard in self._new_shards(purge):
-                    await self._empty_shard(purge, shard)
+            with contextlib.ExitStack() as closed:
+                while not self._covers_all(purge):
+                    for place, store in self._new_stores(purge).items():
+                        closed.enter_context(store.closed_to(scopes))
+                        await self._empty_store(purge, place, store)
+                    for shard in self._new_shards(purge):
+                        await self._empty_shard(purge, shard)
         except (Failed, NotOpen) as error:
             purge.problem = str(error)
         except Exception:
@@ -127,9 +133,8 @@ class Purges:
 
     @staticmethod
     async def _empty_store(purge: _Purge, place: str, store: Tier2) -> None:
-        for scope in purge.scopes:
-            namespace = bytes.fromhex(scope.namespace) if scope.namespace else None
-            receipt = await store.purge(tag=bytes.fromhex(scope.tag), namespace=namespace)
+        for tag, namespace in _as_bytes(purge.scopes):
+            receipt = await store.purge(tag=tag, namespace=namespace)
             files, size = purge.files.get(place, (0, 0))
             purge.files[place] = files + receipt.columns, size + receipt.bytes
         purge.stores[place] = store
@@ -165,3 +170,11 @@ class Purges:
             stores=tuple(stores),
             memory=(*memory, *nothing),
         )
+
+
+def _as_bytes(scopes: Sequence[Scope]) -> list[tuple[bytes, bytes | None]]:
+    """Tag and namespace of each."""
+    return [
+        (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+        for one in scopes
+    ]

@@ -1,4 +1,4 @@
-"""What charts lead to, over REST."""
+"""REST API of the slowest transfers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ DEFAULT_SPAN = timedelta(hours=1)
 
 
 class TransferOut(Schema):
-    at: datetime = Field(description="When it was over.")
+    at: datetime = Field(description="When it ended.")
     seconds: float
-    direction: Literal["out", "in"] = Field(description="`out` of an evict, `in` of a refill.")
+    direction: Literal["out", "in"] = Field(description="`out` for evicts, `in` for refills.")
     org: str
     session: str
     driver: str
-    request: str = Field(description="What it was for, where the engine has told; else empty.")
-    stream: str = Field(description="Group and number of the shard.")
+    request: str = Field(description="The request it was for, if the engine reports it.")
+    stream: str = Field(description="Group and index.")
     slot_first: int
     slot_last: int
     columns: int
     bytes: int
     node: str
-    tier: str = Field(description="Of the path: `rail`, `leaf`, `spine`; `unknown` if nobody told it.")
+    tier: str = Field(description="Path: `rail`, `leaf`, `spine`, or `unknown`.")
     nic_leaf: str
-    link: str = Field(description="To the spine, where it takes one.")
+    link: str = Field(description="Spine link, if any.")
 
 
 @router.get(
     "/slowest",
     response={200: list[TransferOut], **documented(404)},
-    summary="The slowest transfers of a topic",
+    summary="List the slowest transfers of a topic",
 )
 def list_slowest(
     request: HttpRequest,
@@ -52,15 +52,15 @@ def list_slowest(
     start: Moment | None = None,
     end: Moment | None = None,
     direction: Literal["out", "in"] | None = None,
-    seconds_max: Annotated[float | None, Query(ge=0, description="Leaves out what took longer.")] = None,
+    seconds_max: Annotated[float | None, Query(ge=0, description="Excludes longer transfers.")] = None,
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
 ) -> list[SlowTransfer]:
-    """Batches of columns of one org, out to a node or in from it: of each driver, org and direction the
-    two slowest of each ten seconds are kept for a day."""
+    """A transfer is a batch of columns of one org. The two slowest of each driver, org and direction in
+    every ten seconds are stored for a day."""
     until = end or timezone.now()
     since = start or until - DEFAULT_SPAN
     if since >= until:
-        detail = "The end has to come after the start."
+        detail = "The end must be after the start."
         raise ApiError(
             "InvalidRequest", detail, errors=[FieldError(pointer="/query/end", detail=detail)]
         )

@@ -1,4 +1,4 @@
-"""From when to when the charts of a page reach. It stands in the address, for all of them. Pure."""
+"""The time range of all charts of a page, which is in its URL. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ SPANS: Final[Mapping[str, int]] = {
     "30d": 30 * 86_400,
 }
 DEFAULT: Final = "1h"
-# What a range can be held against, and how many seconds before it that is: multiples of every step.
-EARLIER: Final[Mapping[str, int]] = {"day": 86_400, "week": 7 * 86_400}
-NAMES: Final = ("range", "from", "until", "compare")  # in an address
+# What a range can be compared with: how many seconds earlier (a multiple of every step), and its label.
+EARLIER: Final[Mapping[str, tuple[int, str]]] = {
+    "day": (86_400, "yesterday"),
+    "week": (7 * 86_400, "last week"),
+}
+NAMES: Final = ("range", "from", "until", "compare")  # in a URL
 SECONDS_MIN: Final = 60
 SECONDS_MAX: Final = 3 * 366 * 86_400
 FAR_AWAY: Final = 1 << 33  # in 2242
 
 
 class BadRange(ValueError):
-    """What is wrong with it, in a sentence."""
+    """The query has no valid range. The message says why, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Range:
 
     @property
     def earlier_half(self) -> Range:
-        """As long, and begun by half of it earlier."""
+        """As long, and starting earlier by half of it."""
         by = (self.end - self.start) / 2
         return Range(self.start - by, self.end - by)
 
@@ -52,8 +55,8 @@ class Range:
 
     @property
     def wider(self) -> Range:
-        """Twice as long around the same middle, as far as may be. What ends now goes on doing so, and is
-        the next longer span; after the longest, twice as long back from now."""
+        """Twice as long around the same middle, within the limits. A live range becomes the next longer
+        span; after the longest, twice as long before now."""
         length = self.end - self.start
         more = min(length, SECONDS_MAX - length) / 2
         if not self.is_live:
@@ -65,12 +68,12 @@ class Range:
 
     @property
     def query(self) -> str:
-        """As it stands in an address."""
+        """The query of a URL."""
         return "&".join(f"{name}={value}" for name, value in self.fields)
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """The same, of a form."""
+        """The fields of a form."""
         if self.name:
             return [("range", self.name)]
         return [("from", _written(self.start)), ("until", _written(self.end))]
@@ -85,12 +88,12 @@ class Range:
 
 
 def of_query(query: Mapping[str, str], now: float, seconds_min: float = SECONDS_MIN) -> Range:
-    """Raises BadRange. Without anything, the last hour."""
+    """The range in a query; by default the last hour. Raises BadRange."""
     if query.get("from") or query.get("until"):
         return _fixed(query.get("from", ""), query.get("until", ""), now, seconds_min)
     name = query.get("range") or DEFAULT
     if name not in SPANS:
-        raise BadRange(f"There is no range “{name[:20]}”; there are {', '.join(SPANS)}.")
+        raise BadRange(f"Unknown range “{name[:20]}”. Use one of {', '.join(SPANS)}.")
     return Range(now - SPANS[name], now, name)
 
 
@@ -99,21 +102,20 @@ def _fixed(start: str, end: str, now: float, seconds_min: float) -> Range:
     first = _read(start) if start else last - SPANS[DEFAULT]
     if not seconds_min <= last - first <= SECONDS_MAX:
         raise BadRange(
-            f"A range is {seconds_min:g} seconds long at least, three years at most, and ends after it"
-            " begins."
+            f"A range must be {seconds_min:g} seconds to three years long, and end after it starts."
         )
     return Range(first, last)
 
 
 def _read(text: str) -> float:
-    """A moment as a browser's own control writes it; without a zone it is UTC."""
+    """A time as browsers submit it, in UTC unless it has a zone."""
     try:
         at = datetime.fromisoformat(text)
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise BadRange(f"“{text[:40]}” is no moment; write it as 2026-11-21T03:00.") from None
+        raise BadRange(f"“{text[:40]}” is not a time. Write it as 2026-11-21T03:00.") from None
     if not SECONDS_MAX < seconds < FAR_AWAY:
-        raise BadRange(f"“{text[:40]}” is not of our time.")
+        raise BadRange(f"“{text[:40]}” is out of range.")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""A chart: one metric of one topic over a range, drawn by the browser, and told as a table."""
+"""A chart: one metric of one topic over a time range, drawn by the browser, and as a table."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from telemetry.topics import FLEET, of_org
 
 TOPICS_MAX: Final = 500  # of a picker
 MARKERS_MAX: Final = 50
-AHEAD: Final = 0.25  # of a range that ends now: for so long what was before goes on with it
-ROWS_MAX: Final = 60  # of the table; all of them are in the CSV
+AHEAD: Final = 0.25  # of a live range: how far the comparison extends into the future
+ROWS_MAX: Final = 60  # of the table; the CSV has all
 UNIT_OF_FOLD: Final = {Fold.RATE: "/s", Fold.RATIO: "share", Fold.SUM: ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a page asks for. Several folds are several lines; a heat map stands alone."""
+    """A chart in a page. Several folds are several lines; a heat map has no other fold."""
 
     topic: str
     title: str
@@ -66,19 +66,19 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Series:
     name: str
-    figure: str  # that tells its newest value live
+    figure: str  # the live figure of its newest value
     values: Sequence[Value]
 
 
 class Row(NamedTuple):
-    """Of the table: a step, and a value of each series."""
+    """A row of the table: a step, and the value of each series."""
 
     step: Range
     values: list[Value]
 
     @property
     def behind(self) -> Range:
-        """When the transfers were over that are counted in it."""
+        """When the transfers that it counts may have ended."""
         return Range(self.step.start - PERIOD_SECONDS, self.step.end)
 
 
@@ -89,9 +89,9 @@ class Chart:
     times: range
     series: Sequence[Series]
     markers: Sequence[Mapping[str, Any]]
-    queries: Sequence[str]  # of the API, one for each fold
-    problem: str = ""  # why there is nothing
-    earlier: Sequence[Series] = ()  # the same a day or a week before, and on for a while
+    queries: Sequence[str]  # API requests, one for each fold
+    problem: str = ""  # why it has no data
+    earlier: Sequence[Series] = ()  # the comparison
     earlier_queries: Sequence[str] = ()
 
     @property
@@ -100,7 +100,7 @@ class Chart:
 
     @property
     def for_browser(self) -> dict[str, Any]:
-        """What chart.js draws."""
+        """The JSON for chart.js."""
         return {
             "topic": self.plan.topic,
             "unit": self.plan.unit,
@@ -117,12 +117,12 @@ class Chart:
             "markers": list(self.markers),
             "queries": list(self.queries),
             "slowest": self.slowest,
-            "late": PERIOD_SECONDS,  # so long before its step may have been over what is counted in it
+            "late": PERIOD_SECONDS,  # a transfer may have ended this long before the step that counts it
         }
 
     @property
     def slowest(self) -> str:
-        """Where the slowest transfers behind it are shown, without a range; empty if none are kept."""
+        """The page of its slowest transfers, without a range; empty if none are stored."""
         direction = DIRECTIONS.get(self.plan.metric.name)
         if direction is None or not self.plan.is_heat_map:
             return ""
@@ -131,11 +131,11 @@ class Chart:
 
     @property
     def header(self) -> list[str]:
-        return ["50 % below", "99 % below", "times"] if self.plan.is_heat_map else self._names
+        return ["p50", "p99", "count"] if self.plan.is_heat_map else self._names
 
     @property
     def units(self) -> list[str]:
-        """Of what stands below the header."""
+        """The units of the columns."""
         unit = self.plan.unit
         return [unit, unit, ""] if self.plan.is_heat_map else [unit] * len(self._names)
 
@@ -158,15 +158,15 @@ class Chart:
 
     @property
     def happened(self) -> list[tuple[datetime, str]]:
-        """The markers in words, the newest first."""
+        """The events of the markers, the newest first."""
         return [
             (datetime.fromtimestamp(one["at"], UTC), one["sentence"]) for one in reversed(self.markers)
         ]
 
     @property
     def csv(self) -> list[tuple[str, str]]:
-        """Fold and address of each."""
-        names = [*self.plan.folds, *(f"{fold} before" for fold in self.plan.folds)]
+        """The name and URL of each CSV."""
+        names = [*self.plan.folds, *(f"{fold} compared" for fold in self.plan.folds)]
         made = [
             query.replace("/metrics/query?", "/metrics/query.csv?")
             for query in (*self.queries, *self.earlier_queries)
@@ -176,33 +176,33 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What the charts of a page have in common: who looks, at which time, and what happened in it."""
+    """What the charts of a page share: principal, time range and events."""
 
     principal: Principal
     over: Range
-    problem: str = ""  # why it is not the time that was asked for
-    compare: str = ""  # one of EARLIER: the same before that is beside each
-    _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # of topics that are theirs
+    problem: str = ""  # why it is not the requested range
+    compare: str = ""  # one of EARLIER
+    _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by topic
     _cache: RowCache = field(default_factory=RowCache)
 
     def draw(self, plan: Plan) -> Chart:
-        """Raises Http404 for a topic that is not theirs to see. What can't be answered is said."""
+        """Raises Http404 for a topic they may not see. A failed query becomes the chart's problem."""
         markers, over, compare = self._markers(plan.topic), self.over, self.compare
         queries = [_query(plan, fold, over) for fold in plan.folds]
         now = time.time()
         try:
             before = self._earlier(plan, now) if compare and not plan.is_heat_map else []
-            step = before[0].step if before else None  # what is older may be kept in longer ones
+            step = before[0].step if before else None  # older data may have longer steps
             answers = self._ask([_question(plan, fold, over, step) for fold in plan.folds], now)
         except Unanswerable as error:
             return Chart(plan, over, range(0), (), (), queries, str(error))
         times = _meaningful(answers[0].times, now)
         chart = Chart(plan, over, times, _series(plan, answers, len(times)), markers, queries)
-        return _held_against(chart, compare, before) if before else chart
+        return _compared(chart, compare, before) if before else chart
 
     def _earlier(self, plan: Plan, now: float) -> list[Answer]:
-        """Where time goes on, it is there for a while ahead."""
-        over, by = self.over, EARLIER[self.compare]
+        """The comparison; for a live range it extends into the future."""
+        over, (by, _) = self.over, EARLIER[self.compare]
         ahead = (over.end - over.start) * AHEAD if over.is_live else 0
         before = Range(over.start - by, over.end - by + ahead)
         return self._ask([_question(plan, fold, before) for fold in plan.folds], now)
@@ -217,10 +217,10 @@ class Sheet:
         return self._happened[topic]
 
 
-def _held_against(chart: Chart, compare: str, before: Sequence[Answer]) -> Chart:
-    plan, by = chart.plan, EARLIER[compare]
+def _compared(chart: Chart, compare: str, before: Sequence[Answer]) -> Chart:
+    plan, (by, label) = chart.plan, EARLIER[compare]
     series = [
-        Series(f"{one.name}, a {compare} before", "", one.values)
+        Series(f"{one.name}, {label}", "", one.values)
         for one in _series(plan, before, len(before[0].times))
     ]
     range_before = Range(chart.reach.start - by, chart.reach.end - by)
@@ -229,7 +229,7 @@ def _held_against(chart: Chart, compare: str, before: Sequence[Answer]) -> Chart
 
 
 def _series(plan: Plan, answers: Sequence[Answer], count: int) -> list[Series]:
-    """Of so many steps."""
+    """The series of the answers, with `count` steps."""
     return [
         Series(
             _name(plan, answer, line.labels),
@@ -242,7 +242,7 @@ def _series(plan: Plan, answers: Sequence[Answer], count: int) -> list[Series]:
 
 
 def _meaningful(times: range, now: float) -> range:
-    """Without a step that has just begun, whose rates are anything."""
+    """Without a step that has just begun, whose rates mean nothing yet."""
     return times[:-1] if times and now - times[-1] < STEP_SECONDS_MIN else times
 
 
@@ -261,7 +261,7 @@ def _question(plan: Plan, fold: Fold, over: Range, step: int | None = None) -> Q
 
 
 def _query(plan: Plan, fold: Fold, over: Range) -> str:
-    """The same over REST."""
+    """The API request for one fold."""
     asked: list[tuple[str, str]] = [("topic", plan.topic), ("name", plan.metric.name), ("fold", fold)]
     asked += [("by", label) for label in plan.by]
     asked += [("label", f"{name}:{value}") for name, value in plan.where.items()]
@@ -286,7 +286,7 @@ def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
 
 
 def _markers(topic: str, over: Range) -> list[dict[str, Any]]:
-    """What happened meanwhile, the newest of it."""
+    """The newest events in the range."""
     since, until = (datetime.fromtimestamp(at, UTC) for at in (over.start, over.end))
     found = events_of(topic, since=since, until=until).order_by("-pk")[:MARKERS_MAX]
     return [
@@ -296,7 +296,7 @@ def _markers(topic: str, over: Range) -> list[dict[str, Any]]:
 
 
 def _of_buckets(counts: Value) -> list[Value]:
-    """A row of a heat map's table: two percentiles, and of how many."""
+    """A row of a heat map's table: p50, p99 and count."""
     if not isinstance(counts, list):
         return [None, None, None]
     histogram = Histogram(counts)
@@ -306,8 +306,8 @@ def _of_buckets(counts: Value) -> list[Value]:
 def plan_of(
     topic: str, title: str, name: str, folds: str, *, by: str = "", over: str = "", where: str = ""
 ) -> Plan:
-    """As templates write it. Raises ValueError for a metric, fold or label that is not there: a mistake
-    of the page, to be seen at its first test."""
+    """A plan from the arguments of a template tag. Raises ValueError or KeyError for an unknown metric,
+    fold or label: a mistake in the template."""
     labels = [one.partition(":") for one in where.split()]
     plan = Plan(
         topic=topic,
@@ -319,12 +319,12 @@ def plan_of(
         where={label: value for label, _, value in labels},
     )
     if not plan.folds or (Fold.HEATMAP in plan.folds and not plan.is_heat_map):
-        raise ValueError(f"{title}: several lines, or one heat map")
+        raise ValueError(f"{title}: either lines or one heat map")
     return plan
 
 
 def topics_for(principal: Principal) -> list[str]:
-    """For a picker: of whom something was told, and whose numbers they may see. The widest first."""
+    """The topics with data that they may see, the widest first."""
     if not principal.on_platform(Role.VIEWER):
         return [of_org(org.slug) for org in visible_orgs(principal)[:TOPICS_MAX]]
     shown = Q(name__startswith="node:") | Q(name__startswith="driver:") | Q(name__startswith="org:")

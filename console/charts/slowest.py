@@ -1,4 +1,4 @@
-"""What is behind the slow end of a heat map: the slowest transfers, for who may see whose they are."""
+"""The slowest transfers behind a heat map, without what the principal may not see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from telemetry.models import SlowTransfer
 ROWS_MAX: Final = 50
 CELL_SECONDS_MIN: Final = 10  # a step of a chart
 Direction = Literal["", "out", "in"]
-# Which way the transfers go that a metric's slow end is made of.
+# The direction of a metric's transfers.
 DIRECTIONS: Final[dict[str, Direction]] = {
     "swdriver_refill_seconds": "in",
     "kvss_refill_seconds": "in",
@@ -32,7 +32,7 @@ DIRECTIONS: Final[dict[str, Direction]] = {
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """`sessions`: those of the transfers that they may look into."""
+    """Transfers, and the sessions of them that the principal may see."""
 
     transfers: list[SlowTransfer]
     sessions: frozenset[str]
@@ -47,8 +47,8 @@ def behind(
     seconds_max: float | None = None,
     limit: int = ROWS_MAX,
 ) -> Behind:
-    """The slowest transfers of a topic, as far as they are of orgs that they may see. Raises Http404
-    for a topic that is not."""
+    """The slowest transfers of a topic, of orgs they may see. Raises Http404 for a topic they may not
+    see."""
     check_topic(principal, topic)
     orgs = None
     if not principal.on_platform(Role.VIEWER):
@@ -65,8 +65,8 @@ def behind(
 
 
 def _hide(one: SlowTransfer, sight: Sight, sessions: Collection[str]) -> None:
-    """Of a transfer by a driver that they don't know of it is theirs to know how large and how slow it
-    was: not of which session, driver and shard, to which node and over which link."""
+    """Remove session, driver, stream, node and link of a transfer by a driver they may not see. Its size
+    and duration stay."""
     if sight.knows_driver(one.driver):
         return
     one.driver = one.stream = one.node = one.nic_leaf = one.link = ""

@@ -20,7 +20,7 @@ _DIRECTIONS = (("", "evicts and refills"), ("in", "refills"), ("out", "evicts"))
 
 
 class SlowestForm(forms.Form):
-    """As it stands in the address. `most`: of a cell, above which it is another one's."""
+    """The query of the page. `most` is the upper bound of a heat map's cell, in seconds."""
 
     direction = forms.ChoiceField(choices=_DIRECTIONS, required=False)
     most = forms.FloatField(min_value=0, required=False)
@@ -29,7 +29,7 @@ class SlowestForm(forms.Form):
 @require_safe
 @signed_in
 def slowest(request: SignedInRequest) -> HttpResponse:
-    """The slowest transfers of a topic: of a cell of a heat map, or of all the range."""
+    """The slowest transfers of a topic, in a cell of a heat map or in the whole range."""
     topics = topics_for(request.principal)
     asked = request.GET.get("topic") or next(iter(topics), "")
     if not asked:
@@ -37,25 +37,26 @@ def slowest(request: SignedInRequest) -> HttpResponse:
     topic = topic_of(asked)
     form = SlowestForm(request.GET)
     if not form.is_valid():
-        raise Http404("There is no such list of transfers.")
+        raise Http404("Invalid query.")
     now, problem = time.time(), ""
     try:
         over = of_query(request.GET.dict(), now, CELL_SECONDS_MIN)
     except BadRange as error:
         over, problem = of_query({}, now), str(error)
-    most = form.cleaned_data["most"]
+    direction, most = form.cleaned_data["direction"], form.cleaned_data["most"]
     found = behind(
         request.principal,
         topic,
         over,
-        direction=form.cleaned_data["direction"],
+        direction=direction,
         seconds_max=most if most is not None and math.isfinite(most) else None,
     )
     context = {
         "topic": topic,
         "topics": topics if topic in topics else [*topics, topic],
         "directions": _DIRECTIONS,
-        "direction": form.cleaned_data["direction"],
+        "direction": direction,
+        "direction_query": f"&direction={direction}" if direction else "",
         "most": most,
         "over": over,
         "problem": problem,

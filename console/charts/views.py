@@ -26,20 +26,20 @@ FIGURES = (
     ("Evicts", "evict.rate", "/s"),
     ("Hit rate", "hit.rate", "share"),
 )
-_WITH_PATHS = frozenset({FLEET, SESSION, NODE, "driver"})  # of whom it is told how long which path took
+_WITH_PATHS = frozenset({FLEET, SESSION, NODE, "driver"})  # topics with path metrics
 
 
 @require_safe
 @signed_in
 def latency_events(request: SignedInRequest) -> HttpResponse:
-    """What happened last, for the page to renew."""
+    """The newest events, as a fragment."""
     topic = topic_of(request.GET.get("topic", ""))
     check_topic(request.principal, topic)
     return render(request, "latency/events.html", {"events": _events(topic)})
 
 
 def topic_of(text: str) -> str:
-    """One topic, as somebody wrote it."""
+    """A valid topic. Raises Http404."""
     if not re.fullmatch(TOPIC_PATTERN, text):
         raise Http404("There is no such topic.")
     return text
@@ -52,7 +52,7 @@ def _events(topic: str) -> list[Event]:
 @require_safe
 @signed_in
 def latency(request: SignedInRequest) -> HttpResponse:
-    """Evicts and refills of one topic: how fast, how many, how much of it hit."""
+    """Latency, rate and hit rate of evicts and refills of one topic."""
     topics = topics_for(request.principal)
     asked = request.GET.get("topic") or next(iter(topics), "")
     if not asked:

@@ -1,4 +1,4 @@
-"""Live topics over REST, for where WebSockets don't get through."""
+"""REST API of live topics, for clients without WebSockets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ router = Router(tags=["live"])
 
 class FrameOut(Schema):
     v: Literal[1]
-    seq: int = Field(
-        description="Grows from answer to answer. Over a WebSocket, by one from frame to frame."
-    )
+    seq: int = Field(description="Increases with each answer; on a WebSocket, by one with each frame.")
     ts: datetime
     topic: str
     kind: Literal["snapshot", "gap"]
@@ -31,24 +29,24 @@ class FrameOut(Schema):
 
 class LiveOut(Schema):
     frames: list[FrameOut] = Field(
-        description="A snapshot; before it a gap, if events after `since` are too many to be told."
+        description="A snapshot, preceded by a gap if there are too many events after `since`."
     )
 
 
 @router.get(
-    "/live", response={200: LiveOut, **documented(404)}, summary="A topic as it is now, and events since"
+    "/live", response={200: LiveOut, **documented(404)}, summary="Get a topic's state and recent events"
 )
 def poll(
     request: HttpRequest,
     topic: Annotated[str, Query(pattern=TOPIC_PATTERN, max_length=240, examples=["fleet"])],
     since: Annotated[
-        int | None, Query(ge=0, lt=1 << 53, description="`event` of the last frame that is known.")
+        int | None, Query(ge=0, lt=1 << 53, description="`event` of the last received frame.")
     ] = None,
 ) -> HttpResponse:
-    """What a WebSocket at `/ws/v1/live` is sent first: see docs/live.md. Ask every five seconds."""
+    """The first frames of a WebSocket at `/ws/v1/live`: see docs/live.md. Poll every five seconds."""
     if not may_see(requester(request), topic):
-        raise Http404("There is no such topic, or it is not yours to see.")
+        raise Http404("There is no such topic, or you may not see it.")
     frames = feed_of(topic).opening(since, time.time())
-    # They are JSON already.
+    # The frames are JSON already.
     body = '{"frames": [' + ",".join(frame.text for frame in frames) + "]}"
     return HttpResponse(body, content_type="application/json")

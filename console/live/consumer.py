@@ -1,4 +1,4 @@
-"""One WebSocket: who it is, what it watches, and how frames get to it. Channels calls it."""
+"""One WebSocket: its principal, its topics, and its frames. Called by Channels."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:  # noqa: ARG002
         if not self._is_open:
             return
-        if not self._may_speak():
+        if not self._may_send():
             await self._close(Closing.TOO_MANY_MESSAGES)
             return
         try:
@@ -111,9 +111,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # What they say
+    # Messages from the client
 
-    def _may_speak(self) -> bool:
+    def _may_send(self) -> bool:
         now = time.monotonic()
         grown = self._allowance + (now - self._allowed_at) * MESSAGES_A_SECOND
         self._allowance, self._allowed_at = min(MESSAGES_MAX, grown) - 1, now
@@ -126,11 +126,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             self._refuse("TooManyTopics", detail, topic)
             return
         if not hub().has_room(topic):
-            self._refuse("TooManyTopics", "This process follows as many topics as it can.", topic)
+            self._refuse("TooManyTopics", "This process is at its limit of topics.", topic)
             return
         refused = await self._refused((topic,))
         if refused:
-            self._refuse("NotFound", "There is no such topic, or it is not yours to see.", topic)
+            self._refuse("NotFound", "There is no such topic, or you may not see it.", topic)
         elif self._is_open:
             self._topics.add(topic)
             hub().watch(self, topic, message.since)
@@ -145,7 +145,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         COUNTS.refused[reason] += 1
         self.offer([error(reason, detail, topic, time.time())])
 
-    # What they are told
+    # Frames to the client
 
     def offer(self, frames: Iterable[Frame]) -> None:
         for frame in frames:

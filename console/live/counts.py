@@ -1,4 +1,4 @@
-"""What a web process counts of its live viewers."""
+"""The metrics of live connections in a web process."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
 
 METRICS: Final = Catalog()
-VIEWERS = METRICS.gauge("tidegate_live_viewers", "WebSockets that are open.")
-TOPICS = METRICS.gauge("tidegate_live_topics", "Topics that somebody watches.")
-LISTENING = METRICS.gauge("tidegate_live_listening", "1 while hints come in; without, news is later.")
+VIEWERS = METRICS.gauge("tidegate_live_viewers", "Open WebSockets.")
+TOPICS = METRICS.gauge("tidegate_live_topics", "Topics with subscribers.")
+LISTENING = METRICS.gauge(
+    "tidegate_live_listening", "1 while change hints arrive; without them updates are later."
+)
 FRAMES = METRICS.counter(
-    "tidegate_live_frames_total", "Frames made, and frames sent to viewers.", "what"
+    "tidegate_live_frames_total", "Frames created, and frames sent to clients.", "what"
 )
 SKIPPED = METRICS.counter(
-    "tidegate_live_skipped_frames_total", "Frames that a slow viewer was not sent; it asks again."
+    "tidegate_live_skipped_frames_total", "Frames not sent to slow clients, which ask again."
 )
-CLOSED = METRICS.counter("tidegate_live_closed_total", "WebSockets that we closed, by why.", "code")
+CLOSED = METRICS.counter(
+    "tidegate_live_closed_total", "WebSockets closed by the server, by code.", "code"
+)
 REFUSED = METRICS.counter(
-    "tidegate_live_refused_total", "Upgrades and messages that were refused, by why.", "reason"
+    "tidegate_live_refused_total", "Refused upgrades and messages, by reason.", "reason"
 )
-READING = METRICS.histogram("tidegate_live_reading_seconds", "A round of reading, for all topics.")
+READING = METRICS.histogram("tidegate_live_reading_seconds", "Duration of one read of all topics.")
 
 
 @dataclass

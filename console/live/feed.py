@@ -25,8 +25,8 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a round of reading found out about a topic."""
+class Update:
+    """What one round of reading found about a topic."""
 
     event: int  # up to which number the log was read
     events: Sequence[Event] = ()  # those of the topic, oldest first
@@ -51,7 +51,7 @@ class Feed:
     _openings: dict[int | None, tuple[Frame, ...]] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, topic: str, event: int, events: Iterable[Event], news: News, now: float) -> Feed:
+    def begin(cls, topic: str, event: int, events: Iterable[Event], update: Update, now: float) -> Feed:
         """`events`: the last ones of the topic up to number `event`, EVENTS_KEPT of them at most.
 
         Sequences go on from the time, in milliseconds: frames are fewer, so a process that is started
@@ -60,28 +60,28 @@ class Feed:
         listed = list(events)
         feed = cls(topic, int(now * 1000), event, len(listed) < EVENTS_KEPT)
         feed.events.extend(listed)
-        feed.advance(news, now)
+        feed.advance(update, now)
         return feed
 
-    def advance(self, news: News, now: float) -> Frame | None:
+    def advance(self, update: Update, now: float) -> Frame | None:
         """Take in what was read. The frame that tells it to viewers who know all before; None if there
         is nothing to tell."""
         data: dict[str, Any] = {}
-        changed = set(news.hints)
+        changed = set(update.hints)
         self.read_at = now
         self._openings.clear()
-        events = [one for one in news.events if one["id"] > self.event]
+        events = [one for one in update.events if one["id"] > self.event]
         if events:
             data["events"] = events
             changed |= {one["kind"] for one in events}
             self.is_whole = self.is_whole and len(self.events) + len(events) <= EVENTS_KEPT
             self.events.extend(events)
-        self.event = max(self.event, news.event)
-        if news.state is not None and self._is_new_state(news.state):
+        self.event = max(self.event, update.event)
+        if update.state is not None and self._is_new_state(update.state):
             changed.add("state")
             data["state"] = self.state
-        if news.numbers is not None and (news.numbers or self.numbers):
-            self.numbers = data["numbers"] = news.numbers
+        if update.numbers is not None and (update.numbers or self.numbers):
+            self.numbers = data["numbers"] = update.numbers
         if changed:
             data["changed"] = sorted(changed)
         if not data:

@@ -1,6 +1,6 @@
-"""One per web process: reads what is new of all topics that somebody watches, and tells their viewers.
+"""One per web process: reads changes of all subscribed topics, and sends them to viewers.
 
-A round is one reading for all topics, and one frame for each that has news, encoded once. There is one a
+A round is one read of all topics, and one frame for each that has changed, encoded once. There is one a
 second, and one soon after each hint, which is a notice of PostgreSQL that something changed. What hints
 say is never believed; what they fail to say is found within the second, and after a time without them
 everything counts as changed.
@@ -158,9 +158,9 @@ class Hub:
     def _tell(self, reading: Reading) -> None:
         now = time.time()
         self._event = reading.event
-        for topic, news in reading.news.items():
+        for topic, update in reading.updates.items():
             feed = self._feeds.get(topic)
-            frame = feed.advance(news, now) if feed else None
+            frame = feed.advance(update, now) if feed else None
             if frame:
                 self._send(frame)
         for topic, feed in reading.begun.items():

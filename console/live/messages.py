@@ -1,4 +1,4 @@
-"""What goes over the wire: frames to viewers, and what viewers may say. No Django.
+"""Messages on the wire: frames to clients, and requests of clients. No Django.
 
 Each frame is encoded once, however many viewers get it.
 """
@@ -39,13 +39,13 @@ class Closing(IntEnum):
 
 
 REASONS: Final[Mapping[Closing, str]] = {
-    Closing.NOT_NOW: "There are too many viewers, or PostgreSQL does not answer. Try again soon.",
+    Closing.NOT_NOW: "Too many clients, or PostgreSQL does not answer. Try again soon.",
     Closing.OUR_FAULT: "Reading failed. Connect again.",
-    Closing.UNKNOWN: "Log in, or send a token that is valid.",
+    Closing.UNKNOWN: "Log in, or send a valid token.",
     Closing.FORBIDDEN: "You may no longer see one of these topics.",
-    Closing.STALLED: "What was sent was not read. Connect again.",
+    Closing.STALLED: "Frames were not read. Connect again.",
     Closing.TOO_MANY_MESSAGES: "Send fewer messages.",
-    Closing.TOO_MANY_CONNECTIONS: "You have too many live pages open. Close some.",
+    Closing.TOO_MANY_CONNECTIONS: "Too many live pages open. Close some.",
 }
 
 
@@ -97,7 +97,7 @@ def read(text: str | None) -> Subscribe | Unsubscribe:
     try:
         message: Subscribe | Unsubscribe = decode(text, _DECODER, LIMITS)
     except Malformed as problem:
-        raise NotUnderstood(f"That is no message of this protocol: {problem}.") from None
+        raise NotUnderstood(f"Not a message of this protocol: {problem}.") from None
     return message
 
 

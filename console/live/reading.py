@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from django.db.models import Max
 
-from console.live.feed import EVENTS_KEPT, Event, Feed, News
+from console.live.feed import EVENTS_KEPT, Event, Feed, Update
 from console.live.messages import moment
 from console.live.services import state_of
 from telemetry import models
@@ -28,14 +28,14 @@ class Wanted:
     begin: Collection[str] = ()  # topics that nobody has watched before
     watched: Collection[str] = ()
     hints: Mapping[str, Collection[str]] = field(default_factory=dict)  # by topic
-    is_full: bool = True  # numbers and states of all topics, not only of those with news
+    is_full: bool = True  # numbers and states of all topics, not only of changed ones
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     event: int
     begun: Mapping[str, Feed]
-    news: Mapping[str, News]
+    updates: Mapping[str, Update]
 
 
 def read(wanted: Wanted) -> Reading:
@@ -44,14 +44,14 @@ def read(wanted: Wanted) -> Reading:
     event, events = _events_since(wanted)
     full = [*wanted.begin, *(wanted.watched if wanted.is_full else ())]
     numbers = {topic: _numbers(one, now) for topic, one in figures_now(full, now).items()}
-    news = {}
+    updates = {}
     for topic in wanted.watched:
         hints, its = wanted.hints.get(topic, ()), events.get(topic, ())
         state = state_of(topic) if wanted.is_full or hints or its else None
         told = numbers.get(topic, {}) if wanted.is_full else None
-        news[topic] = News(event, its, hints, told, state)
+        updates[topic] = Update(event, its, hints, told, state)
     begun = {topic: _begin(topic, event, numbers.get(topic, {}), now) for topic in wanted.begin}
-    return Reading(event, begun, news)
+    return Reading(event, begun, updates)
 
 
 def feed_of(topic: str) -> Feed:
@@ -79,7 +79,7 @@ def _events_since(wanted: Wanted) -> tuple[int, Mapping[str, list[Event]]]:
 def _begin(topic: str, event: int, numbers: Mapping[str, Any], now: float) -> Feed:
     before = events_of(topic).filter(pk__lte=event).order_by("-pk")[:EVENTS_KEPT]
     events: Iterable[Event] = [_shown(one) for one in reversed(before)]
-    return Feed.begin(topic, event, events, News(event, (), (), numbers, state_of(topic)), now)
+    return Feed.begin(topic, event, events, Update(event, (), (), numbers, state_of(topic)), now)
 
 
 def _shown(event: models.Event) -> Event:

@@ -1,4 +1,4 @@
-"""Numbers over REST."""
+"""REST API of metrics and events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from console.api.fields import Moment
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
 from console.api.problems import ApiError, FieldError, documented
 from console.metrics.catalog import METRICS
-from console.metrics.services import check_told, check_topic
+from console.metrics.services import check_has_data, check_topic
 from telemetry.events import events_of
 from telemetry.histogram import BOUNDS
 from telemetry.metrics import Metric
@@ -64,7 +64,7 @@ class MetricOut(Schema):
 class LineOut(Schema):
     labels: dict[str, str]
     values: list[float | list[int] | None] = Field(
-        description="One for each step. Null: nothing was told, or for a ratio, no traffic."
+        description="One for each step. Null: no data, or for a ratio, no traffic."
     )
 
 
@@ -72,40 +72,40 @@ class AnswerOut(Schema):
     topic: str
     name: str
     fold: Fold
-    start: datetime = Field(description="Of the first step.")
+    start: datetime = Field(description="Start of the first step.")
     step_seconds: int
-    resolution: Literal["10s", "1m", "1h"] = Field(description="Of the roll-up it was read from.")
+    resolution: Literal["10s", "1m", "1h"] = Field(description="The roll-up that was read.")
     bounds: list[float] | None = Field(
-        description="Of a heat map's buckets, in seconds; the last one has none."
+        description="Upper bounds of a heat map's buckets, in seconds; the last bucket has none."
     )
     series: list[LineOut]
 
 
 class Asked(Schema):
-    """A question, as it stands in the address."""
+    """The query parameters."""
 
     topic: Topic
     name: Name
     fold: Fold
-    start: Moment | None = Field(None, description="An hour before the end, if it is not said.")
-    end: Moment | None = Field(None, description="Now, if it is not said.")
+    start: Moment | None = Field(None, description="Default: an hour before the end.")
+    end: Moment | None = Field(None, description="Default: now.")
     step: int | None = Field(
         None,
         ge=10,
         le=86_400,
-        description="Seconds, a multiple of 10; else as many as make some hundred points.",
+        description="Seconds, a multiple of 10. Default: chosen for a few hundred points.",
     )
-    label: list[Filter] = Field([], max_length=8, description="`name:value` that series have to have.")
+    label: list[Filter] = Field([], max_length=8, description="`name:value` filters.")
     by: list[Label] = Field(
-        [], max_length=4, description="Labels, or `topic`, to tell apart; all others are summed up."
+        [], max_length=4, description="Labels, or `topic`, to group by; others are summed."
     )
     over: Name | None = Field(None, description="For a ratio: the counter to divide by.")
     resolution: Literal["10s", "1m", "1h"] | None = Field(
-        None, description="To be read, rather than the coarsest that fits."
+        None, description="The roll-up to read. Default: the coarsest that fits."
     )
 
 
-@router.get("/metrics", response={200: list[MetricOut], **documented()}, summary="What is measured")
+@router.get("/metrics", response={200: list[MetricOut], **documented()}, summary="List metrics")
 def list_metrics(request: HttpRequest) -> list[MetricOut]:
     requester(request)
     return [_show(metric) for metric in METRICS.values()]
@@ -125,7 +125,7 @@ def _show(metric: Metric) -> MetricOut:
 @router.get(
     "/metrics/query",
     response={200: AnswerOut, **documented(404)},
-    summary="One metric of one topic over time",
+    summary="Query one metric of one topic",
 )
 def query(request: HttpRequest, asked: Query[Asked]) -> AnswerOut:
     answer = _answer(request, asked)
@@ -166,9 +166,7 @@ class EventOut(Schema):
     data: dict[str, Any]
 
 
-@router.get(
-    "/events", response={200: Page[EventOut], **documented(404)}, summary="What happened, in order"
-)
+@router.get("/events", response={200: Page[EventOut], **documented(404)}, summary="List events")
 def list_events(
     request: HttpRequest,
     topic: Topic = FLEET,
@@ -201,7 +199,7 @@ def _show_event(principal: Principal, topic: str, event: Event) -> EventOut:
 
 def _answer(request: HttpRequest, asked: Asked) -> Answer:
     check_topic(requester(request), asked.topic)
-    check_told(asked.topic)
+    check_has_data(asked.topic)
     end = asked.end or timezone.now()
     start = asked.start or end - DEFAULT_SPAN
     if end - start > timedelta(days=366 * YEARS_MAX):

@@ -1,4 +1,4 @@
-"""All metrics that Tidegate's processes have. docs/metrics.md is written from here."""
+"""All metrics of Tidegate's processes. docs/metrics.md is generated from here."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from telemetry.ingest import service as ingest_service
 from telemetry.metrics import Metric
 from telemetry.store import rollup
 
-# By who has them, as docs/metrics.md says it.
+# By process, as in docs/metrics.md.
 CATALOGS: Final = {
     "Agents": agent.METRICS,
     "Drivers": driver.METRICS,
     "Ingest": ingest_service.METRICS,
     "Roll-up": rollup.METRICS,
-    "Whoever tells its numbers": emitter.METRICS,
+    "Every process with telemetry": emitter.METRICS,
     "Console": own.METRICS,
     "Web processes": live.METRICS,
-    "Web processes, of requests": guard.METRICS,
+    "Web processes, requests": guard.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric for catalog in CATALOGS.values() for metric in catalog
@@ -32,10 +32,10 @@ METRICS: Final[Mapping[str, Metric]] = {
 
 
 def table() -> str:
-    """For docs/metrics.md, in Markdown."""
+    """The tables of docs/metrics.md, in Markdown."""
     parts = []
     for who, catalog in CATALOGS.items():
-        parts.append(f"## {who}\n\n| name | kind | labels | what it is |\n|---|---|---|---|\n")
+        parts.append(f"## {who}\n\n| name | kind | labels | description |\n|---|---|---|---|\n")
         for metric in catalog:
             kind = metric.kind.name.lower() + (", corrected" if metric.corrected else "")
             labels = ", ".join(f"`{label}`" for label in metric.labels)

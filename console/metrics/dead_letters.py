@@ -1,6 +1,6 @@
-"""Dead letters for platform admins, as a page and over REST: what could not be stored, whose, and why.
+"""Dead letters, as a page and over REST: telemetry that could not be stored, its process and cause.
 
-They have names of every org in them, so nobody else sees any.
+They contain names of all orgs, so only platform admins see them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WEEK_DAYS: Final = 7
 
 @dataclass(frozen=True)
 class Count:
-    """How often something of one source could not be stored, for one reason."""
+    """How much telemetry of one process could not be stored, for one cause."""
 
     cause: str
     source: str
@@ -54,7 +54,7 @@ class Count:
 
 
 def counts(principal: Principal, days: int) -> list[Count]:
-    """Of the last days, the newest first."""
+    """Counts of the last days, the newest first."""
     principal.check_platform(Role.PLATFORM_ADMIN)
     since: date = (timezone.now() - timedelta(days=days - 1)).date()
     rows = (
@@ -97,10 +97,10 @@ class LetterOut(Schema):
     id: int
     at: datetime
     cause: str
-    source: str = Field(description="The process, as its topic; `unknown` where that can't be read.")
+    source: str = Field(description="The topic of the process; `unknown` if it cannot be read.")
     reason: str
     size: int = Field(description="Bytes.")
-    excerpt: str = Field(description="Its beginning: JSON, or hexadecimal digits after `hex`.")
+    excerpt: str = Field(description="The beginning: JSON, or hexadecimal digits after `hex`.")
 
 
 class DeadLetterCountOut(Schema):
@@ -118,7 +118,7 @@ class CountsOut(Schema):
 @router.get(
     "/dead-letters",
     response={200: Page[LetterOut], **documented(403)},
-    summary="Telemetry that could not be stored, the newest first",
+    summary="List dead letters, the newest first",
 )
 def list_letters(
     request: HttpRequest,
@@ -133,7 +133,7 @@ def list_letters(
 @router.get(
     "/dead-letters/counts",
     response={200: CountsOut, **documented(403)},
-    summary="How much telemetry could not be stored, by cause and process",
+    summary="Count dead letters by cause and process",
 )
 def list_counts(
     request: HttpRequest, days: Annotated[int, Query(ge=1, le=COUNT_DAYS)] = WEEK_DAYS

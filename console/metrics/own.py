@@ -9,30 +9,30 @@ from telemetry.metrics import Catalog
 METRICS: Final = Catalog()
 SOURCES = METRICS.gauge("tidegate_sources", "Processes last seen within ten seconds.", "kind")
 MISSING = METRICS.gauge(
-    "tidegate_missing_records", "Records of those that have not arrived: on their way, or lost."
+    "tidegate_missing_records", "Records of these processes that have not arrived: in transit, or lost."
 )
-STREAM_LENGTH = METRICS.gauge("tidegate_stream_records", "Records in Redis that are not written.")
+STREAM_LENGTH = METRICS.gauge("tidegate_stream_records", "Records in Redis that are not stored yet.")
 DEAD_LETTERS = METRICS.gauge(
     "tidegate_dead_letters", "Telemetry of today (UTC) that could not be stored, by cause.", "cause"
 )
 LINE_AGE = METRICS.gauge(
-    "tidegate_line_age_seconds", "How far behind now a level of roll-ups is complete.", "level"
+    "tidegate_line_age_seconds", "How far the watermark of a roll-up level is behind.", "level"
 )
-ALERTS_AGE = METRICS.gauge(
-    "tidegate_alerts_age_seconds", "Since rules were last evaluated. It grows where nobody does it."
-)
+ALERTS_AGE = METRICS.gauge("tidegate_alerts_age_seconds", "Time since rules were last evaluated.")
 ALERTS = METRICS.gauge("tidegate_alerts", "Open alerts.", "state", "severity")
 NOTIFICATIONS = METRICS.gauge(
     "tidegate_notifications",
-    "Notifications that wait, that have waited for five minutes, and that were given up today.",
+    "Notifications that wait, that have waited for five minutes, and that failed within a day.",
     "state",
 )
 TARGETS = METRICS.gauge(
     "tidegate_targets",
-    "Agents and drivers that are told what to be: as told, behind, or the fault of their answers.",
+    "Agents and drivers with a desired state: applied, behind, or the fault of their answers.",
     "state",
 )
 BAD_ANSWERS = METRICS.counter(
-    "tidegate_bad_answers_total", "Answers of agents and drivers to the console that were none.", "fault"
+    "tidegate_bad_answers_total", "Invalid answers of agents and drivers to the console.", "fault"
 )
-STORED = METRICS.gauge("tidegate_stored_bytes", "Of numbers in PostgreSQL, with indexes.", "level")
+STORED = METRICS.gauge(
+    "tidegate_stored_bytes", "Size of telemetry in PostgreSQL, with indexes.", "level"
+)

@@ -1,4 +1,4 @@
-"""What the console tells Prometheus: whether numbers arrive, and how old they are."""
+"""The console's own Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def page() -> str:
 
 
 def collect(into: Sink) -> None:
-    """Any web process tells the same: it is all in PostgreSQL and Redis."""
+    """Every web process returns the same: it is all in PostgreSQL and Redis."""
     now = timezone.now()
-    heard = list(Source.objects.filter(seen_at__gt=now - ALIVE).values_list("kind", "missing"))
-    into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in heard])
-    into.put(MISSING, [({}, sum(missing for _, missing in heard))])
+    alive = list(Source.objects.filter(seen_at__gt=now - ALIVE).values_list("kind", "missing"))
+    into.put(SOURCES, [({"kind": kind}, 1) for kind, _ in alive])
+    into.put(MISSING, [({}, sum(missing for _, missing in alive))])
     client = redis.Redis.from_url(
         settings.INGEST_URL,
         socket_timeout=REDIS_SECONDS_MAX,
@@ -50,7 +50,7 @@ def collect(into: Sink) -> None:
     try:
         into.put(STREAM_LENGTH, [({}, waiting(client))])
     except redis.RedisError:
-        into.put(STREAM_LENGTH, [])  # the others are true nonetheless
+        into.put(STREAM_LENGTH, [])  # the other metrics are still valid
     finally:
         client.close()
     into.put(DEAD_LETTERS, [({"cause": cause}, times) for cause, times in counts_of_today(now)])

@@ -1,4 +1,4 @@
-"""Whose numbers somebody may see."""
+"""Access to metrics by topic."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OF_A_SESSION: Final = f"{SESSION}:"
 
 
 def check_topic(principal: Principal, topic: str) -> None:
-    """The one access function for numbers. Those of an org are its members' to see; nodes, drivers and
-    the fleet, which all orgs share, are for who has a role on the platform. Others get Http404."""
+    """The one access function for metrics. Members see their orgs and sessions; nodes, drivers and the
+    fleet, which all orgs share, need a role on the platform. Raises Http404."""
     if topic.startswith(_OF_AN_ORG) and not topic.endswith("*"):
         get_org(principal, topic.removeprefix(_OF_AN_ORG))
         return
@@ -27,11 +27,11 @@ def check_topic(principal: Principal, topic: str) -> None:
         get_session(principal, topic.removeprefix(_OF_A_SESSION))
         return
     if not principal.on_platform(Role.VIEWER):
-        raise Http404("There is no such topic, or it is not yours to see.")
+        raise Http404("There is no such topic, or you may not see it.")
 
 
-def check_told(topic: str) -> None:
-    """Raises Http404 for a topic that nobody has told numbers of, which may be a misspelt one."""
+def check_has_data(topic: str) -> None:
+    """Raises Http404 for a topic without any metrics, which may be misspelled."""
     is_one = ":" in topic and not topic.startswith(_OF_AN_ORG) and not topic.endswith("*")
     if is_one and not Topic.objects.filter(name=topic).exists():
-        raise Http404("Nothing has been told of that topic yet.")
+        raise Http404("This topic has no metrics yet.")

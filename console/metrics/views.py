@@ -14,7 +14,7 @@ from telemetry.emit.exposition import CONTENT_TYPE
 
 @require_safe
 def show(request: HttpRequest) -> HttpResponse:
-    """For Prometheus, which comes with the token of somebody who has a role on the platform."""
+    """The page for Prometheus, which sends a token with a role on the platform."""
     try:
         known = principal_of(request) or bearer_principal(request)
     except ApiError as error:
@@ -22,6 +22,6 @@ def show(request: HttpRequest) -> HttpResponse:
     if known is None:
         return problems.response(problems.problem("Unauthenticated", "Send a token."), CHALLENGE)
     if not known.on_platform(Role.VIEWER):
-        sentence = "This page is of the whole platform: it needs a role there."
+        sentence = "This page needs a role on the platform."
         return problems.response(problems.problem("Forbidden", sentence))
     return HttpResponse(prometheus.page(), content_type=CONTENT_TYPE)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
 
@@ -205,6 +206,10 @@ class Tier2:
             removed = await self._work.uninterrupted(self._remover.purge(Scope(tag, namespace)))
             work.bytes += removed.bytes
             return Receipt(removed.columns, removed.bytes, time.time())
+
+    def closed_to(self, scopes: Iterable[Scope]) -> AbstractContextManager[None]:
+        """Neither serve nor accept anything of these scopes while this lasts."""
+        return self._state.closed_to(scopes)
 
     # Operation
 

@@ -196,7 +196,8 @@ class Stores:
         if told is not None and _is_same_place(told, before):
             await store.close()  # it is opened anew, with other settings
             if told.place != before.place:
-                self._cross_out(before.place)  # another name of it
+                self._note_down(told)  # it has files, by this name too
+                self._cross_out(before.place)
         else:
             one = self._retiring[before.place] = Retiring(before, store)
             one.progress.state = "retiring"
@@ -232,12 +233,14 @@ class Stores:
         used = self._settings
         names = self._named = frozenset(settings.place for settings in named)
         aliases: dict[str, Retiring] = {}
+        for place in self._retiring.keys() - self._remembered.keys() - names:
+            await self._let_go(self._retiring.pop(place))  # unless it is written down when it is open
         wanted = {**self._remembered, **{settings.place: settings for settings in named}}
         if used:
             for place, settings in list(wanted.items()):
                 if _is_same_place(settings, used):
                     del wanted[place]
-                    if place != used.place:
+                    if place != used.place and used.place in self._remembered:
                         self._cross_out(place)
                     if place in names:
                         aliases[place] = Retiring(settings, progress=Progress("empty", ALIAS))

@@ -219,8 +219,9 @@ class Shim:
         """First of all what an earlier life has: so what has changed since reaches what it has left."""
         if self._driver is None and (earlier := self._followed_earlier(told)):
             self._be(earlier)
+        before = self._homes
         self._be(told)
-        self._remember(told)
+        self._remember(told, before)
 
     def _followed_earlier(self, told: Desired) -> Desired | None:
         """As far as the same driver may have followed it, with the agents that there are now. Raises
@@ -241,10 +242,15 @@ class Shim:
                 self._places.add(at, _place(home))
         return structs.replace(earlier, secret=told.secret, homes=told.homes)
 
-    def _remember(self, told: Desired) -> None:
+    def _remember(self, told: Desired, before: Mapping[tuple[str, int], HomeSpec]) -> None:
+        """And the homes that were told of until now: a move may be on its way there, and what is stored
+        meanwhile lies there already."""
         if self._followed is None:
             return
         try:
+            for at, home in before.items():
+                if _place(home) != _place(self._homes[at]):
+                    self._places.add(at, _place(home))
             self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(self._followed, msgspec.json.encode(told))
         except OSError as error:

@@ -23,6 +23,8 @@ EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
 SHAPE_SECONDS_MAX: Final = TOLD_SECONDS + 60
 # Those that say that they are of the future, as often as others in that time.
 DELIVERIES_MAX: Final = int(SHAPE_SECONDS_MAX / (IDLE_MS_BEFORE_TAKEN_OVER / 1000))
+# What waits lies in the memory of all, so it is not large: a record of 4,096 counters has 36 KiB.
+WAITING_BYTES_MAX: Final = 64 << 10
 UNKNOWN: Final = "unknown"  # who told something that can't be read, in the stream that many share
 
 
@@ -106,7 +108,7 @@ class Batch:
 
     def _may_wait(self, entry: Entry) -> bool:
         """Whether its shape may still come."""
-        if not entry.writer:
+        if not entry.writer or entry.bytes > WAITING_BYTES_MAX:
             return False
         if entry.is_ahead(self.now):
             return entry.deliveries < DELIVERIES_MAX

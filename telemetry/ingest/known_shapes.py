@@ -60,12 +60,15 @@ class KnownShapes:
 
     def learn(self, source: str, digest: bytes, encoded: bytes) -> None:
         """Take into use what was told as the shape of this digest, at the cost of the source. Nonsense
-        is not learned, and costs as much."""
+        is not learned, costs as much, and is not looked at again in this hour."""
         if digest in self._known or self.is_full or not self.may_teach(source, digest):
             return
+        if self._quotas.has_refused_shape(source, digest):
+            return
         shape = _decoded(digest, encoded)
-        is_admitted = self._quotas.admits_shape(source, digest, len(shape.series) if shape else 0)
-        if shape and is_admitted:
+        if shape is None:
+            self._quotas.refuse_shape(source, digest)
+        elif self._quotas.admits_shape(source, digest, len(shape.series)):
             self._keep(shape)
 
     def ask_for(self, wanted: Mapping[bytes, str], told_in_redis: Collection[bytes]) -> None:

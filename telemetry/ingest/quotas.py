@@ -37,7 +37,7 @@ class Quotas:
             self._begin()
 
     def _begin(self) -> None:
-        self._shapes: dict[str, set[bytes]] = {}
+        self._shapes: dict[str, dict[bytes, bool]] = {}  # of a source: whether it made sense
         self._shape_series: Counter[str] = Counter()
         self._known: dict[str, set[int]] = {}  # series of a topic
         self._brought: Counter[tuple[str, str]] = Counter()  # series by source and topic
@@ -45,23 +45,30 @@ class Quotas:
 
     def may_tell_shape(self, source: str, digest: bytes) -> bool:
         """Whether it is worth while to look at this shape of the source, or at numbers of it."""
-        shapes = self._shapes.get(source, ())
+        shapes = self._shapes.get(source, {})
         return digest in shapes or (
             len(shapes) < SHAPES_MAX and self._shape_series[source] < SHAPE_SERIES_MAX
         )
+
+    def refuse_shape(self, source: str, digest: bytes) -> None:
+        """What the source told as this shape is none. It counts as one."""
+        self._shapes.setdefault(source, {})[digest] = False
+
+    def has_refused_shape(self, source: str, digest: bytes) -> bool:
+        return self._shapes.get(source, {}).get(digest) is False
 
     def admits_shape(self, source: str, digest: bytes, series: int) -> bool:
         """Whether the source may tell numbers of this shape. After one that had too many series no new
         one is looked at."""
         if not self.may_tell_shape(source, digest):
             return False
-        shapes = self._shapes.setdefault(source, set())
+        shapes = self._shapes.setdefault(source, {})
         if digest in shapes:
             return True
         if self._shape_series[source] + series > SHAPE_SERIES_MAX:
             self._shape_series[source] = SHAPE_SERIES_MAX
             return False
-        shapes.add(digest)
+        shapes[digest] = True
         self._shape_series[source] += series
         return True
 

@@ -23,6 +23,7 @@ LOOK_SECONDS: Final = 2.0  # between two looks for new streams, and for those th
 LOOKS_FOR_LEFT_BEHIND: Final = 6  # in the time that a batch may be idle
 STREAMS_MAX: Final = 5_000
 _SCANNED_AT_ONCE: Final = 1_000
+_FORGOTTEN_AT_ONCE: Final = 1_000
 
 Fields = dict[bytes, bytes]
 
@@ -39,6 +40,11 @@ class Entry(NamedTuple):
     def writer(self) -> str:
         """The user that the stream belongs to; nobody of the one that is shared."""
         return self.stream.removeprefix(OWN_STREAM) if self.stream != STREAM else ""
+
+    @property
+    def bytes(self) -> int:
+        """Of all of its fields."""
+        return sum(len(name) + len(value) for name, value in self.fields.items())
 
     def arrived_at(self, now: float) -> float:
         """By its id, which is the writer's choice: so it is within the last day, whatever it says."""
@@ -111,6 +117,7 @@ class Streams:
                 cut = self.client.xtrim(name, maxlen=OWN_STREAM_LENGTH_MAX, approximate=False)
                 self.cut_off[name.removeprefix(OWN_STREAM)] += cut
                 self._lengths[name] = OWN_STREAM_LENGTH_MAX
+        self._forget_cut_off(names[1:])
 
     # Inside
 
@@ -121,6 +128,28 @@ class Streams:
         for answer in pipe.execute(raise_on_error=False):
             if isinstance(answer, redis.RedisError) and "BUSYGROUP" not in str(answer):
                 raise answer
+
+    def _forget_cut_off(self, names: list[str]) -> None:
+        """Redis remembers what was delivered and is not done, also when it is not there any more: a
+        writer can cut off its own stream, and fill the memory with what is remembered of it."""
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.xpending(name, GROUP)
+        for name, found in zip(names, pipe.execute(raise_on_error=False), strict=True):
+            if isinstance(found, redis.RedisError):
+                continue  # the stream has just been removed
+            left = found["pending"] - self._lengths[name]
+            while left > 0 and (gone := self._forget_some(name)):
+                left -= gone
+
+    def _forget_some(self, name: str) -> int:
+        """Of what was delivered to us and is not there any more, which was the oldest; how many."""
+        answer = self.client.xreadgroup(GROUP, self._consumer, {name: "0"}, count=_FORGOTTEN_AT_ONCE)
+        streams = cast("list[tuple[bytes, list[tuple[bytes, Fields | None]]]]", answer or [])
+        gone = [entry_id for _, entries in streams for entry_id, fields in entries if not fields]
+        if gone:
+            self.client.xack(name, GROUP, *gone)
+        return len(gone)
 
     def _left_behind(self) -> list[Entry]:
         pipe = self.client.pipeline(transaction=False)

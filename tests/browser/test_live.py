@@ -312,7 +312,7 @@ def test_a_part_of_a_chart_is_chosen_by_mouse_keys_and_finger_to_zoom(
     lines.hover()
     cursors = page.locator(".plot__cursor").filter(visible=True)
     expect(cursors).to_have_count(1, timeout=MS)
-    expect(page.locator("figure").filter(has=cursors)).to_contain_text("Refill, all of it")
+    expect(page.locator("figure").filter(has=cursors)).to_contain_text("Refill latency distribution")
 
     box = lines.bounding_box()
     assert box
@@ -356,7 +356,7 @@ def test_a_part_of_a_chart_is_chosen_by_mouse_keys_and_finger_to_zoom(
 def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[..., Page]) -> None:
     page = open_page(PATH)
     page.wait_for_function(IS_DRAWN, timeout=MS)
-    every = page.locator("figure").filter(has_text="Refill, all of it")
+    every = page.locator("figure").filter(has_text="Refill latency distribution")
     expect(every.locator(".heatmaplayer image")).to_be_attached(timeout=MS)
     assert faults(page) == []
     every.scroll_into_view_if_needed()

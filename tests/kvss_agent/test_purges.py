@@ -273,3 +273,26 @@ async def test_purges_whose_confirmation_nobody_fetches_keep_no_place(
         for _ in range(2):
             await made.begin(question(TAG))
         assert (await made.purges.confirm(question(TAG))).stores
+
+
+async def test_what_is_on_its_way_from_memory_to_a_store_that_was_looked_at_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until memory was looked at, too: else a statement says that nothing is in the store."""
+    async with here(tmp_path) as made:
+        made.add_shard("s", 8)
+        await made.use(tmp_path / "files", 1)
+        store, loop, look = made.stores.current, asyncio.get_running_loop(), HostedShard.purge
+        assert store is not None
+
+        def spill_and_look(shard: HostedShard, tags: frozenset[bytes]) -> tuple[int, int]:
+            spill = put(store, Address(b"n" * 16, TAG, (2).to_bytes(16), "s"))
+            outcomes.append(asyncio.run_coroutine_threadsafe(spill, loop).result(30))
+            return look(shard, tags)
+
+        outcomes: list[str] = []
+        monkeypatch.setattr(HostedShard, "purge", spill_and_look)
+        said = await made.purges.confirm(question(TAG))
+        assert outcomes == ["refused"]
+        assert [one.files for one in said.stores] == [1]
+        assert not files(tmp_path / "files")

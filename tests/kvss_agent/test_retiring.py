@@ -13,7 +13,7 @@ import pytest
 
 from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.tier2.settings import Tier2Settings
-from kvss_agent.tier2.stores import Stores
+from kvss_agent.tier2.stores import NotOpen, Stores
 from tests.kvss_agent.plane import TAG, column, kv
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import tier2
@@ -325,3 +325,36 @@ async def test_a_store_that_is_used_again_while_it_is_listed_stays_open(tmp_path
         assert made.current
         assert await put(made.current, TEN[0]) == "stored"
         assert json.loads((tmp_path / "stores.json").read_text())
+
+
+async def test_a_store_that_cannot_be_opened_by_another_name_is_not_forgotten(tmp_path: Path) -> None:
+    """By its former name it had files, and nobody has looked since."""
+    here, alias = tmp_path / "here", tmp_path / "alias"
+    here.mkdir()
+    alias.symlink_to(here)
+    known = Tier2Settings("posix", 1 << 30, path=str(here))
+    async with stores_of(tmp_path) as made:
+        await made.use(known)
+        assert made.current is not None
+        assert await put_many(made.current, TEN) == ["stored"] * 10
+        await made.use(replace(known, path=str(alias), threads=0))
+        assert made.progress.state == "refused"
+        await made.retire(())
+        await made.use(None)
+        await retire(made)
+        with pytest.raises(NotOpen):  # else a purge would be confirmed without it
+            made.everything()
+    async with stores_of(tmp_path) as made:
+        with pytest.raises(NotOpen):
+            made.everything()
+
+
+async def test_a_store_that_is_no_longer_named_while_it_is_being_opened_is_looked_after(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path / "files") as others:
+        assert await put_many(others, TEN) == ["stored"] * 10
+    async with stores_of(tmp_path) as made:
+        await made.retire([Tier2Settings("posix", SMALL, path=str(tmp_path / "files"))])
+        await retire(made)
+        assert len(made.everything()) == 1, "or no purge would ever be confirmed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from msgspec import structs
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.data_plane.agent_control import PullResult
+from swdriver_shim.data_plane.homes import SlotPull
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
@@ -139,3 +143,39 @@ def test_places_are_not_struck_off_while_a_document_is_being_followed(
         assert not LeftHomes(notes / "places").left_by(("full", 1))
     finally:
         shim.stop()
+
+
+def test_a_home_that_a_shard_is_on_its_way_to_is_written_down_before_it_goes_elsewhere(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a move goes on, what is stored lies at the new home already."""
+    goes_on, notes = threading.Event(), tmp_path / "notes"
+
+    def pull(self: SlotPull, slots: Sequence[int], after: int) -> PullResult:
+        goes_on.wait(60)
+        return PullResult(done=True, bytes=0)
+
+    monkeypatch.setattr(SlotPull, "__call__", pull)
+    told = document(fleet.plane.unix, {"acme": Policy()})
+    between = moved(told, generation=2, group="full", index=1, to="between")
+    at_last = moved(told, generation=3, group="full", index=1, to="at-last")
+    for name in ("between", "at-last"):
+        fleet.make_one(name, 32 * C, 20, 1 << 40)
+    first = Shim("job", None, notes=notes)
+    first.set_desired(told)
+    try:
+        wait_until("it is ready", lambda: first.is_ready)
+        Engine(first.mover).store(prompt(tokens(1, 2)))
+        first.set_desired(between)
+        wait_until("it is leaving", lambda: first.observed()["shards"][1]["left_to_move"])
+        Engine(first.mover).store(prompt(tokens(3, 2)))
+        assert fleet.plane.shards["between"].occupied() == 2
+        first.set_desired(at_last)
+        known = LeftHomes(notes / "places").left_by(("full", 1))
+        assert [place.shard for place in known] == ["0.1", "between"], "what the next life would empty"
+        goes_on.set()
+        wait_until("it has moved", lambda: first.observed()["shards"][1]["shard"] == "at-last")
+        wait_until("it is empty", lambda: not fleet.plane.shards["between"].occupied())
+    finally:
+        goes_on.set()
+        first.stop()

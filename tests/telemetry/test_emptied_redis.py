@@ -64,7 +64,7 @@ class Process:
 
     def tell_all_again(self) -> None:
         """As after TOLD_SECONDS."""
-        self.emitter._told.clear()
+        self.emitter._reported.clear()
 
 
 @dataclass

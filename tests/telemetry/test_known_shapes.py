@@ -189,3 +189,23 @@ def test_what_went_is_read_from_the_database(
     client.xadd(f"{OWN_STREAM}driver:one", {FIELD: record})
     read(member)
     assert member.counts.records == {"written": 3}
+
+
+def test_nonsense_is_decoded_once_however_often_it_is_told(
+    client: redis.Redis, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs more to find out than to tell."""
+    decoded, decode = list[bytes](), Shape.decode
+
+    def counted(encoded: bytes) -> Shape:
+        decoded.append(encoded)
+        return decode(encoded)
+
+    monkeypatch.setattr(Shape, "decode", counted)
+    evil, shape, other = Writer(client, name="evil"), shape_of(0), shape_of(1)
+    for number in range(50):
+        record = evil.record(shape=shape.digest, cells=[[1], [], []])
+        told = {FIELD: record, SHAPE_FIELD: other.encoded if number else b"nonsense"}
+        client.xadd(f"{OWN_STREAM}driver:{evil.name}", told)  # type: ignore[arg-type]
+    read(member)
+    assert len(decoded) == 1

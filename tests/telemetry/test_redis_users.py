@@ -401,3 +401,46 @@ def test_a_record_waits_for_its_shape_for_as_long_as_its_writer_may_take_to_tell
 def test_nothing_large_is_taken(server: redis_server.RedisServer, admin: redis.Redis) -> None:
     with redis.Redis.from_url(own(server), driver_info=None) as client, pytest.raises(redis.RedisError):
         client.xadd(OURS, {"a": b"x" * (2 << 20)})
+
+
+@pytest.mark.django_db
+def test_records_that_wait_for_a_shape_leave_room_for_those_of_others(
+    server: redis_server.RedisServer,
+    member: Ingest,
+    admin: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shape may be on its way for six minutes, and what waits for it lies in everybody's memory."""
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
+    writer = Writer(redis.Redis(), "agent", "ax-1")
+    junk = {f"junk-{number}": b"x" * (900 << 10) for number in range(3)}
+    with redis.Redis.from_url(own(server), driver_info=None) as client:
+        for number in range(300):
+            entry: dict[Any, Any] = {FIELD: writer.record(shape=b"%016d" % number), **junk}
+            client.xadd(OURS, entry)
+            if number % 10 == 9:
+                member.streams.look()
+                member.step()
+    quiet = emitter(own(server, "node:ax-2"), "ax-2")
+    assert quiet.emit(time.time())
+    assert (admin.memory_usage(OURS, samples=0) or 0) < 100 << 20
+
+
+@pytest.mark.django_db
+def test_what_was_delivered_and_cut_off_takes_no_memory(
+    server: redis_server.RedisServer,
+    member: Ingest,
+    admin: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A writer may cut its own stream off while its records wait for a shape."""
+    monkeypatch.setattr("telemetry.ingest.streams.BLOCK_MS", 1)
+    writer = Writer(redis.Redis(), "agent", "ax-1")
+    with redis.Redis.from_url(own(server), driver_info=None) as client:
+        for _ in range(10):
+            for number in range(500):
+                client.xadd(OURS, {FIELD: writer.record(shape=b"%016d" % number)}, maxlen=500)
+            member.streams.look()
+            member.step()
+    member.streams.look()
+    assert admin.xpending(OURS, "ingest")["pending"] <= OWN_STREAM_LENGTH_MAX

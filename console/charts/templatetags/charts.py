@@ -7,7 +7,7 @@
     {% chart topic "Refill" "swdriver_refill_seconds" "heatmap" %}
     {% chart topic "Hit rate" "swdriver_hit_tokens_total" "ratio" over="swdriver_requested_tokens_total" by="tier" %}
 
-The page's view has nothing to do for it. What somebody may not see is not drawn: Http404.
+The view does nothing for it. A chart of a topic that the user may not see raises Http404.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.utils.text import slugify
 
 from console.accounts.browser import requester
 from console.charts.finder import styles_it_would_write
-from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, of_query
+from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
 from console.charts.services import Chart, Plan, Row, Sheet, plan_of
 from console.saved.services import views_of
 from console.shell.templatetags.console import moment
@@ -33,7 +33,7 @@ from telemetry import units
 from telemetry.queries import Value
 
 register = template.Library()
-SAVED_MAX: Final = 8  # beside the range; all of them have a page
+SAVED_MAX: Final = 8  # next to the range; a page lists all
 _SHEET: Final = "_sheet_of_charts"
 
 
@@ -51,9 +51,10 @@ def range_picker(context: template.Context) -> dict[str, Any]:
     compared = [("compare", compare)] if compare else []
     return {
         "spans": list(SPANS),
-        "earlier": [("", "nothing"), *((name, f"a {name} before") for name in EARLIER)],
+        "shifts": _shifts(chosen),
+        "earlier": [("", "none"), *((name, label) for name, (_, label) in EARLIER.items())],
         "compare": compare,
-        "others": urlencode([*kept, *compared]),  # but the range
+        "others": urlencode([*kept, *compared]),  # without the range
         "without_compare": urlencode([*kept, *chosen.fields]),
         "hidden": [*kept, *compared],
         "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
@@ -63,16 +64,26 @@ def range_picker(context: template.Context) -> dict[str, Any]:
     }
 
 
+def _shifts(chosen: Range) -> list[tuple[str, str, str]]:
+    """The buttons that change the range: name, meaning, and query."""
+    later = chosen.later_half
+    return [
+        ("Earlier", "Half the range earlier", chosen.earlier_half.query),
+        *([("Later", "Half the range later", later.query)] if later else []),
+        ("Zoom out", "Twice as long", chosen.wider.query),
+    ]
+
+
 @register.simple_tag(takes_context=True)
 def range_fields(context: template.Context) -> SafeString:
-    """For a form that leads to the same page: the range stays as it is."""
+    """Hidden fields that keep the range in a form of the same page."""
     kept = [(name, value) for name, value in context["request"].GET.items() if name in NAMES]
     return format_html_join("", '<input type="hidden" name="{}" value="{}">', kept)
 
 
 @register.simple_tag(takes_context=True)
 def range_query(context: template.Context) -> str:
-    """For a link to another page of the same time, after what else its address says."""
+    """The range as the end of a link to another page."""
     return f"&{_sheet(context['request']).over.query}"
 
 
@@ -80,15 +91,15 @@ def range_query(context: template.Context) -> str:
 def chart(
     context: template.Context, topic: str, title: str, name: str, folds: str, **more: str
 ) -> dict[str, Any]:
-    """`name` and `folds` as in the API; `by`, `over` and `where` likewise, where `where` is
-    `label:value` and several of either are parted by blanks."""
+    """`name`, `folds`, `by`, `over` and `where` (`label:value`) are those of the API, separated by
+    blanks."""
     request: HttpRequest = context["request"]
     plan = plan_of(topic, title, name, folds, **more)
     drawn = _sheet(request).draw(plan)
     return {
         "chart": drawn,
         "id": _id(plan),
-        "alt": f"{title} of {topic}, {' and '.join(plan.folds)}; the same as a table below.",
+        "alt": f"{title} of {topic}, {' and '.join(plan.folds)}; as a table below.",
         "rows": drawn.rows,
         "request": request,
     }
@@ -96,7 +107,7 @@ def chart(
 
 @register.simple_tag
 def table_rows(chart: Chart, rows: Sequence[Row]) -> SafeString:
-    """A chart as a table. Loops of a template would take a third of the time of a page of charts."""
+    """The rows of a chart's table. A template loop would take a third of a page's time."""
     cell = '<td class="number">{}</td>'
     return format_html_join(
         "",
@@ -118,20 +129,20 @@ def _when(chart: Chart, row: Row) -> str | SafeString:
     if not (chart.slowest and row.values[-1]):
         return at
     behind = f"{chart.slowest}&{row.behind.query}"
-    return format_html('<a href="{}" title="The slowest transfers of it">{}</a>', behind, at)
+    return format_html('<a href="{}" title="Slowest transfers of this step">{}</a>', behind, at)
 
 
 @register.simple_tag
 def chart_value(value: Value, unit: str) -> str | SafeString:
-    """As figures.js writes it."""
+    """A number with its unit, as figures.js writes it."""
     if not isinstance(value, int | float):
         return format_html('<span class="quiet">{}</span>', "—")
     return units.shown(value, unit)
 
 
 def _sheet(request: HttpRequest) -> Sheet:
-    """The same for all charts of a page, to the second. With nonsense in the address it is of the
-    default range, and says what is wrong; what can't be held against is not."""
+    """One sheet for all charts of a page. If the query is invalid, it has the default range and says
+    what is wrong; an invalid comparison is ignored."""
     known: Sheet | None = getattr(request, _SHEET, None)
     if known is None:
         now, problem = time.time(), ""

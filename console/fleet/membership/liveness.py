@@ -29,9 +29,10 @@ AT_ONCE_MAX: Final = 500
 
 def silent_since(now: datetime) -> datetime | None:
     """Who was heard last before this has been silent for too long; None where the console itself has not
-    listened for so long."""
+    listened for so long, or nobody has looked whether it has: it may have been off, and just start."""
     since = now - timedelta(seconds=settings.LOST_AFTER_SECONDS)
-    return since if Watch.objects.filter(listening_since__lte=since).exists() else None
+    listened = Watch.objects.filter(listening_since__lte=since, swept_at__gte=now - BREAK)
+    return since if listened.exists() else None
 
 
 def has_gone_silent(heard_at: datetime | None, now: datetime) -> bool:
@@ -64,9 +65,9 @@ def _listening_since(now: datetime) -> datetime:
         pk=1, defaults={"listening_since": now, "swept_at": now}
     )
     web = Source.objects.filter(kind="web", seen_at__gt=now - ALIVE).aggregate(since=Min("started_at"))
-    if now - watch.swept_at > BREAK or web["since"] is None:
+    if abs(now - watch.swept_at) > BREAK or web["since"] is None:  # also a clock that was set back
         watch.listening_since = now
-    else:
+    elif web["since"] <= now:  # else it began by a clock that was ahead
         watch.listening_since = max(watch.listening_since, web["since"])
     watch.swept_at = now
     watch.save()

@@ -68,7 +68,7 @@ function showFigures(topic, { figures, at }) {
     }
     for (const figure of element.querySelectorAll("[data-live-figure]")) {
       const value = figures?.[figure.dataset.liveFigure];
-      figure.textContent = figures ? show(value, figure.dataset.unit) : "nothing told";
+      figure.textContent = figures ? show(value, figure.dataset.unit) : "no data";
       figure.classList.toggle("absent", value === undefined);
     }
   }

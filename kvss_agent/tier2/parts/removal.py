@@ -47,8 +47,7 @@ class Remover:
         self._finish_removal(addresses)
 
     async def purge(self, scope: Scope) -> Removed:
-        self._state.purging.append(scope)
-        try:
+        with self._state.closed_to([scope]):
             await self._work.until(lambda: not self._state.index.any_busy(scope))
             known = list(self._state.index.idle(scope))
             for address in known:
@@ -60,9 +59,6 @@ class Remover:
                 raise
             self._finish_removal(known)
             return removed
-        finally:
-            self._state.purging.remove(scope)
-            self._work.changed()
 
     async def trim(self) -> None:
         """Evict until all caps hold, as far as nobody is using what would have to go."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
@@ -39,6 +40,18 @@ class StoreState:
     def use_mover(self, mover: Mover) -> None:
         """Check columns with this mover from now on."""
         self.mover, self.verify = mover, seal.verifier(mover)
+
+    @contextlib.contextmanager
+    def closed_to(self, scopes: Iterable[Scope]) -> Iterator[None]:
+        """Neither serve nor accept anything of these scopes while this lasts."""
+        closed = list(scopes)
+        self.purging += closed
+        try:
+            yield
+        finally:
+            for scope in closed:
+                self.purging.remove(scope)
+            self.execution.changed()
 
     def may_be_elsewhere(self, address: Address) -> bool:
         """Whether only the backend can tell if this column is there."""

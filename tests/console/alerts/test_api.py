@@ -326,6 +326,6 @@ def test_pages_of_every_rule_and_state_can_be_seen(
         alert = make_alert(rule.slug, topic, people.acme, labels=labels, severity=rule.severity)
         page = browser.get(f"/alerts/{alert.pk}/")
         assert page.status_code == 200, rule.slug
-        assert "What it means." in page.content.decode(), rule.slug
+        assert "Meaning." in page.content.decode(), rule.slug
         assert browser.get(f"/alerts/rules/{rule.slug}/").status_code == 200
     assert browser.get("/alerts/channels/").status_code == 200

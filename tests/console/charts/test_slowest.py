@@ -18,6 +18,7 @@ from telemetry.ingest.slowest import store_slowest
 from tests.conftest import People
 from tests.console.charts.numbers import drawn, tell
 from tests.console.sessions.fleets import make_driver
+from tests.html import compact
 from tests.swdriver_shim.transfers import transfer
 
 pytestmark = pytest.mark.django_db
@@ -44,14 +45,14 @@ def test_a_member_sees_what_is_of_the_org_and_who_has_the_platform_sees_all_of_i
     held.save()
     Job.objects.create(session=held, name="serve", driver=make_driver("job7"))
     member, platform = browser_of(people.viewer), browser_of(people.platform_viewer)
-    page = member.get("/latency/slowest/?topic=org:acme").content.decode()
+    page = compact(member.get("/latency/slowest/?topic=org:acme"))
     assert page.index("250 ms") < page.index("3.7 ms"), "the slowest first"
     assert "refill of 2 columns, 3 MiB" in page
     assert ">4\u20139</td>" in page
     assert "r-1" in page
     assert "globex" not in page
     assert "/fleet/" not in page, "whose it is not to see"
-    both = platform.get("/latency/slowest/?topic=fleet").content.decode()
+    both = compact(platform.get("/latency/slowest/?topic=fleet"))
     assert re.search(r"500 ms.*spine.*over leaf-1/spine-1.*250 ms", both, re.DOTALL)
     assert '<a href="/fleet/nodes/ax-1/">ax-1</a> on <a href="/fleet/nodes/?leaf=leaf-1">' in both
     for topic, found in (("node:ax-2", [0.25]), ("driver:job7", [0.5, 0.25, 0.0037]), ("session:x", [])):
@@ -82,10 +83,10 @@ def test_a_cell_of_a_heat_map_leads_to_what_is_behind_it_and_not_to_slower_ones(
     assert "3.7 ms" in found
     assert "250 ms" not in found
     below = browser.get("/latency/slowest/", {**cell, "most": "0.001"})
-    assert "No transfer was kept" in below.content.decode()
+    assert "No transfers stored" in below.content.decode()
     earlier = datetime.fromtimestamp(bucket_of(bucket) - 10, UTC).isoformat()
     empty = browser.get("/latency/slowest/", {**cell, "from": earlier, "until": since})
-    assert "No transfer was kept" in empty.content.decode()
+    assert "No transfers stored" in empty.content.decode()
 
 
 def test_a_cell_leads_also_to_what_was_over_in_the_second_before_it_was_told(
@@ -112,4 +113,4 @@ def test_more_than_is_said_at_once_is_refused_over_rest(
     answer = browser_of(people.viewer).get(
         "/api/v1/slowest?topic=org:acme&start=2026-11-21T03:00:00Z&end=2026-11-21T02:00:00Z"
     )
-    assert answer.json()["detail"] == "The end has to come after the start."
+    assert answer.json()["detail"] == "The end must be after the start."

@@ -106,7 +106,10 @@ def test_a_machine_made_anew_in_maintenance_takes_its_name_over_once_it_is_silen
     Watch.objects.update(listening_since=now)
     with pytest.raises(Impossible, match="is taken, and alive"):
         joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # nobody was there to hear it
-    Watch.objects.update(listening_since=now - timedelta(hours=1))
+    Watch.objects.update(listening_since=now - timedelta(hours=1), swept_at=now - timedelta(minutes=2))
+    with pytest.raises(Impossible, match="is taken, and alive"):
+        joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # the console was off, and just starts
+    Watch.objects.update(swept_at=now)
     node = joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
     assert (node.state, node.control_token) == ("maintenance", "n" * 32)
 

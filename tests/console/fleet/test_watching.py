@@ -102,6 +102,18 @@ def test_nobody_is_lost_because_no_web_process_was_there_to_hear(world: World, l
     assert look(76) == 1
 
 
+def test_a_clock_that_is_set_back_delays_who_is_lost_by_no_more_than_the_time_to_listen(
+    world: World, listening: None, age_heartbeats: Callable[[float], None]
+) -> None:
+    now = timezone.now()
+    ahead = now + timedelta(hours=6)
+    Watch.objects.update(listening_since=ahead, swept_at=ahead)
+    age_heartbeats(60)
+    assert look(0, web_since=-6 * 3600) == 0, "it began by the clock that was ahead"
+    assert look(15, web_since=-6 * 3600) == 0
+    assert look(31, web_since=-6 * 3600) == 1
+
+
 def test_the_task_looks(world: World, listening: None, age_heartbeats: Callable[[float], None]) -> None:
     hear(timezone.now(), since=1000)
     age_heartbeats(60)

@@ -9,7 +9,7 @@ import hypothesis.strategies as some
 import pytest
 from hypothesis import given
 
-from console.live.feed import EVENTS_KEPT, STATE_BYTES_MAX, Feed, News
+from console.live.feed import EVENTS_KEPT, STATE_BYTES_MAX, Feed, Update
 from console.live.messages import Frame, NotUnderstood, Subscribe, Unsubscribe, frame, read
 from console.live.outbox import WAITING_MAX, Outbox
 
@@ -22,7 +22,7 @@ def event(number: int, kind: str = "org.update") -> dict[str, Any]:
 
 def begun(*events: dict[str, Any], last: int = 0) -> Feed:
     number = max([last, *(one["id"] for one in events)])
-    return Feed.begin("org:acme", number, events, News(number), NOW)
+    return Feed.begin("org:acme", number, events, Update(number), NOW)
 
 
 class Page:
@@ -76,13 +76,13 @@ def test_a_page_that_misses_frames_ends_with_all_events_in_order_and_once(data: 
             new.append(event(number))
         stored += [one["id"] for one in new]
         state = data.draw(some.sampled_from([state, {"firing": number}]))
-        told = feed.advance(News(number, new, (), {}, state), now)
+        told = feed.advance(Update(number, new, (), {}, state), now)
         if told and not data.draw(some.booleans(), label="lost"):
             page.take(told)
         restarted = data.draw(some.integers(0, 9)) == 0
         if restarted:  # by another process, later
             kept = [event(one) for one in stored[-EVENTS_KEPT:]]
-            feed = Feed.begin("org:acme", number, kept, News(number, state=state), now + 1)
+            feed = Feed.begin("org:acme", number, kept, Update(number, state=state), now + 1)
             page.wants_more, page.seq = True, None
         if page.wants_more and data.draw(some.booleans(), label="asks again"):
             for one in feed.opening(page.event, NOW):
@@ -109,9 +109,9 @@ def test_a_snapshot_has_what_was_missed_and_says_where_more_was() -> None:
 
 def test_nothing_is_told_where_nothing_changed() -> None:
     feed = begun()
-    assert feed.advance(News(7, (), (), {}, {}), NOW) is None
+    assert feed.advance(Update(7, (), (), {}, {}), NOW) is None
     assert json.loads(feed.opening(None, NOW)[0].text)["data"]["event"] == 7
-    told = feed.advance(News(7, (), ("operation",), {}, {}), NOW)
+    told = feed.advance(Update(7, (), ("operation",), {}, {}), NOW)
     assert told
     assert json.loads(told.text)["data"] == {"event": 7, "changed": ["operation"]}
 
@@ -119,22 +119,22 @@ def test_nothing_is_told_where_nothing_changed() -> None:
 def test_figures_that_end_are_told_once() -> None:
     feed = begun()
     numbers: list[dict[str, Any]] = [{"figures": {}}, {}, {}]
-    told = [feed.advance(News(0, numbers=its), NOW) for its in numbers]
+    told = [feed.advance(Update(0, numbers=its), NOW) for its in numbers]
     assert [one is not None for one in told] == [True, True, False]
 
 
 def test_a_state_that_is_too_large_is_only_said_to_have_changed() -> None:
     feed = begun()
-    told = feed.advance(News(0, state={"x": "y" * STATE_BYTES_MAX}), NOW)
+    told = feed.advance(Update(0, state={"x": "y" * STATE_BYTES_MAX}), NOW)
     assert told
     assert json.loads(told.text)["data"] == {"event": 0, "changed": ["state"], "state": {}}
 
 
 def test_a_change_of_members_asks_for_another_look_at_who_may_see() -> None:
-    told = begun().advance(News(3, [event(3, "org.member")]), NOW)
+    told = begun().advance(Update(3, [event(3, "org.member")]), NOW)
     assert told
     assert told.concerns_access
-    other = begun().advance(News(3, [event(3)]), NOW)
+    other = begun().advance(Update(3, [event(3)]), NOW)
     assert other
     assert not other.concerns_access
 

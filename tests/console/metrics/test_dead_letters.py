@@ -82,4 +82,4 @@ def test_prometheus_is_told() -> None:
 
 def test_without_any_the_page_says_so(people: People, browser_of: Callable[..., Client]) -> None:
     page = browser_of(people.platform_admin).get("/dead-letters/").content.decode()
-    assert "There are no letters." in page
+    assert "No dead letters." in page
