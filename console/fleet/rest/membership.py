@@ -132,7 +132,7 @@ class DriverJoins(DriverSays):
     model: Annotated[dict[str, Any], AfterValidator(_model)] | None = None
 
 
-class HeardOut(Schema):
+class HeartbeatOut(Schema):
     heartbeat_seconds: float = Field(description="Interval until the next heartbeat.")
     authorities: str = Field(
         description="Digest of the roots to trust. If it differs, request a certificate."
@@ -197,16 +197,16 @@ def _unauthenticated(sentence: str) -> ApiError:
     return ApiError("Unauthenticated", sentence, headers=INVALID)
 
 
-def _heard(request: HttpRequest, kind: Kind, name: str) -> HeardOut:
+def _heard(request: HttpRequest, kind: Kind, name: str) -> HeartbeatOut:
     note_known(request, f"{kind}:{name}")
-    return HeardOut(heartbeat_seconds=joins.heartbeat_seconds(), authorities=bundle().digest)
+    return HeartbeatOut(heartbeat_seconds=joins.heartbeat_seconds(), authorities=bundle().digest)
 
 
 def _unknown(request: HttpRequest, kind: Kind, name: str) -> ApiError:
     return _unauthenticated(joins.why_unknown(kind, name, _shown(request)))
 
 
-def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], object]) -> HeardOut:
+def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], object]) -> HeartbeatOut:
     try:
         join()
     except TokenIsUsedUp:
@@ -277,10 +277,10 @@ def revoke_join_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
 @router.post(
     "/nodes/{name}/join",
     auth=JoinBearer(),
-    response={200: HeardOut, **documented(409)},
+    response={200: HeartbeatOut, **documented(409)},
     summary="Join as an agent",
 )
-def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeardOut:
+def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeartbeatOut:
     nics = [NicFacts(**nic.model_dump()) for nic in payload.nics]
     told = payload.control_token, payload.facts(), nics, payload.certificate_request
     return _joined(request, "node", name, lambda: joins.join_node(_token(request), name, *told))
@@ -289,10 +289,10 @@ def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeardOut:
 @router.post(
     "/drivers/{name}/join",
     auth=JoinBearer(),
-    response={200: HeardOut, **documented(409)},
+    response={200: HeartbeatOut, **documented(409)},
     summary="Join as a driver",
 )
-def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeardOut:
+def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeartbeatOut:
     told = payload.control_token, payload.facts(), payload.model, payload.certificate_request
     return _joined(request, "driver", name, lambda: joins.join_driver(_token(request), name, *told))
 
@@ -300,10 +300,10 @@ def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> Heard
 @router.post(
     "/nodes/{name}/heartbeat",
     auth=HeartbeatBearer(),
-    response={200: HeardOut, **documented()},
+    response={200: HeartbeatOut, **documented()},
     summary="Send an agent's heartbeat",
 )
-def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
+def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeartbeatOut:
     if not joins.node_beats(name, _shown(request), payload.facts()):
         raise _unknown(request, "node", name)
     return _heard(request, "node", name)
@@ -312,10 +312,10 @@ def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeardOut:
 @router.post(
     "/drivers/{name}/heartbeat",
     auth=HeartbeatBearer(),
-    response={200: HeardOut, **documented()},
+    response={200: HeartbeatOut, **documented()},
     summary="Send a driver's heartbeat",
 )
-def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeardOut:
+def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeartbeatOut:
     if not joins.driver_beats(name, _shown(request), payload.facts()):
         raise _unknown(request, "driver", name)
     return _heard(request, "driver", name)
