@@ -28,7 +28,7 @@ def _alert(page: Page) -> None:
 
 def _acknowledge(page: Page) -> None:
     """From there: acknowledge it."""
-    page.get_by_label("Comment (optional)").fill("looking")
+    page.get_by_label("Reason").fill("looking")
     page.get_by_role("button", name="Acknowledge").click()
     expect(page.get_by_text("Acknowledged by").first).to_be_visible()
 

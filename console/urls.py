@@ -13,20 +13,16 @@ from console.authority import views as authority
 from console.charts import slowest_views
 from console.charts import views as charts
 from console.explain import views as explain
-from console.fleet import description_views, joining_views
-from console.fleet import views as fleet
 from console.fleet.converters import ThingNameConverter
+from console.fleet.pages import descriptions, fleet, membership
 from console.handover import views as handover
 from console.metrics import dead_letters
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
 from console.overview import views as overview
-from console.policies import caller_views as callers
-from console.policies import history_views as policy_history
-from console.policies import platform_views as platform
-from console.policies import proof_views as proof
-from console.policies import views as policies
+from console.policies.pages import callers, platform, policies, proof
+from console.policies.pages import history as policy_history
 from console.saved import views as saved
 from console.search import views as search
 from console.sessions.pages import actions, driver_removal, rules, sessions
@@ -79,12 +75,12 @@ urlpatterns = [
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
     path("fleet/drivers/<thing:name>/remove/", driver_removal.remove, name="fleet-driver-remove"),
-    path("fleet/join/", joining_views.join, name="fleet-join"),
-    path("fleet/join/<slug:public_id>/revoke/", joining_views.revoke, name="fleet-join-token-revoke"),
+    path("fleet/join/", membership.join, name="fleet-join"),
+    path("fleet/join/<slug:public_id>/revoke/", membership.revoke, name="fleet-join-token-revoke"),
     path("fleet/authority/", authority.show, name="fleet-authority"),
     path("fleet/authority/rotate/", authority.rotate, name="fleet-authority-rotate"),
-    path("fleet/description/", description_views.describe, name="fleet-description"),
-    path("fleet/description/fleet.yaml", description_views.export, name="fleet-export"),
+    path("fleet/description/", descriptions.describe, name="fleet-description"),
+    path("fleet/description/fleet.yaml", descriptions.export, name="fleet-export"),
     path("alerts/", alerts.list_alerts, name="alerts"),
     path("alerts/<int:alert_id>/", alerts.show_alert, name="alert"),
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),

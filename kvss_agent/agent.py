@@ -1,4 +1,4 @@
-"""The agent: what it was told to be, what it is, and the work of getting from one to the other."""
+"""The agent: its desired document, its observed state, and reconciling the two."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class Agent:
         self.http = HttpPolicy(owners=lambda: (CONTROLLER,))
         self._has_failed = False
         self._changed = asyncio.Event()
-        self._document_lock = asyncio.Lock()  # documents are checked, kept and taken one after the other
+        self._document_lock = asyncio.Lock()  # documents are checked, stored and applied one at a time
         self._work: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Be again what we were told last, and listen."""
+        """Apply the stored desired document, and listen."""
         self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             raw = await asyncio.to_thread(self._document.read_bytes)
@@ -118,7 +118,7 @@ class Agent:
         self._expiry = asyncio.create_task(self._expire_forever(), name="expiry")
 
     async def stop(self, seconds: float) -> bool:
-        """Let everybody leave, at most so long, and let go of everything. Whether all had left."""
+        """Drain for so many seconds at most, then release all. Whether all connections had ended."""
         self.draining = True
         self.plane.drain()
         for task in (self._work, self._expiry):
@@ -133,15 +133,15 @@ class Agent:
         return gone
 
     def drain(self) -> None:
-        """Accept nobody any more and ask those who are there to leave. Memory stays until the end."""
+        """Refuse new connections and ask the existing ones to end. Memory stays until `stop`."""
         if not self.draining:
             self.draining = True
             self.plane.drain()
 
-    # What it is desired
+    # The desired document
 
     async def set_desired(self, raw: bytes) -> Desired:
-        """Take a document and begin to follow it. The same one again changes nothing.
+        """Store a document and begin to apply it. The same document again changes nothing.
 
         Raises Invalid, and Conflict for a generation that is older, or the same with other contents.
         """
@@ -173,7 +173,7 @@ class Agent:
     def _document(self) -> Path:
         return self.settings.state_dir / "desired.json"
 
-    # Getting there
+    # Reconciling
 
     async def _reconcile_forever(self) -> None:
         while True:
@@ -184,7 +184,7 @@ class Agent:
             try:
                 if desired:
                     await self._follow(desired)
-                else:  # what an earlier life has left in tier 2 is looked after none the less
+                else:  # files that an earlier run left in tier 2 still expire and are purged
                     await self.stores.retire(())
             except Exception:
                 log.exception("Cannot apply the desired document; retrying soon")

@@ -1,4 +1,4 @@
-"""What an agent is told to be: the desired document. Checked as a whole before any of it is done."""
+"""The desired document of an agent. Checked as a whole before any of it is applied."""
 
 from __future__ import annotations
 

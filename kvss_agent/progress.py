@@ -1,4 +1,4 @@
-"""How far something is that an agent was told to have."""
+"""Progress towards one part of the desired document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as they were: series over time, by topic, name and labels. Pages, API and alerts ask here.
+"""Queries: series over time, by topic, name and labels, for pages, the API and alerts.
 
 A question is answered from the coarsest roll-up that its steps can be made of, and from what has not
 been rolled up yet, in one statement: each record is in the answer once, from when it was written.
@@ -271,7 +271,7 @@ def _topics(pattern: str) -> dict[int, str]:
 
 
 def _select(level: str) -> str:
-    """Rows of this level, and of finer ones what is not in it yet: what lies behind its line."""
+    """Rows of this level, and of finer ones what is not in it yet: what is after its watermark."""
     parts, above = [], ""
     for finer, width in reversed(list(LEVELS.items())):
         if width > LEVELS[level]:
@@ -307,7 +307,7 @@ class _Grid:
         self._groups: dict[tuple[str, ...], _Sums] = {}
         self._over: dict[tuple[str, ...], _Sums] = {}
         self._plans: dict[tuple[str, bytes], list[tuple[int, _Sums]]] = {}
-        # What the other metric of a ratio has no labels for is held against all of it.
+        # What the other metric of a ratio has no labels for is compared with the sum of all of it.
         of_both = (*question.over.labels, TOPIC) if question.over else ()
         self._over_by = tuple(name for name in question.by if name in of_both)
 

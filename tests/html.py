@@ -14,4 +14,5 @@ def compact(answer: Any) -> str:
     """The HTML of a response on one line, without blanks next to the tags of blocks."""
     text = " ".join(answer.content.decode().split())
     text = re.sub(rf" ?(</?(?:{BLOCKS})\b[^<>]*>) ?", r"\1", text)
-    return re.sub(r"(<(?:a|button|span)\b[^<>]*>) ", r"\1", text)
+    text = re.sub(r"(<(?:a|button|span)\b[^<>]*>) ", r"\1", text)
+    return re.sub(r" (</(?:a|button|span)>)", r"\1", text)

@@ -22,7 +22,7 @@ SHOWN = {"description", "epilog", "help", "help_text", "label", "summary", "titl
 PLAIN = """
 add answer ask asked assignee bulk call candidate certificate change cluster comment component count
 counts description detail difference effect error explained fault field figure fired fleet flip
-found group heard history id in info join joins key keys lagging limit line link live made many me
+found group heartbeat history id in info join joins key keys lagging limit line link live made many me
 memory move name new not on out outcome overview page patch plan planned point progress proof put
 reach reason recent removal remove removed report reported request requests resize restore result
 retiring revoked root rotation rule rules run running says scheduled seen selected session sessions

@@ -33,7 +33,7 @@ class OrgRoleOut(Schema):
 class MeOut(Schema):
     username: str
     full_name: str
-    means: str = Field(description="How you were recognised: browser, token or jwt.")
+    means: str = Field(description="How you authenticated: browser, token or jwt.")
     read_only: bool
     platform_role: str | None
     orgs: list[OrgRoleOut] = Field(description="Your role in each org by membership.")
@@ -42,7 +42,7 @@ class MeOut(Schema):
 class TokenOut(Schema):
     public_id: str
     name: str
-    user: str = Field(description="Whose it is.")
+    user: str = Field(description="The user that owns it.")
     prefix: str
     read_only: bool
     org: str | None
@@ -51,27 +51,27 @@ class TokenOut(Schema):
     expires_at: datetime
     last_used_at: datetime | None
     made_by: str | None = Field(
-        description="The prefix of the token that made it; revoking that one revokes this one."
+        description="The prefix of the token that created it; revoking that one also revokes this one."
     )
 
 
 class TokenIn(Input):
     name: Line
     read_only: bool = True
-    org: str | None = Field(None, pattern=SLUG, max_length=48, description="Confine it to this org.")
-    days: int = Field(90, ge=1, le=tokens.LIFETIME_DAYS_MAX, description="Until it expires.")
+    org: str | None = Field(None, pattern=SLUG, max_length=48, description="Restrict it to this org.")
+    days: int = Field(90, ge=1, le=tokens.LIFETIME_DAYS_MAX, description="Days until it expires.")
     expires_at: Moment | None = Field(
         None,
-        description="Instead of `days`. A token or a JWT makes none that expires after itself.",
+        description="Instead of `days`. A token or JWT can't create one that outlives it.",
     )
 
 
 class TokenMade(TokenOut):
-    token: str = Field(description="The token itself, now and never again.")
+    token: str = Field(description="The token itself; shown only once.")
 
 
 class RevokedOut(Schema):
-    tokens: int = Field(description="API tokens that were revoked.")
+    tokens: int = Field(description="API tokens revoked.")
 
 
 def token_facts(token: ApiToken) -> dict[str, object]:
@@ -94,7 +94,7 @@ def show_token(token: ApiToken) -> TokenOut:
     return TokenOut.model_validate(token_facts(token))
 
 
-@router.get("/me", response={200: MeOut, **documented()}, summary="Who you are here")
+@router.get("/me", response={200: MeOut, **documented()}, summary="The current user")
 def me(request: HttpRequest) -> MeOut:
     principal = requester(request)
     user = principal.user
@@ -126,9 +126,7 @@ def revoke_credentials(request: HttpRequest, username: UserName) -> RevokedOut:
     return RevokedOut(tokens=services.revoke_credentials(principal, user))
 
 
-@router.get(
-    "/tokens", response={200: Page[TokenOut], **documented()}, summary="Your tokens, or those of others"
-)
+@router.get("/tokens", response={200: Page[TokenOut], **documented()}, summary="List tokens")
 def list_tokens(
     request: HttpRequest,
     whose: Annotated[
@@ -146,7 +144,7 @@ def list_tokens(
     return paginate(found, "-pk", cursor, limit, show_token)
 
 
-@router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Make a token")
+@router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Create a token")
 def create_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
     principal = requester(request)
     org: Org | None = get_org(principal, payload.org) if payload.org else None

@@ -43,7 +43,7 @@ class PasswordForm(forms.Form):
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
     )
     again = forms.CharField(
-        label="New password again",
+        label="Confirm new password",
         max_length=256,
         strip=False,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
@@ -52,7 +52,7 @@ class PasswordForm(forms.Form):
     revoke = forms.BooleanField(
         required=False,
         label="Also revoke my API tokens and JWTs",
-        help_text="Choose this if somebody else may know your password. Other browsers are logged out "
+        help_text="Select this if your password may be known to others. Other browsers are logged out "
         "in any case.",
     )
 
@@ -73,15 +73,15 @@ class PasswordForm(forms.Form):
 
 
 class TokenForm(forms.Form):
-    name = forms.CharField(max_length=120, help_text="What will use it: “resize bot”, say.")
+    name = forms.CharField(max_length=120, help_text="What it is for, e.g. “resize bot”.")
     scope = forms.ChoiceField(
         choices=[("read", "may read"), ("write", "may read and write")], initial="read"
     )
     org = forms.ModelChoiceField(
         Org.objects.none(),
         required=False,
-        empty_label="everything I may do",
-        label="Good for",
+        empty_label="all my orgs",
+        label="Scope",
         to_field_name="slug",
     )
     days = forms.TypedChoiceField(coerce=int, choices=EXPIRIES, initial=90, label="Expires after")
@@ -100,7 +100,7 @@ class AdministeredForm(forms.Form):
 
 class ReasonMixin(forms.Form):
     reason = forms.CharField(
-        max_length=500, required=False, label="Why", help_text="Stands in the audit trail."
+        max_length=500, required=False, label="Reason", help_text="Recorded in the audit trail."
     )
 
 
@@ -112,9 +112,9 @@ class UserForm(ReasonMixin):
         empty_value=None,
         required=False,
         choices=[("", "none: only in their orgs"), *choices(ON_THE_PLATFORM)],
-        label="Role on the whole platform",
+        label="Platform role",
     )
-    is_active = forms.BooleanField(required=False, initial=True, label="May log in")
+    is_active = forms.BooleanField(required=False, initial=True, label="Active")
 
     field_order = ["username", "full_name", "email", "platform_role", "is_active", "reason"]
 

@@ -78,7 +78,7 @@ def administers(principal: Principal) -> bool:
 def issue(
     principal: Principal, *, name: str, read_only: bool, org: Org | None, expires_at: datetime
 ) -> tuple[ApiToken, str]:
-    """Make a token for oneself; its text is returned once and never again.
+    """Create a token for oneself; its text is returned once and never again.
 
     A credential makes none that may do more, or lasts longer, than itself: neither a token nor a JWT
     does. A browser's session makes them for LIFETIME_DAYS_MAX at most. Raises ValidationError for an
@@ -120,7 +120,7 @@ def issue(
 
 @transaction.atomic
 def revoke(principal: Principal, public_id: str) -> ApiToken:
-    """Make a token useless from now on, with those that it made. Doing it again changes nothing.
+    """Create a token useless from now on, with those that it made. Doing it again changes nothing.
 
     One's own, or one that they administer. Raises Http404 for any other.
     """

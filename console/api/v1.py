@@ -30,10 +30,10 @@ from console.authority.api import router as authority
 from console.charts.api import router as charts
 from console.control.api import router as targets
 from console.explain.api import router as explain
-from console.fleet.api import router as fleet
-from console.fleet.description_api import router as description
-from console.fleet.joining_api import router as joining
 from console.fleet.nodes import Impossible
+from console.fleet.rest.descriptions import router as description
+from console.fleet.rest.fleet import router as fleet
+from console.fleet.rest.membership import router as joining
 from console.handover.api import router as handover
 from console.live.api import router as live
 from console.metrics.api import router as metrics
@@ -45,11 +45,11 @@ from console.operations.services import Busy
 from console.orgs.api import router as orgs
 from console.overview.api import router as overview
 from console.placement.topology import Misconfigured
-from console.policies.api import router as policies
-from console.policies.caller_api import router as callers
-from console.policies.platform_api import router as policies_of_all
-from console.policies.proof_api import router as proof
-from console.policies.schedule_api import router as scheduled_policies
+from console.policies.rest.callers import router as callers
+from console.policies.rest.platform import router as policies_of_all
+from console.policies.rest.policies import router as policies
+from console.policies.rest.proof import router as proof
+from console.policies.rest.schedule import router as scheduled_policies
 from console.saved.api import router as saved
 from console.search.api import router as search
 from console.sessions.changes.sizes import JobsRun

@@ -42,7 +42,7 @@ class EntryOut(Schema):
     reason: str
     before: Any
     after: Any
-    changes: list[ChangeOut] = Field(description="Every value that differs.")
+    changes: list[ChangeOut] = Field(description="Values that differ.")
     undoes: int | None
     can_undo: bool
 
@@ -109,7 +109,7 @@ def get_entry(request: HttpRequest, entry_id: EntryId) -> EntryOut:
 @router.post(
     "/audit/{entry_id}/undo",
     response={200: EntryOut, **documented(404, 409)},
-    summary="Take a change back, as a new change",
+    summary="Undo a change",
 )
 def undo(request: HttpRequest, entry_id: EntryId, payload: UndoIn) -> EntryOut:
     principal = requester(request)

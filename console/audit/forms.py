@@ -11,9 +11,9 @@ class FilterForm(forms.Form):
     """The filters of the page and of the CSV; all of them live in the address."""
 
     q = forms.CharField(max_length=120, required=False, label="Search")
-    actor = forms.CharField(max_length=120, required=False, label="Who")
+    actor = forms.CharField(max_length=120, required=False, label="User")
     action = forms.CharField(
-        max_length=48, required=False, label="Action", help_text="“org” for all of org.*"
+        max_length=48, required=False, label="Action", help_text="“org” matches all org.* actions."
     )
     org = forms.ModelChoiceField(
         Org.objects.none(), required=False, empty_label="all", to_field_name="slug"

@@ -86,7 +86,7 @@ def undo(request: SignedInRequest, entry_id: int) -> HttpResponse:
     except services.CannotUndo as error:
         messages.error(request, str(error))
         return redirect("audit-entry", entry_id)
-    messages.success(request, "Taken back. This is the entry of doing so.")
+    messages.success(request, "Change undone. This is the new entry.")
     return redirect("audit-entry", undone.pk)
 
 

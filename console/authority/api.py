@@ -25,13 +25,13 @@ class RootOut(Schema):
 
 
 class AuthorityOut(Schema):
-    authorities: str = Field(description="PEM: whom agents, drivers and engines should believe.")
-    digest: str = Field(description="Of these, and of which signs: what processes follow.")
-    roots: list[RootOut] = Field(description="The newest first; those that were removed, too.")
-    alive: int = Field(description="Processes that are alive and have a key.")
-    behind: list[str] = Field(description="Those of them that do not believe this yet.")
+    authorities: str = Field(description="PEM: the roots that agents, drivers and engines should trust.")
+    digest: str = Field(description="Digest of these roots and of which one signs.")
+    roots: list[RootOut] = Field(description="Newest first, including removed ones.")
+    alive: int = Field(description="Live processes with a key.")
+    behind: list[str] = Field(description="Live processes that do not trust these roots yet.")
     away: list[str] = Field(
-        description="Those that do not either, and that nobody waits for: lost, or off in maintenance."
+        description="Processes that do not trust them and are not waited for: lost or in maintenance."
     )
 
 
@@ -62,7 +62,9 @@ def _root(root: Authority) -> RootOut:
     )
 
 
-@router.get("/authority", response={200: AuthorityOut, **documented(404)}, summary="The authority")
+@router.get(
+    "/authority", response={200: AuthorityOut, **documented(404)}, summary="The certificate authority"
+)
 def show_authority(request: HttpRequest) -> AuthorityOut:
     return _shown(request)
 
@@ -70,7 +72,7 @@ def show_authority(request: HttpRequest) -> AuthorityOut:
 @router.post(
     "/authority/rotate",
     response={202: AuthorityOut, **documented(404, 409)},
-    summary="Replace the root of the authority",
+    summary="Replace the root certificate",
 )
 def rotate_authority(request: HttpRequest, payload: RotationIn) -> Status[AuthorityOut]:
     services.begin_rotation(requester(request), payload.reason)

@@ -26,9 +26,9 @@ from console.audit.services import record
 from console.authority.issuing import Signer, make_root
 from console.authority.models import Authority, State
 from console.fleet import services as fleet
+from console.fleet.membership.liveness import silent_since
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
-from console.fleet.watching import silent_since
 from console.placement.topology import State as Health
 from kvss_agent.security.certificates import Peer
 from kvss_agent.security.certificates import Role as PeerRole

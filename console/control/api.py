@@ -22,14 +22,14 @@ router = Router(tags=["fleet"])
 class TargetOut(Schema):
     kind: Literal["node", "driver"]
     name: str
-    desired_generation: int = Field(description="Of the document that it should follow.")
-    observed_generation: int = Field(description="Of the document that it said it follows.")
-    observed_at: datetime | None = Field(description="Of its last answer that was one.")
-    problem: str = Field(description="What is not as it should be, in a sentence.")
-    fault: Fault | None = Field(description="In what way its last answer was none.")
+    desired_generation: int = Field(description="Generation of its desired document.")
+    observed_generation: int = Field(description="Generation of the document that it reports.")
+    observed_at: datetime | None = Field(description="Time of its last valid answer.")
+    problem: str = Field(description="What is wrong, in a sentence.")
+    fault: Fault | None = Field(description="Why its last answer was invalid.")
     faulty_since: datetime | None
-    failures: int = Field(description="Tries in a row after which it was not where it should be.")
-    retry_at: datetime | None = Field(description="When it is asked again.")
+    failures: int = Field(description="Consecutive attempts after which it was not up to date.")
+    retry_at: datetime | None = Field(description="Time of the next attempt.")
 
 
 def show_target(target: Target) -> TargetOut:
@@ -50,11 +50,11 @@ def show_target(target: Target) -> TargetOut:
 @router.get(
     "/targets",
     response={200: Page[TargetOut], **documented(404)},
-    summary="Agents and drivers, as they follow their documents",
+    summary="Agents and drivers with their desired and observed generations",
 )
 def list_targets(
     request: HttpRequest,
-    faulty: Annotated[bool, Query(description="Only those whose answers are none.")] = False,
+    faulty: Annotated[bool, Query(description="Only those with invalid answers.")] = False,
     cursor: Cursor = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from celery import current_app
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.http import Http404
@@ -60,6 +61,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+PUSH: Final = "console.control.tasks.push"  # by its name, for it imports this module
+
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
 ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
@@ -77,7 +80,7 @@ NOTED: Final = (
     *("generation", "observed_generation", "observed_change", "observed_at", "problem"),
     *("failures", "retry_at", "told_at", "fault", "bad_since", "asked_until"),
 )
-SILENT: Final = "Nothing is heard of it. It is told as soon as it is back."
+SILENT: Final = "It does not respond. It is updated as soon as it is back."
 
 
 def changed(targets: Collection[Address], why: str, *, topic: str = "") -> Change:
@@ -94,10 +97,8 @@ def changed(targets: Collection[Address], why: str, *, topic: str = "") -> Chang
 
 
 def _push_soon(targets: list[Address]) -> None:
-    from console.control import tasks
-
     try:
-        tasks.push.apply_async(([list(target) for target in targets],), retry=False)
+        current_app.send_task(PUSH, ([list(target) for target in targets],), retry=False)
     except OperationalError as error:
         # The change is saved, and the request that made it has succeeded.
         log.warning("No task could be sent, so the next reconcile tells of the change: %s", error)
@@ -172,7 +173,7 @@ def _standing(target: Target, change: int, *, is_silent: bool) -> Standing:
         generation=target.generation,
         observed_generation=target.observed_generation,
         as_of=target.observed_at,
-        why_not="" if has_it else target.problem or (SILENT if is_silent else "It is being told."),
+        why_not="" if has_it else target.problem or (SILENT if is_silent else "It is being configured."),
     )
 
 
@@ -381,7 +382,7 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
     if answer.reached and (answer.generation > ours or (answer.generation == ours and answer.refused)):
         # Our database is older than what it was told, or somebody else has told it.
         target.generation = answer.generation + 1
-        target.problem = "Somebody else has told it what to be. It is told anew."
+        target.problem = "It reports a generation that this console did not send. It is sent again."
     if answer.reached:
         target.observed_generation = answer.observed_generation
         target.observed_change = target.change if target.is_up_to_date else 0

@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.demo import places, story
-from console.fleet import importing, tokens
+from console.fleet.descriptions import changes
+from console.fleet.membership import tokens
 from console.fleet.models import Node, Stamp
 from console.fleet.services import reachable_drivers, reachable_nodes
 from console.operations import services as operations
@@ -48,7 +49,7 @@ def seed() -> bool:
         cursor.execute(_LOCK)
     if Stamp.objects.exists():
         return False
-    importing.apply(SYSTEM, story.fleet(places.tier2(settings.STATE_DIR)), reason=REASON)
+    changes.apply(SYSTEM, story.fleet(places.tier2(settings.STATE_DIR)), reason=REASON)
     for one in story.ORGS:
         if not Org.objects.filter(slug=one.slug).exists():
             orgs.create_org(SYSTEM, slug=one.slug, name=one.name, reason=REASON)

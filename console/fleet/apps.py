@@ -7,6 +7,6 @@ class FleetConfig(AppConfig):
     name = "console.fleet"
 
     def ready(self) -> None:
-        from console.fleet import documents
+        from console.fleet import desired
 
-        _ = documents  # it registers what it has
+        _ = desired  # it registers what it has

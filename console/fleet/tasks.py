@@ -7,14 +7,15 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
-from console.fleet import retiring, telemetry_users, watching
+from console.fleet import retired_stores
+from console.fleet.membership import liveness, telemetry_users
 
 log = logging.getLogger(__name__)
 
 
 @shared_task
 def find_who_is_lost() -> None:
-    if lost := watching.find_lost(timezone.now()):
+    if lost := liveness.find_lost(timezone.now()):
         log.warning("%d nodes and drivers are lost", lost)
 
 
@@ -26,4 +27,4 @@ def keep_telemetry_users() -> None:
 
 @shared_task
 def look_after_retiring_stores() -> None:
-    retiring.look()
+    retired_stores.look()

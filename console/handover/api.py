@@ -31,7 +31,7 @@ class NoteOut(Schema):
     id: int
     at: datetime
     author: str
-    org: str | None = Field(description="Null for all.")
+    org: str | None = Field(description="Null: all orgs.")
     text: str
 
 
@@ -39,7 +39,7 @@ class NoteIn(Input):
     text: Annotated[
         str, Field(min_length=1, max_length=TEXT_MAX, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")
     ]
-    org: OrgSlug | None = Field(None, description="Of this org; null for all.")
+    org: OrgSlug | None = Field(None, description="The org it concerns; null: all.")
 
 
 class HandOverOut(Schema):
@@ -47,12 +47,12 @@ class HandOverOut(Schema):
     since: datetime
     evaluated_at: datetime | None
     open_count: int
-    open: list[AlertOut] = Field(description="The gravest first.")
-    over: list[AlertOut] = Field(description="Alerts that have ended since.")
-    silences: list[SilenceOut] = Field(description="That are on or to come, those that end first.")
-    operations: list[OperationOut] = Field(description="That go on, or went badly since.")
+    open: list[AlertOut] = Field(description="Most severe first.")
+    over: list[AlertOut] = Field(description="Alerts resolved in this period.")
+    silences: list[SilenceOut] = Field(description="Active and pending silences, by end time.")
+    operations: list[OperationOut] = Field(description="Running or failed operations.")
     change_count: int
-    changes: list[EntryOut] = Field(description="The newest.")
+    changes: list[EntryOut] = Field(description="Newest first.")
     notes: list[NoteOut]
 
 
@@ -69,12 +69,12 @@ def show_note(note: Note) -> NoteOut:
 @router.get(
     "/hand-over",
     response={200: HandOverOut, **documented(404)},
-    summary="What is open, what goes on, and what was done",
+    summary="Get the handover report",
 )
 def get_hand_over(
     request: HttpRequest,
     org: Annotated[
-        str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Of one org; else of all.")
+        str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Only this org.")
     ] = "",
     hours: Annotated[int, Query(ge=1, le=services.HOURS_MAX)] = services.HOURS_DEFAULT,
 ) -> HandOverOut:
@@ -97,7 +97,7 @@ def get_hand_over(
 
 
 @router.get(
-    "/hand-over/notes", response={200: Page[NoteOut], **documented()}, summary="Notes, the newest first"
+    "/hand-over/notes", response={200: Page[NoteOut], **documented()}, summary="List notes, newest first"
 )
 def list_notes(
     request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
@@ -105,7 +105,7 @@ def list_notes(
     return paginate(services.visible_notes(requester(request)), "-pk", cursor, limit, show_note)
 
 
-@router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Leave a note")
+@router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Add a note")
 @idempotent
 def write_note(request: HttpRequest, payload: NoteIn) -> Answer:
     principal = requester(request)

@@ -10,7 +10,7 @@ class NoteForm(OrgsMixin):
     text = forms.CharField(
         max_length=TEXT_MAX,
         label="Note",
-        help_text="What the next should know: what you saw, what you tried, what to wait for.",
+        help_text="For the next on-call: observations, attempts, what to watch.",
         widget=forms.Textarea(attrs={"rows": 4, "data-press": "n"}),
     )
-    org = org_field("all orgs, and the platform", label="About")
+    org = org_field("all orgs and the platform", label="Org")

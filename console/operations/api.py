@@ -26,7 +26,7 @@ OperationId = Annotated[UUID, Path(description="The operation.")]
 
 
 class ProgressOut(Schema):
-    step: int = Field(description="Steps that are done.")
+    step: int = Field(description="Completed steps.")
     total: int
     percent: int
     message: str
@@ -40,14 +40,14 @@ class ErrorOut(Schema):
 class OperationOut(Schema):
     id: UUID
     kind: str
-    target: str = Field(description="What it works on, as its topic.", examples=["session:chat"])
+    target: str = Field(description="Its target, as a topic.", examples=["session:chat"])
     sentence: str
     state: State
     done: bool
     progress: ProgressOut
-    error: ErrorOut | None = Field(description="Why it goes back, or went back.")
+    error: ErrorOut | None = Field(description="Why it is rolling back, or rolled back.")
     response: dict[str, Any] | None = Field(
-        description="What came of it. Of `error` and this, exactly one."
+        description="Its result. Exactly one of this and `error` is set once it is done."
     )
     cancel_requested: bool
     started_by: str
@@ -99,16 +99,14 @@ def busy(error: services.Busy) -> ApiError:
     return ApiError("OperationRunning", str(error), headers={"Link": link})
 
 
-@router.get(
-    "/operations", response={200: Page[OperationOut], **documented()}, summary="Operations you may see"
-)
+@router.get("/operations", response={200: Page[OperationOut], **documented()}, summary="List operations")
 def list_operations(
     request: HttpRequest,
     target: Annotated[
-        str, Query(max_length=120, pattern=NO_NUL, description="As in `session:chat`.")
+        str, Query(max_length=120, pattern=NO_NUL, description="For example `session:chat`.")
     ] = "",
     kind: Annotated[
-        str, Query(max_length=48, pattern=NO_NUL, description="`session` is also `session.resize`.")
+        str, Query(max_length=48, pattern=NO_NUL, description="`session` also matches `session.resize`.")
     ] = "",
     done: Annotated[bool | None, Query()] = None,
     cursor: Cursor = None,
@@ -123,7 +121,7 @@ def list_operations(
 @router.get(
     "/operations/{operation_id}",
     response={200: OperationOut, **documented(404)},
-    summary="How far it is",
+    summary="Get an operation",
 )
 def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationOut:
     principal = requester(request)
@@ -133,7 +131,7 @@ def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationO
 @router.delete(
     "/operations/{operation_id}",
     response={202: OperationOut, **documented(404)},
-    summary="Cancel it: it goes back to where it was. Again, it changes nothing",
+    summary="Cancel an operation and roll it back",
 )
 def cancel_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId
@@ -147,7 +145,7 @@ def cancel_operation(
 @router.post(
     "/operations/{operation_id}/retry",
     response={202: OperationOut, **documented(404, 409)},
-    summary="Try again what is stuck",
+    summary="Retry a stuck operation",
 )
 def retry_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from celery import current_app
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
@@ -28,6 +29,8 @@ from telemetry.hints import hint
 from telemetry.topics import OPERATIONS
 
 log = logging.getLogger(__name__)
+
+ADVANCE: Final = "console.operations.tasks.advance_operation"  # by its name, for it imports this module
 
 TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
 SWEEP_MAX: Final = 200
@@ -154,14 +157,14 @@ def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operat
     operation.cancel_requested = True
     operation.wake_at = timezone.now()
     operation.save(update_fields=["cancel_requested", "wake_at"])
-    _record(principal, "operation.cancel", operation, "is asked to go back", reason)
+    _record(principal, "operation.cancel", operation, "is being cancelled", reason)
     _advance_on_commit(operation)
     return operation
 
 
 @transaction.atomic
 def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
-    """Try again what is stuck. Raises NotStuck for one that is not."""
+    """Retry a stuck operation. Raises NotStuck for one that is not."""
     operation = _for_change(principal, operation_id)
     if operation.state != State.STUCK:
         raise NotStuck(f"It is {operation.state}: there is nothing to try again.")
@@ -169,7 +172,7 @@ def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operati
     _put(operation, core.again(_position(operation), now), now)
     operation.wake_at = now
     operation.save()
-    _record(principal, "operation.retry", operation, "is tried again", reason)
+    _record(principal, "operation.retry", operation, "is retried", reason)
     _advance_on_commit(operation)
     return operation
 
@@ -294,9 +297,8 @@ def _put(operation: Operation, position: Position, now: datetime) -> None:
 
 def _advance_on_commit(operation: Operation) -> None:
     """Robust: where Redis is away, the sweep finds it later."""
-    from console.operations.tasks import advance_operation
-
-    transaction.on_commit(partial(advance_operation.delay, str(operation.pk)), robust=True)
+    send = partial(current_app.send_task, ADVANCE, (str(operation.pk),))
+    transaction.on_commit(send, robust=True)
 
 
 def _note_end(operation: Operation) -> None:

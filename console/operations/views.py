@@ -72,9 +72,9 @@ def _actions(request: SignedInRequest, operation: Operation) -> dict[str, bool]:
 def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     operation = services.cancel(request.principal, operation_id)
     if operation.done:
-        messages.info(request, "It had ended already.")
+        messages.info(request, "The operation had already ended.")
     else:
-        messages.success(request, "It is asked to go back to where it was.")
+        messages.success(request, "Cancellation requested.")
     return redirect("operation", operation_id)
 
 
@@ -86,7 +86,7 @@ def retry(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     except services.NotStuck as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, "It is tried again.")
+        messages.success(request, "Retrying.")
     return redirect("operation", operation_id)
 
 

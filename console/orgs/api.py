@@ -31,14 +31,14 @@ OrgRole = Literal["viewer", "on-call", "org admin"]
 class OrgOut(Schema):
     slug: str
     name: str
-    version: int = Field(description="Counts changes; it is the ETag.")
+    version: int = Field(description="Incremented with each change; the ETag.")
     created_at: datetime
 
 
 class OrgIn(Input):
     slug: Annotated[str, Field(pattern=SLUG, max_length=48, examples=["acme"])]
     name: Line
-    reason: Reason = Field("", description="Why; it stands in the audit trail.")
+    reason: Reason = Field("", description="Recorded in the audit trail.")
 
 
 class OrgPatch(Input):
@@ -65,7 +65,7 @@ def show_member(membership: Membership) -> MemberOut:
     return MemberOut(username=membership.user.username, role=role)
 
 
-@router.get("/orgs", response={200: Page[OrgOut], **documented()}, summary="Orgs you may see")
+@router.get("/orgs", response={200: Page[OrgOut], **documented()}, summary="List orgs")
 def list_orgs(
     request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
@@ -73,7 +73,7 @@ def list_orgs(
     return paginate(orgs, "slug", cursor, limit, show_org)
 
 
-@router.post("/orgs", response={201: OrgOut, **documented(409)}, summary="Add an org")
+@router.post("/orgs", response={201: OrgOut, **documented(409)}, summary="Create an org")
 @with_dry_run
 def create_org(request: HttpRequest, payload: OrgIn) -> Answer:
     principal = requester(request)
@@ -82,7 +82,7 @@ def create_org(request: HttpRequest, payload: OrgIn) -> Answer:
     return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], show_org(org), headers)
 
 
-@router.get("/orgs/{slug}", response={200: OrgOut, **documented(404)}, summary="One org")
+@router.get("/orgs/{slug}", response={200: OrgOut, **documented(404)}, summary="Get an org")
 def get_org(request: HttpRequest, response: HttpResponse, slug: Slug) -> OrgOut:
     org = services.get_org(requester(request), slug)
     response["ETag"] = etag(org.version)
@@ -130,7 +130,7 @@ def delete_org(
 
 
 @router.get(
-    "/orgs/{slug}/members", response={200: Page[MemberOut], **documented(404)}, summary="Members"
+    "/orgs/{slug}/members", response={200: Page[MemberOut], **documented(404)}, summary="List members"
 )
 def list_members(
     request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT

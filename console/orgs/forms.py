@@ -16,7 +16,7 @@ class NewOrgForm(OrgForm):
     slug = forms.RegexField(
         SLUG,
         max_length=48,
-        help_text="Lower-case letters, digits and dashes. Stands in addresses; can't be changed.",
+        help_text="Lower-case letters, digits and dashes. Used in URLs; can't be changed.",
     )
 
 

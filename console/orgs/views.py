@@ -13,7 +13,7 @@ from console.audit.services import visible_entries
 from console.orgs import services
 from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
 from console.policies import services as policies
-from console.policies.reach import reach
+from console.policies.rollout import reach
 from console.policies.usage import restrictions, usage
 from telemetry.topics import of_org
 
@@ -50,7 +50,7 @@ def new_org(request: SignedInRequest) -> HttpResponse:
 def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug)
     role = request.principal.role_in(org.pk)
-    held = policies.in_force(org)
+    held = policies.active_policy(org)
     context = {
         "org": org,
         "topic": of_org(org.slug),
@@ -95,7 +95,7 @@ def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
     with transaction.atomic():
         org = services.for_change(request.principal, slug, Role.PLATFORM_ADMIN)
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
-            messages.error(request, f"Not deleted: you have to type “{slug}” to confirm.")
+            messages.error(request, f"Not deleted: type “{slug}” to confirm.")
             return redirect("org-edit", slug)
         try:
             services.delete_org(request.principal, org, form.cleaned_data["reason"])

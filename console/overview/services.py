@@ -24,10 +24,10 @@ from console.alerts.services import Evaluator, gravest_first, unsuppressed, visi
 from console.alerts.state.lifecycle import OPEN, State
 from console.audit.models import AuditEntry
 from console.audit.services import visible_entries
-from console.fleet import overview as fleet
-from console.fleet.drawing import Look
+from console.fleet.insight import overview as fleet
+from console.fleet.insight.activity import TIERS
+from console.fleet.insight.diagram import Look
 from console.fleet.models import Driver, Node
-from console.fleet.running import TIERS
 from console.operations.models import Operation
 from console.operations.services import visible_operations
 from console.orgs.models import Org

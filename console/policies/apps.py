@@ -9,7 +9,6 @@ class PoliciesConfig(AppConfig):
     name = "console.policies"
 
     def ready(self) -> None:
-        """What drivers and agents are told of orgs, and how a purge goes on, is registered there."""
-        import_module("console.policies.drivers")
-        import_module("console.policies.nodes")
-        import_module("console.policies.purges")
+        """Register the parts of desired documents and the purge operation."""
+        import_module("console.policies.desired")
+        import_module("console.policies.evidence.purges")

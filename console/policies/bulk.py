@@ -15,8 +15,8 @@ from console.accounts.roles import Role
 from console.operations.plans import StalePlan
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
-from console.policies import documents, services, words
-from console.policies.services import InForce
+from console.policies import documents, sentences, services
+from console.policies.services import ActivePolicy
 from swdriver_shim.policy import OrgPolicies, Policy
 
 ORGS_MAX: Final = 500
@@ -26,7 +26,7 @@ ORGS_MAX: Final = 500
 class Planned:
     """What it would do to one org, or why it may not."""
 
-    held: InForce
+    held: ActivePolicy
     wanted: OrgPolicies
     refused: list[str]
 
@@ -35,12 +35,12 @@ class Planned:
         return self.held.org
 
     @property
-    def differences(self) -> list[words.Difference]:
-        return words.differences(self.held.said.policy, self.wanted.policy)
+    def differences(self) -> list[sentences.Difference]:
+        return sentences.differences(self.held.said.policy, self.wanted.policy)
 
     @property
     def sentence(self) -> str:
-        return words.sentence(self.wanted.policy)
+        return sentences.sentence(self.wanted.policy)
 
 
 def plan(principal: Principal, slugs: Iterable[str], changes: Mapping[str, Any]) -> list[Planned]:
@@ -52,10 +52,10 @@ def plan(principal: Principal, slugs: Iterable[str], changes: Mapping[str, Any])
     if len(listed) > ORGS_MAX:
         raise ValidationError(f"At most {ORGS_MAX} orgs at a time.")
     orgs = [get_org(principal, slug, Role.ORG_ADMIN) for slug in listed]
-    return [_planned(held, changes) for held in services.in_force_of(orgs)]
+    return [_planned(held, changes) for held in services.active_policies(orgs)]
 
 
-def _planned(held: InForce, changes: Mapping[str, Any]) -> Planned:
+def _planned(held: ActivePolicy, changes: Mapping[str, Any]) -> Planned:
     said = held.said
     fields = {**documents.spelled_out(said.policy), **changes}
     wanted = OrgPolicies(policy=documents.read_struct(fields, Policy), models=said.models)
@@ -80,7 +80,7 @@ def save(
     *,
     reason: str,
     token: str | None = None,
-) -> list[InForce]:
+) -> list[ActivePolicy]:
     """A new version for each org that it changes; those for which it changes nothing keep theirs.
 
     Raises what `plan` does; ValidationError where a limit refuses one of them; StalePlan for a token of

@@ -98,7 +98,7 @@ _LIMITS: Final[Mapping[str, _Limit]] = {
     "ttl_last_use_seconds": _Limit(
         "ttl_last_use_seconds_max", _at_most, "At most {} from the last use", exact_duration
     ),
-    "tiers": _Limit("tiers_max", _no_further, "No further than {}", str),
+    "tiers": _Limit("tiers_max", _no_further, "Storage tiers, at most {}", str),
     "dram_bytes_max": _Limit("dram_bytes_max", _at_most, "At most {} of memory", exact_size),
     "tier2_bytes_max": _Limit("tier2_bytes_max", _at_most, "At most {} of tier 2", exact_size),
     "share": _Limit("share_max", _at_most, "At most {}"),

@@ -10,9 +10,9 @@ from typing import Final
 from django.utils import timezone
 
 from console.orgs.models import Org
-from console.policies import documents, services, words
+from console.policies import documents, sentences, services
 from console.policies.models import PolicyVersion
-from console.policies.words import Difference
+from console.policies.sentences import Difference
 from swdriver_shim.daemon.metrics import HIT, REQUESTED
 from swdriver_shim.policy import OrgPolicies
 from telemetry.queries import Fold, Question, ask
@@ -44,7 +44,7 @@ class Told:
     sentence: str
     differences: list[Difference]
     effect: Effect | None
-    in_force: bool
+    is_active: bool
 
     @property
     def seconds(self) -> float | None:
@@ -59,7 +59,7 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
     """These versions, which follow one another, the newest first."""
     if not versions:
         return []
-    held = services.in_force(org)
+    held = services.active_policy(org)
     default = OrgPolicies(policy=held.cluster.policies.default)
     earlier = services.versions_of(org).filter(number__lt=versions[-1].number).first()
     documents_before = [*(each.document for each in versions[1:]), earlier.document if earlier else None]
@@ -70,7 +70,7 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
             sentence=_sentence(version, default),
             differences=_differences(before, version.document, default),
             effect=effect(org, version.made_at, until),
-            in_force=version.number == held.number,
+            is_active=version.number == held.number,
         )
         for version, before, until in zip(versions, documents_before, ends, strict=False)
     ]
@@ -79,17 +79,17 @@ def told(org: Org, versions: Sequence[PolicyVersion]) -> list[Told]:
 def _sentence(version: PolicyVersion, default: OrgPolicies) -> str:
     said = documents.read_org(version.document)
     prefix = "" if said else "As the cluster's default says. "
-    return prefix + words.sentence((said or default).policy)
+    return prefix + sentences.sentence((said or default).policy)
 
 
 def _differences(before: str | None, after: str, default: OrgPolicies) -> list[Difference]:
     was = (documents.read_org(before) if before else None) or default
     will = documents.read_org(after) or default
-    found = words.differences(was.policy, will.policy)
+    found = sentences.differences(was.policy, will.policy)
     for model in sorted({*was.models, *will.models}):
         found += [
             (f"{label}, {model}", one, other)
-            for label, one, other in words.differences(was.of(model), will.of(model))
+            for label, one, other in sentences.differences(was.of(model), will.of(model))
         ]
         if (model in was.models) != (model in will.models):
             one, other = "as all others", "a policy of its own"

@@ -75,7 +75,7 @@ def take_back(principal: Principal, org: Org, number: int, *, reason: str = "") 
     if planned.state == State.IN_FORCE:
         _end(planned, State.CANCELLED, f"Ended by {principal.name}.")
     else:
-        _become(planned, State.WAITING, State.CANCELLED, f"Taken back by {principal.name}.")
+        _become(planned, State.WAITING, State.CANCELLED, f"Cancelled by {principal.name}.")
     return planned
 
 
@@ -107,7 +107,7 @@ def _step(number: int, org_id: int, now: datetime) -> bool:
 
 def _begin(planned: ScheduledPolicy) -> None:
     """Whoever calls holds the org's row."""
-    before = services.in_force(planned.org)
+    before = services.active_policy(planned.org)
     reason = f"as {planned.author_name} scheduled: {planned.reason}"[:REASON_MAX]
     try:
         held = services.set_policy(
@@ -123,7 +123,7 @@ def _begin(planned: ScheduledPolicy) -> None:
 
 def _end(planned: ScheduledPolicy, state: State, note: str) -> None:
     """Back to what was there before, unless somebody has saved something else."""
-    if services.in_force(planned.org).number != planned.number or planned.back_to is None:
+    if services.active_policy(planned.org).number != planned.number or planned.back_to is None:
         _become(planned, State.IN_FORCE, State.OVERTAKEN, "Another policy was saved meanwhile.")
         return
     reason = f"end of what {planned.author_name} scheduled: {planned.reason}"[:REASON_MAX]

@@ -25,7 +25,7 @@ from console.orgs.models import Org
 from console.policies import documents
 from console.policies.documents import ClusterPolicies
 from console.policies.models import PolicyInForce, PolicyVersion
-from console.policies.terms import terms
+from console.policies.tier2_limits import tier2_limits_of
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.topics import of_org
 
@@ -42,7 +42,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class ActivePolicy:
     """What holds for an org. `own` is what it has said; None where it follows the default."""
 
     org: Org
@@ -83,11 +83,11 @@ def cluster() -> Cluster:
     return Cluster(found.version.number, documents.read_cluster(found.version.document), found.version)
 
 
-def in_force(org: Org, of_cluster: Cluster | None = None) -> InForce:
-    return in_force_of([org], of_cluster)[0]
+def active_policy(org: Org, of_cluster: Cluster | None = None) -> ActivePolicy:
+    return active_policies([org], of_cluster)[0]
 
 
-def in_force_of(found: Iterable[Org], of_cluster: Cluster | None = None) -> list[InForce]:
+def active_policies(found: Iterable[Org], of_cluster: Cluster | None = None) -> list[ActivePolicy]:
     """Of several orgs, in their order, in two statements."""
     listed, held = list(found), of_cluster or cluster()
     rows = PolicyInForce.objects.select_related("version__change").filter(org__in=listed)
@@ -95,9 +95,9 @@ def in_force_of(found: Iterable[Org], of_cluster: Cluster | None = None) -> list
     return [_of(org, versions.get(org.pk), held) for org in listed]
 
 
-def _of(org: Org, version: PolicyVersion | None, held: Cluster) -> InForce:
+def _of(org: Org, version: PolicyVersion | None, held: Cluster) -> ActivePolicy:
     own = documents.read_org(version.document) if version else None
-    return InForce(org, version.number if version else 0, own, version, held)
+    return ActivePolicy(org, version.number if version else 0, own, version, held)
 
 
 def versions_of(org: Org | None) -> QuerySet[PolicyVersion]:
@@ -134,7 +134,7 @@ def set_policy(
     *,
     reason: str,
     undoes: AuditEntry | None = None,
-) -> InForce:
+) -> ActivePolicy:
     """Put a new version in force for an org that came from `orgs.services.for_change`.
 
     None is to follow the cluster's default from now on. The same again changes nothing. Raises
@@ -151,7 +151,7 @@ def restore(
     *,
     reason: str,
     undoes: AuditEntry | None = None,
-) -> InForce:
+) -> ActivePolicy:
     """Put an earlier version in force again, as a new one that is equal to it byte for byte.
 
     0 is what there was before the first. Raises ValidationError where limits forbid it by now.
@@ -170,9 +170,9 @@ def _put(
     reason: str,
     undoes: AuditEntry | None,
     same_as: int | None = None,
-) -> InForce:
+) -> ActivePolicy:
     check_reason(reason)
-    before = in_force(org)
+    before = active_policy(org)
     if document == before.document:
         return before
     after = documents.read_org(document)
@@ -193,9 +193,9 @@ def _put(
         after or OrgPolicies(policy=before.cluster.policies.default)
     )
     _store(principal, org, document, reason, same_as, f"policy of {org.slug}")
-    if terms(wanted) != terms(before.policies):
+    if tier2_limits_of(wanted) != tier2_limits_of(before.policies):
         changed([ALL_NODES], f"tier 2 of {org.slug}: {reason}")
-    return in_force(org)
+    return active_policy(org)
 
 
 @transaction.atomic
@@ -207,7 +207,7 @@ def set_cluster(
     if_number: int | None = None,
     undoes: AuditEntry | None = None,
 ) -> Cluster:
-    """Change the default and the limits. What orgs have said stays, and is held to the new limits.
+    """Set the default policy and the limits. What orgs have said stays, and is held to the new limits.
 
     `if_number` is the version that this was decided on: StaleCluster if another one is in force.
     """
@@ -310,7 +310,7 @@ def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
         raise CannotUndo("The org is no more.")
     org = orgs.for_change(principal, org.slug)
     before, after = _numbers(entry)
-    if in_force(org).number != after:
+    if active_policy(org).number != after:
         raise CannotUndo("The policy was changed again since. Undo the later change first.")
     try:
         restore(principal, org, before, reason=reason, undoes=entry)

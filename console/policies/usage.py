@@ -12,7 +12,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.fleet.models import Driver
 from console.orgs.models import Org
-from console.policies.services import InForce
+from console.policies.services import ActivePolicy
 from console.visibility import Sight
 from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
@@ -48,7 +48,7 @@ class Usage:
         return self.bytes / self.quota if self.bytes is not None and self.quota else None
 
 
-def usage(principal: Principal, held: InForce) -> Usage:
+def usage(principal: Principal, held: ActivePolicy) -> Usage:
     """Models that they don't know of are not told apart."""
     org, sight = held.org, Sight(principal)
     drivers = list(Driver.objects.filter(joined_at__isnull=False).only("name", "model"))
@@ -64,7 +64,7 @@ def usage(principal: Principal, held: InForce) -> Usage:
     )
 
 
-def restrictions(held: InForce) -> list[str]:
+def restrictions(held: ActivePolicy) -> list[str]:
     """What is shown plainly of data that is held apart."""
     policy = held.policy
     told = []
@@ -73,9 +73,9 @@ def restrictions(held: InForce) -> list[str]:
     if policy.tiers is Tiers.DRAM:
         told.append("It never leaves memory.")
     if policy.tiers is Tiers.TIER2:
-        told.append("Encrypted in tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
+        told.append("Encrypt tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
     if policy.scrub:
-        told.append("Overwritten when it goes.")
+        told.append("Scrub on delete.")
     told += [
         f"Of {model}, nothing is stored."
         for model, own in held.policies.models.items()

@@ -27,7 +27,7 @@ class ViewIn(Input):
         Field(description="Path and query of a page of this console.", examples=["/latency/?range=1h"])
     )
     share: Annotated[str, StringConstraints(max_length=60, pattern=r"^(platform|org:[a-z0-9-]+)?$")] = (
-        Field("", description="With whom: `platform`, `org:acme`, or nobody.")
+        Field("", description="`platform`, `org:acme`, or empty for private.")
     )
 
 
@@ -35,12 +35,12 @@ class ViewOut(Schema):
     id: int
     name: str
     address: str
-    share: str = Field(description="`platform`, `org:acme`, or empty for nobody.")
+    share: str = Field(description="`platform`, `org:acme`, or empty for private.")
     owner: str
     created_at: datetime
 
 
-@router.get("/views", response={200: Page[ViewOut], **documented()}, summary="Saved views")
+@router.get("/views", response={200: Page[ViewOut], **documented()}, summary="List saved views")
 def list_views(
     request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:

@@ -16,7 +16,7 @@ from console.placement.topology import Tier
 from console.sessions import endpoints
 from console.sessions.models import Job, Phase, Stream
 from console.sessions.plans.snapshot import model_of
-from console.sessions.rules import in_force
+from console.sessions.rules import effective_rules
 from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX
 
@@ -31,7 +31,7 @@ def homes(name: str) -> Mapping[str, Any]:
     if not job.running:
         raise NotYet("The streams of its job are being made.")
     streams = job.streams.select_related("node", "next_node", "box")
-    worst = in_force(job.session.org, job.session.path).limit(float("inf")).worst
+    worst = effective_rules(job.session.org, job.session.path).limit(float("inf")).worst
     return {"homes": [_home(job, stream, worst) for stream in streams]}
 
 

@@ -42,7 +42,7 @@ def of_an_org(org: Org) -> RuleSet:
     return RuleSet.objects.filter(org=org).first() or RuleSet(org=org, path=Path.ANY.value)
 
 
-def in_force(org: Org | None, path: str = "") -> Rules:
+def effective_rules(org: Org | None, path: str = "") -> Rules:
     """For a session of this org that wants at least this path. Raises Misconfigured."""
     rules = of_cluster().rules()
     if org is not None:
@@ -171,7 +171,7 @@ def _tell_sessions(changed: RuleSet) -> None:
     sessions = Session.objects.select_related("org")
     if changed.org is not None:
         sessions = sessions.filter(org=changed.org)
-    limits = {org: in_force(org) for org in {session.org for session in sessions}}
+    limits = {org: effective_rules(org) for org in {session.org for session in sessions}}
     for session in sessions:
         limit_to(session, limits[session.org])
     Session.objects.bulk_update(sessions, ["boxes_min", "boxes_increment", "boxes_max"])

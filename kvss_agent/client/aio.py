@@ -1,4 +1,4 @@
-"""The client for asyncio: the same verbs, awaited.
+"""The client for asyncio: the verbs of `ShardClient`, awaited.
 
 Copies and blocking sockets are for threads, so each client brings its own: one for evicts, which keeps
 their order, and a few for everything else. The loop goes on meanwhile: the Python mover holds the
@@ -46,7 +46,7 @@ async def connect(
     mover: Mover | None = None,
     write: bool = True,
 ) -> AsyncShardClient:
-    """As `kvss_agent.client.connect`. Close it, or use it with `async with`."""
+    """Open a shard, see `kvss_agent.client.connect`. Close it, or use it with `async with`."""
     made = await asyncio.to_thread(
         lambda: connect_blocking(
             address, shard, credentials, transport=transport, mover=mover, write=write

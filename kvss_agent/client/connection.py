@@ -1,4 +1,4 @@
-"""One connection to an agent: where it is, who we are, the handshake, frames in both directions."""
+"""A connection to an agent: its address, credentials, the handshake, and frames in both directions."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Credentials:
 
 
 class AgentConnection:
-    """One connection, its handshake done. Raises Lost for whatever ends it."""
+    """A connection to an agent, after its handshake. Raises Lost when it ends, for whatever reason."""
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
         with lost(address):

@@ -1,4 +1,4 @@
-"""What a driver says and hears: the interface that all transports share."""
+"""The interface that all transports share."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class ShardClient(ABC):
     slot_bytes: int
     payload_bytes_max: int
     incarnation: bytes  # another one than before: the memory is new, and empty
-    on_slot_limit: Callable[[int], None] | None = None  # called in a thread of ours when the line moves
+    on_slot_limit: Callable[[int], None] | None = (
+        None  # called in a thread of the client when the slot limit changes
+    )
     on_lost: Callable[[], None] | None = None  # likewise, when the agent is found to be lost
 
     @property
@@ -91,7 +93,7 @@ class ShardClient(ABC):
     @property
     @abstractmethod
     def slots(self) -> int:
-        """The line: slots below it may be used."""
+        """The slot limit: slots below it may be used."""
 
     @property
     @abstractmethod

@@ -56,7 +56,9 @@ class SharedClient(TieredClient):
         self._waiting = 0  # threads that want to be told when a lease ends
         self._lost: Lost | None = None
         self._closed = False
-        self._listener = threading.Thread(target=self._listen, name=f"line of {shard}", daemon=True)
+        self._listener = threading.Thread(
+            target=self._listen, name=f"slot limit of {shard}", daemon=True
+        )
         self._listener.start()
 
     def _map(self, welcome: wire.Welcome, descriptors: list[int]) -> None:
@@ -191,10 +193,10 @@ class SharedClient(TieredClient):
         with self._lock:
             self._must_be_here()
             arena = self._arena
-            connection = arena.slots
+            limit = arena.slots
             lease = self._leases.take(slots, time.monotonic() + LEASE_SECONDS_MAX)
             columns: list[memoryview | Miss] = [
-                arena.slot(slot) if slot < connection else Miss.ABSENT for slot in slots
+                arena.slot(slot) if slot < limit else Miss.ABSENT for slot in slots
             ]
         return _Leased(columns, lease, self._release)
 
@@ -229,8 +231,8 @@ class SharedClient(TieredClient):
                     self._follow(frame)
         except Lost as error:
             self._end(error)
-        except Exception as error:  # noqa: BLE001 - mapping has failed, or who wanted to hear of the line
-            self._end(Lost(f"cannot follow the connection of {self._connection.address}: {error!r}"))
+        except Exception as error:  # noqa: BLE001 - mapping has failed, or a callback failed
+            self._end(Lost(f"cannot follow the slot limit of {self._connection.address}: {error!r}"))
             self._connection.close()
 
     def _end(self, error: Lost) -> None:
@@ -246,7 +248,7 @@ class SharedClient(TieredClient):
         return self._lost
 
     def _follow(self, resized: wire.Resized) -> None:
-        """The connection has moved, or the memory has changed."""
+        """Apply a new slot limit, or new memory."""
         descriptors = self._connection.take_descriptors()
         with self._lock:
             shrinks = resized.slots < self._arena.slots

@@ -19,7 +19,7 @@ from kvss_agent.shard.seal import Header, Miss
 
 
 class Window(Protocol):
-    """Slots up to a line, and the count. `number` is that of the last evict.
+    """Slots up to the slot limit, and the count. `number` is that of the last evict.
 
     `follow` and `shut` are called under the lock, and again whenever the arena has changed.
     """
@@ -27,7 +27,7 @@ class Window(Protocol):
     number: int
 
     def follow(self, arena: Arena, /) -> None:
-        """The line and the memory are those of this arena now."""
+        """Use the slot limit and the memory of this arena from now on."""
 
     def shut(self) -> None:
         """Nothing goes through here ever again, and nothing is kept mapped by this."""

@@ -397,7 +397,7 @@ class Tiered:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A refill or delete was turned away: it came late, or there are too many."""
+    """A refill or delete was rejected: it came late, or there are too many."""
 
     kind: ClassVar = Kind.REJECTED
     request: int
@@ -409,7 +409,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The line of the shard has moved. `extents` are those that are new; descriptors come along."""
+    """The slot limit of the shard has changed. `extents` are the new ones; descriptors come along."""
 
     kind: ClassVar = Kind.RESIZED
     slots: int
@@ -421,7 +421,7 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A driver that shares the arena no longer uses what is above the line."""
+    """A driver that shares the arena no longer uses slots above the slot limit."""
 
     kind: ClassVar = Kind.SHRUNK
     slots: int

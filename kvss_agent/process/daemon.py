@@ -1,4 +1,4 @@
-"""What daemons do to be good ones: listen early, stop when told to, say so to who watches."""
+"""What all daemons need: early listening, stop signals, and readiness for the service manager."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Being part of a console's fleet: joining once, and then a heartbeat every few seconds.
+"""Membership in a console's fleet: joining once, and then a heartbeat every few seconds.
 
-Nothing waits for the console, and nothing is given up when it is away: what it was told last goes on. So
-the worst that comes of all this is that the console takes us for lost.
+Nothing waits for the console. While it is unreachable the process keeps following its last desired
+document; the worst consequence is that the console marks the process as lost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def credential(token: str, name: str) -> str:
 
 @dataclass(slots=True)
 class MembershipStatus:
-    """How we stand with the console, and what became of each call."""
+    """The state of the membership, and counts of calls to the console by result."""
 
     state: str = "alone"  # "joining", "joined", "away" (it does not answer), "refused"
     reason: str = ""
@@ -67,11 +67,11 @@ class MembershipStatus:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Where it is, and what we show to be let in."""
+    """The console's URL, and what the process presents to join."""
 
     url: str
     join_token: str = field(default="", repr=False)
-    authorities: Path | None = None  # who vouches for it, if not those that the system trusts
+    authorities: Path | None = None  # authorities of its certificate, if not the system's
 
     def verify(self) -> ssl.SSLContext | bool:
         """Raises OSError, also for a file that holds no certificates."""
@@ -83,23 +83,23 @@ class Console:
 
     @property
     def is_in_the_open(self) -> bool:
-        """Whether others on the network could read what we send."""
+        """Whether others on the network can read the requests: plain HTTP, and not on loopback."""
         parts = urlsplit(self.url)
         return parts.scheme == "http" and parts.hostname not in LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
 class JoiningProcess:
-    """Who joins: `kind` is nodes or drivers; `topic` is what its numbers are told under."""
+    """The process that joins. `kind` is nodes or drivers; `topic` is that of its telemetry."""
 
     kind: str
     topic: str
     name: str
-    token: str = field(repr=False)  # of its control API, which the console will ask
-    facts: Mapping[str, Any]  # told with each heartbeat
-    once: Mapping[str, Any]  # told at joining
-    trust: Trust | None = None  # what we show, and whom we believe: the console says
-    is_new: bool = False  # no console can know us yet
+    token: str = field(repr=False)  # of its control API, for requests of the console
+    facts: Mapping[str, Any]  # sent with each heartbeat
+    once: Mapping[str, Any]  # sent when it joins
+    trust: Trust | None = None  # our certificate and trusted authorities, from the console
+    is_new: bool = False  # no console knows this process yet
 
     def path(self, verb: str) -> str:
         return f"/api/v1/{self.kind}/{self.name}/{verb}"
@@ -126,7 +126,7 @@ _PROBLEM: Final = msgspec.json.Decoder(_Problem)
 
 
 class Member:
-    """Joins and beats, for as long as `run` is not cancelled."""
+    """Joins and sends heartbeats until `run` is cancelled."""
 
     def __init__(self, console: Console, identity: JoiningProcess, status: MembershipStatus) -> None:
         self.console = console
@@ -155,12 +155,12 @@ class Member:
                 await asyncio.sleep(seconds * random.uniform(0.8, 1.0))  # noqa: S311
 
     async def once(self, client: httpx.AsyncClient) -> float:
-        """Tell that we are there, or join; and after how many seconds again. Raises nothing."""
+        """Send a heartbeat, or join. Returns after how many seconds to do so again. Raises nothing."""
         try:
             answer = await (self._join(client) if self._is_unknown else self._beat(client))
         except httpx.HTTPError as error:
             if not isinstance(error, httpx.ConnectError):
-                self._is_unknown = False  # it may have heard us
+                self._is_unknown = False  # the request may have arrived
             return self._away(f"{type(error).__name__}: {error}".rstrip(": "))
         self._is_unknown = False
         if answer.is_success:
@@ -172,7 +172,7 @@ class Member:
         return self._away(f"it answers {answer.status_code}")
 
     async def _beat(self, client: httpx.AsyncClient) -> httpx.Response:
-        """Joining instead, where it does not know us (any more) and we may."""
+        """Send a heartbeat, or join if the console does not know us and there is a join token."""
         answer = await self._ask(client, "heartbeat", self._credential, self._facts())
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             self._why_unknown = _detail_of(answer) or "It does not know us."
@@ -190,10 +190,10 @@ class Member:
         facts = {**us.facts, "mover": native.current().name}
         return {**facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else facts
 
-    async def _renew(self, client: httpx.AsyncClient, heard: httpx.Response) -> bool:
-        """Ask for a certificate if it is time to. Whether there is a new one, which the console should
-        hear of. What goes wrong is tried again after the next heartbeat."""
-        trust, digest = self.identity.trust, _authorities_of(heard)
+    async def _renew(self, client: httpx.AsyncClient, beat: httpx.Response) -> bool:
+        """Request a certificate if one is due. Returns whether there is a new one: the next heartbeat
+        reports it. Failures are retried after the next heartbeat."""
+        trust, digest = self.identity.trust, _authorities_of(beat)
         if trust is None or not digest or not trust.is_due(digest):
             return False
         request = {"certificate_request": trust.identity.certificate_request()}
@@ -286,7 +286,7 @@ def _authorities_of(answer: httpx.Response) -> str:
 async def member(
     console: Console | None, identity: JoiningProcess, status: MembershipStatus
 ) -> AsyncIterator[None]:
-    """Be part of the fleet for as long as this lasts. Without a console we are alone."""
+    """Be a member of the fleet while this context lasts. Without a console it does nothing."""
     if console is None:
         yield
         return

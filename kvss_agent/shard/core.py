@@ -48,7 +48,7 @@ class Receive:
     """Take the payloads of this run of evicts, in order, into these slots; then say `received`.
 
     None for a column that is taken and thrown away: a repetition of what was applied already, or
-    meant for a slot above the line of a shard that has shrunk.
+    meant for a slot above the slot limit of a shard that has shrunk.
     """
 
     owner: Owner
@@ -129,7 +129,7 @@ class Counts:
 
     evicts: int = 0
     repeated: int = 0
-    above_the_line: int = 0
+    above_slot_limit: int = 0
     refills: int = 0
     deletes: int = 0
     fills: int = 0
@@ -169,7 +169,7 @@ class _Parked:
 
 
 class Shard:
-    """One shard. `slots` is the line: slots below it are in use, and there is memory for `capacity`."""
+    """One shard. `slots` is the slot limit: slots below it are in use. `capacity` have memory."""
 
     def __init__(self, slots: int, applied: int = 0) -> None:
         if not 0 <= slots <= SLOTS_MAX:
@@ -209,7 +209,7 @@ class Shard:
                 self.counts.repeated += 1
                 targets.append(None)
             elif slot >= self.slots:
-                self.counts.above_the_line += 1
+                self.counts.above_slot_limit += 1
                 targets.append(None)
             else:
                 targets.append(slot)
@@ -274,7 +274,7 @@ class Shard:
     ) -> list[Effect]:
         """Read these slots once `applied` has reached `after`; waits for that at most so long.
 
-        `Serve` leases the slots. A slot above the line is absent; one that an evict or a delete has
+        `Serve` leases the slots. A slot above the limit is absent; one that an evict or a delete has
         claimed is torn.
         """
         return self._park(
@@ -340,9 +340,9 @@ class Shard:
         return min(self._next_late, self.leases.next_deadline())
 
     def resize(self, slots: int, now: float) -> list[Effect]:
-        """Move the line. To grow, the memory has to be there first.
+        """Change the slot limit. To grow, the memory has to be there first.
 
-        To shrink: from now on evicts above the line are thrown away and refills find nothing there.
+        To shrink: from now on evicts above it are discarded and refills find nothing there.
         `Truncate` follows when nobody reads or writes above it any more.
         """
         if not 0 <= slots <= SLOTS_MAX:
@@ -368,7 +368,7 @@ class Shard:
         _must(len(self._runs) <= RUNS_MAX, "the evict queue is bounded")
         _must(all(count <= PARKED_MAX for count in waiting.values()), "what waits is bounded")
         _must(self._parked == sorted(self._parked), "what waits is in order")
-        _must(self.slots <= self.capacity, "there is memory up to the line")
+        _must(self.slots <= self.capacity, "there is memory up to the slot limit")
         receiving = self._runs[0].targets() if self._runs and self._runs[0].receiving else []
         _must(not self.leases.any_of(receiving), "nobody reads what is being written")
 
@@ -409,9 +409,9 @@ class Shard:
         head = self._runs[0] if self._runs else None
         if head and not head.receiving and not self.leases.any_of(head.targets()):
             head.receiving = True
-            self._drop_above_the_line(head)
+            self._drop_above_limit(head)
             effects.append(Receive(head.owner, head.first, head.slots))
-        if self.slots < self.capacity and not self._used_above_the_line():
+        if self.slots < self.capacity and not self._used_above_limit():
             self.capacity = self.slots
             effects.append(Truncate(self.slots))
         return effects
@@ -478,15 +478,15 @@ class Shard:
     def _claim(self, slots: Sequence[int], by: int) -> None:
         _count(self._claimed, slots, by)
 
-    def _drop_above_the_line(self, run: _Run) -> None:
-        """The line may have moved since the run was accepted."""
+    def _drop_above_limit(self, run: _Run) -> None:
+        """The slot limit may have changed since the run was accepted."""
         above = [slot for slot in run.targets() if slot >= self.slots]
         if above:
             self._claim(above, -1)
-            self.counts.above_the_line += len(above)
+            self.counts.above_slot_limit += len(above)
             run.slots = tuple(None if slot in above else slot for slot in run.slots)
 
-    def _used_above_the_line(self) -> bool:
+    def _used_above_limit(self) -> bool:
         written = self._runs[0].targets() if self._runs and self._runs[0].receiving else []
         return self.leases.any_from(self.slots) or any(slot >= self.slots for slot in written)
 

@@ -1,4 +1,4 @@
-"""A shard that lives: its core, its memory, and who is connected to it.
+"""A shard of this agent: its core, its memory, and its connections.
 
 The core decides under a lock that is held for microseconds; bytes move outside of it, in the threads of
 the connections, in slots that the core has leased or claimed for them.
@@ -67,7 +67,7 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotLimit:
-    """The line of the shard is here now, or its memory is another."""
+    """The shard has a new slot limit or new memory."""
 
     slots: int
 
@@ -113,7 +113,7 @@ class HostedShard:
         self._gone = False
         self._lock = threading.Lock()
         self._resizing = threading.Lock()
-        self._agreed = FOREVER  # the line that a sharing writer has been asked to keep below
+        self._agreed = FOREVER  # the slot limit that a sharing writer has been asked to keep
         self._shrunk = threading.Event()
 
     # Who is connected
@@ -286,10 +286,10 @@ class HostedShard:
     # Size and end
 
     def resize(self, slots: int, progress: Progress = ignore_progress) -> None:
-        """Move the line. Raises NoMemory and changes nothing if there is not enough.
+        """Change the slot limit. Raises NoMemory and changes nothing if there is not enough.
 
         Growing takes as long as its memory takes to be made present; the shard goes on meanwhile.
-        Shrinking returns when the line has moved; memory is given back as soon as nobody reads there.
+        Shrinking returns when the limit is lower; memory is given back as soon as nobody reads there.
         """
         with self._resizing:
             before = self.core.slots
@@ -311,12 +311,12 @@ class HostedShard:
                     self._writer.post(SlotLimit(slots))
 
     def shrunk(self, slots: int) -> None:
-        """The driver that shares the arena uses nothing above this line any more."""
+        """The driver that shares the arena no longer uses slots above this limit."""
         if slots <= self._agreed:
             self._shrunk.set()
 
     def _empty(self, first: int, end: int) -> None:
-        """Zeros, for slots above the line as far as there is memory. Whoever still reads or writes there
+        """Zeros, for slots above the limit as far as there is memory. Who still reads or writes there
         finds out by their seals."""
         for number in range(first, end):
             with self._lock:
@@ -354,7 +354,7 @@ class HostedShard:
                 self.count.close()
 
     def _give_back(self) -> None:
-        """Free what is above the line of the arena. It may take seconds, so it is nobody's own work."""
+        """Free what is above the limit of the arena. It may take seconds, so it is nobody's own work."""
         with self._resizing:
             with self._lock:
                 if self._gone:

@@ -1,4 +1,4 @@
-"""A process tells once a second what has happened in it. No Django; never in the way of its host.
+"""Reports the numbers of a process once a second. No Django; it never slows its host.
 
 One thread looks at the numbers, which the host keeps anyway, and adds what has changed to the stream.
 What Redis does not take waits here, up to a limit beyond which the oldest is dropped and counted.
@@ -97,7 +97,7 @@ class Emitter:
         self._take_slowest = slowest
         self._deltas = Deltas(combined(collect, self._collect_own), limits) if collect else None
         self._backlog: deque[_Waiting] = deque()
-        self._told: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
+        self._reported: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
         self._second = 0  # up to which has been told
         self._retry_at = 0.0
         user = user_of(redis_url)
@@ -188,7 +188,7 @@ class Emitter:
         except redis.RedisError as error:
             if not self._retry_at:
                 log.warning("Numbers are queued, waiting for Redis: %s", error)
-            self._told.clear()  # it may come back empty
+            self._reported.clear()  # it may come back empty
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         self._retry_at = 0.0
@@ -202,7 +202,7 @@ class Emitter:
         for waiting in batch:
             fields: dict[Field, Field] = {FIELD: waiting.encoded}
             shape = waiting.shape
-            if shape and shape.digest not in told and self._told.get(shape.digest, now) <= now:
+            if shape and shape.digest not in told and self._reported.get(shape.digest, now) <= now:
                 told[shape.digest] = now + TOLD_SECONDS
                 if own:
                     fields[SHAPE_FIELD] = shape.encoded
@@ -212,7 +212,9 @@ class Emitter:
                 fields[SLOWEST] = waiting.slowest
             pipe.xadd(own or STREAM, fields, maxlen=OWN_STREAM_LENGTH_MAX if own else STREAM_LENGTH_MAX)
         pipe.execute()
-        self._told = {digest: again for digest, again in self._told.items() if again > now} | told
+        self._reported = {
+            digest: again for digest, again in self._reported.items() if again > now
+        } | told
 
     def _collect_own(self, into: Sink) -> None:
         limits = self._deltas.limits if self._deltas else LabelLimits()

@@ -1,5 +1,4 @@
-"""A process tells its numbers: to the stream of the console, to a collector over OTLP, or to both. No
-Django."""
+"""Reporting the numbers of a process: to the stream of the console, over OTLP, or both. No Django."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """Goes on until `stop`. Without addresses nobody is told."""
+    """Reports until `stop`. Without addresses it does nothing."""
 
     def __init__(
         self,
@@ -32,8 +31,8 @@ class Reporter:
         also: Collect | None = None,
         slowest: TakeSlowest | None = None,
     ) -> None:
-        """As `emitter.Emitter` has it. `also`: over OTLP only, what the console could ask itself for.
-        `slowest`: over the stream only, since a collector has no place for them."""
+        """`collect` and `limits` are those of `emitter.Emitter`. `also` is reported over OTLP only: the
+        console can read it itself. `slowest` is reported over the stream only: OTLP cannot carry it."""
         name, limits = name or socket.gethostname(), limits or LabelLimits()
         self._reporters: list[Emitter | Exporter] = []
         if redis_url:
@@ -59,6 +58,6 @@ class Reporter:
             )
 
     def stop(self) -> None:
-        """Tell what is left, and end."""
+        """Report what is left, and end."""
         for one in self._reporters:
             one.stop()

@@ -1,4 +1,4 @@
-"""What could not be stored, taken aside: how much of what and from whom, and some of it to look at.
+"""What could not be stored: how much of what and from whom, and some of it to look at.
 
 It stops nothing. Both tables are bounded: of letters the newest are kept, few of each source; of counts
 there are so many sources a day, and the others are counted together.
@@ -76,7 +76,7 @@ class Letter(NamedTuple):
 
 
 class DeadLetters:
-    """What one batch, or one step, sets aside. Bounded, however much that is."""
+    """The dead letters of one batch or one step. Bounded."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Cause, str]] = Counter()

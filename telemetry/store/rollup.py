@@ -1,8 +1,8 @@
-"""From pieces to ten seconds, from those to minutes and hours; and what is too old goes.
+"""Roll-up: fresh rows to ten seconds, those to minutes and hours; and dropping what is too old.
 
-Each level has a *line*: what is before it has been added up into that level. Whatever comes for before
-the line is added to the level at once, as one more row, and all the others in its time. So at every
-moment a level has exactly what is before its line, once, and the finer level has the rest.
+Each level has a *watermark*: everything before it has been added up into that level. A record that
+arrives late, from before the watermark, is added to the level at once, as one more row. So at every
+moment a level has exactly what is before its watermark, once, and the finer level has the rest.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Counts:
 
 
 def _nothing() -> None:
-    """Nobody asks whether it goes on."""
+    """Do nothing: no watchdog is waiting."""
 
 
 class RollUp:
@@ -111,7 +111,7 @@ class RollUp:
             for table in ("storedshape", "topic"):  # of what nothing is stored any more
                 cursor.execute(f"DELETE FROM telemetry_{table} WHERE seen_on < %s", [longest])  # noqa: S608
 
-    # Lines
+    # Watermarks
 
     def advance(self, now: float, steps: int = STEPS_MAX) -> bool:
         """Do what is due, oldest first, each step in a transaction of its own. Whether there is more."""
@@ -159,7 +159,7 @@ class RollUp:
         return True
 
     def _advance_watermark(self, watermarks: dict[str, int], over: int) -> bool:
-        """Add up a minute or an hour whose rows are all there, and move its line behind it."""
+        """Add up a minute or an hour whose rows are all there, and advance the watermark past it."""
         ends = {"10s": over, "1m": watermarks["1m"]}
         for finer, coarser in _COARSER:
             width = LEVELS[coarser]
@@ -238,7 +238,7 @@ class RollUp:
 
 
 def days_kept() -> dict[str, int]:
-    """As the settings say."""
+    """How many days each level is stored, from the settings."""
     return {
         "10s": settings.TELEMETRY_DAYS_10S,
         "1m": settings.TELEMETRY_DAYS_1M,
@@ -247,7 +247,7 @@ def days_kept() -> dict[str, int]:
 
 
 def _lock_watermarks() -> dict[str, int]:
-    """Where the watermarks are; nothing if somebody else is at it."""
+    """Lock and return the watermarks. Empty if another process has locked them."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT level, at FROM telemetry_watermark ORDER BY level FOR UPDATE SKIP LOCKED")
         watermarks = dict(cursor.fetchall())

@@ -1,4 +1,4 @@
-"""Work that is done in rounds until somebody says stop: what `ingest` and `rollup` have in common."""
+"""Running a service in rounds until SIGTERM: what ingest and roll-up have in common."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         assert faults(page) == []
 
         # Acknowledged, with a word of what is done, and silenced for the work on it.
-        page.get_by_label("Comment (optional)").fill("walking to the rack")
+        page.get_by_label("Reason").fill("walking to the rack")
         page.get_by_role("button", name="Acknowledge").click()
-        expect(page.get_by_text("Acknowledged by admin")).to_be_visible()
+        expect(page.get_by_text("Acknowledged by admin at")).to_be_visible()
         page.get_by_role("textbox", name="Comment", exact=True).fill("its power is off")
         page.get_by_role("button", name="Add comment").click()
         expect(page.get_by_text("its power is off")).to_be_visible()

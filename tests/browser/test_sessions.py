@@ -67,7 +67,7 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     page.get_by_label("Boxes", exact=True).fill("2")
     expect(page.locator("#plan")).to_contain_text("8 on a rail", timeout=30_000)
     page.get_by_role("button", name="Create session").click()
-    expect(page.get_by_role("heading", name="Make session chat of 2 boxes")).to_be_visible()
+    expect(page.get_by_role("heading", name="Create session chat with 2 boxes")).to_be_visible()
     in_console(console, SWEEP)
     expect(page.get_by_text("succeeded").first).to_be_visible(timeout=30_000)
 
@@ -96,11 +96,11 @@ def test_its_pages_are_accessible_and_work_without_scripts(
     page.goto("/new-session/")
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Boxes", exact=True).fill("1")
-    page.get_by_label("May wait").fill("60")
+    page.get_by_label("Wait for capacity").fill("60")
     page.get_by_role("button", name="Preview").click()
     expect(page.locator("#plan")).not_to_contain_text("Fill in the form")
     page.get_by_role("button", name="Create session").click()
-    expect(page.get_by_role("heading", name=f"Make session {name} of 1 box")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"Create session {name} with 1 box")).to_be_visible()
     operation = page.url
     cookies = context.cookies()
     context.close()

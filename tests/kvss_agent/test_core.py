@@ -126,7 +126,7 @@ def test_a_repeated_evict_is_taken_and_thrown_away() -> None:
 
 def test_a_gap_is_a_breach_and_changes_nothing() -> None:
     shard = Shard(4)
-    with pytest.raises(Breach, match="evict 2 comes after 0"):
+    with pytest.raises(Breach, match="evict 2 does not follow 0"):
         shard.evict(DRIVER, 2, [0], 0)
     assert shard.accepted == 0
 

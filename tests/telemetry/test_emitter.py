@@ -236,7 +236,7 @@ def test_a_failing_collector_is_survived(client: redis.Redis, caplog: pytest.Log
     host.numbers = {SLOTS: [({}, 1)]}
     emitter = Emitter(settings.REDIS_URL, "web", "0.1.0", collect=host.collect).start()
     emitter._phase = time.time() % 1 + 0.05
-    wait_until("it is noticed", lambda: "could not be told" in caplog.text)
+    wait_until("it is noticed", lambda: "Could not report" in caplog.text)
     host.numbers = {BYTES: [({"shard": "a", "direction": "in"}, 10)]}
     emitter.stop()
     assert 10 in records(client)[-1].cells.counters

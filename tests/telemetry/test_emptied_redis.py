@@ -13,8 +13,8 @@ import pytest
 import redis
 from django.utils import timezone
 
+from console.fleet.membership.telemetry_users import keep_users
 from console.fleet.models import Driver
-from console.fleet.telemetry_users import keep_users
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
@@ -64,7 +64,7 @@ class Process:
 
     def tell_all_again(self) -> None:
         """As after TOLD_SECONDS."""
-        self.emitter._told.clear()
+        self.emitter._reported.clear()
 
 
 @dataclass

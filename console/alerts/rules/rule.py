@@ -50,8 +50,9 @@ class Threshold:
 
     @property
     def unit(self) -> str:
-        """The last part of the name."""
-        return self.name.rpartition("_")[2]
+        """The last part of the name, if it is a measured unit."""
+        last = self.name.rpartition("_")[2]
+        return last if last in ("seconds", "share", "bytes") else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from console.metrics.catalog import METRICS
 from console.placement import sentences
 from console.placement.topology import State, Tier
 from console.sessions.models import Job, Stream
-from console.sessions.rules import in_force
+from console.sessions.rules import effective_rules
 from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
 from telemetry.queries import ask
@@ -77,7 +77,7 @@ def _crossings() -> tuple[Crossing, ...]:
     for shard in across.select_related(*related).order_by("pk")[:CROSSINGS_MAX]:
         session = shard.job.session
         if session.pk not in worst:
-            worst[session.pk] = in_force(session.org, session.path).limit(math.inf).worst
+            worst[session.pk] = effective_rules(session.org, session.path).limit(math.inf).worst
         found.append(
             Crossing(
                 session=session.name,

@@ -16,7 +16,7 @@ from console.alerts.suggested_fixes.definition import Call, Change, SuggestedFix
 from console.metrics.catalog import METRICS
 from console.orgs.models import Org
 from console.policies import bulk
-from console.policies.services import in_force
+from console.policies.services import active_policy
 from console.visibility import Sight
 from telemetry.queries import TOPIC, Fold, Question, ask
 from telemetry.topics import kind_of
@@ -60,7 +60,7 @@ class RaiseQuota:
     @staticmethod
     def _quota(org: Org) -> tuple[str, int, int, int] | None:
         """The fullest driver, its bytes, the quota, and the raised quota; None unless it is full."""
-        quota = in_force(org).policy.dram_bytes_max
+        quota = active_policy(org).policy.dram_bytes_max
         fullest = _fullest_driver(org) if quota else None
         if not quota or fullest is None or fullest[1] < quota * FULL_SHARE:
             return None

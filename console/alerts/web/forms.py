@@ -69,7 +69,7 @@ class FilterForm(OrgsMixin):
 
 
 class AcknowledgeForm(forms.Form):
-    reason = forms.CharField(max_length=500, required=False, label="Comment (optional)")
+    reason = forms.CharField(max_length=500, required=False, label="Reason")
 
 
 class BulkForm(forms.Form):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django import template
 
-from console.policies import words
+from console.policies import sentences
 from swdriver_shim.policy import Policy
 from telemetry.units import size
 
@@ -30,4 +30,4 @@ def size_of(count: float) -> str:
 
 @register.simple_tag
 def sentence_of(policy: Policy) -> str:
-    return words.sentence(policy)
+    return sentences.sentence(policy)

@@ -23,7 +23,7 @@ from console.placement.topology import State
 from console.sessions.models import Stream
 from console.sessions.plans.proposals import away_from
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.rules import in_force
+from console.sessions.rules import effective_rules
 from console.sessions.steps import relocation
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.topics import of_source
@@ -146,7 +146,7 @@ def _send_away(operation: Operation, node: Node) -> str:
     waiting = Stream.objects.filter(node=node, operation=None).select_related(*related)
     streams = list(waiting.order_by("pk"))
     limits = {
-        session.name: in_force(session.org, session.path).limit(float("inf"))
+        session.name: effective_rules(session.org, session.path).limit(float("inf"))
         for session in {stream.job.session for stream in streams}
     }
     placed, unplaced = away_from(snapshot, node.name, streams, limits)
@@ -171,8 +171,8 @@ def _stay(operation: Operation) -> Outcome:
 @machine("node.drain")
 class Drain(Machine):
     steps = (
-        Step("drain", "Let nothing new come", _drain, _as_before),
-        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
+        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
     )
 
     @staticmethod
@@ -202,11 +202,11 @@ def _ready(operation: Operation) -> Outcome:
 @machine("node.upgrade")
 class Upgrade(Machine):
     steps = (
-        Step("drain", "Let nothing new come", _drain, _as_before),
-        Step("leave", "Move what runs there to other nodes", _leave, _stay, patience=LEAVING),
-        Step("rest", "Take it out of service", _rest),
+        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
+        Step("rest", "Put it in maintenance", _rest),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
-        Step("ready", "Take it into service again", _ready),
+        Step("ready", "Return it to service", _ready),
     )
 
     @staticmethod

@@ -196,7 +196,7 @@ class RemoveDriver(Machine):
     steps = (
         Step(
             "gone",
-            "Wait until the memory of its streams is free",
+            "Wait until the memory of its streams is freed",
             machines.gone,
             patience=machines.TOLD,
             final=True,

@@ -14,7 +14,7 @@ from console.placement.plan import RailsPlan
 from console.placement.reasons import route
 from console.placement.rules import Cause
 from console.placement.topology import State
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.changes.requests import record, start
 from console.sessions.models import Session, Stream
 from console.sessions.plans import proposals, reservations
@@ -78,7 +78,7 @@ def restore_rails(
         principal,
         "session.restore-rails",
         session,
-        f"Bring {len(moves)} streams of {session.name} back on rails",
+        f"Restore rails of {session.name}: move {len(moves)} streams",
         moves,
         reason,
     )
@@ -95,7 +95,8 @@ def _begin_moves(
     for stream, _ in moves:
         if stream.operation_id is not None:
             raise CannotPlan(
-                Cause.WAITING_FOR_DRAIN, f"{stream.name} is being moved: wait until that is done."
+                Cause.WAITING_FOR_DRAIN,
+                f"{stream.name} is already being moved: wait until it has finished.",
             )
     before = {str(stream.pk): reservations.written(place_of(stream)) for stream, _ in moves}
     told = {stream.name: place.node.name for stream, place in moves}
@@ -120,7 +121,7 @@ def _place_at(snapshot: Snapshot, session: Session, stream: Stream, node: Node) 
     """
     there = snapshot.fleet.node.get(node.name)
     if there is None or there.state is not State.READY:
-        raise CannotPlan(Cause.NODE_CORDONED, f"{node.name} takes nothing new: it is {node.state}.")
+        raise CannotPlan(Cause.NODE_CORDONED, f"{node.name} accepts no new streams: it is {node.state}.")
     if stream.node_id == node.pk:
         raise CannotPlan(Cause.MISCONFIGURED, f"{stream.name} is on {node.name} already.")
     here = [stream for stream, at in snapshot.running.items() if at == node.name]
@@ -132,7 +133,7 @@ def _place_at(snapshot: Snapshot, session: Session, stream: Stream, node: Node) 
             f"{there.shards_max} streams.",
         )
     path = route(snapshot.fleet, stream.box.name, stream.domain, there)
-    limit = ruling.in_force(session.org, session.path).limit(float("inf"))
+    limit = session_rules.effective_rules(session.org, session.path).limit(float("inf"))
     if limit.worst < path.tier >= stream.tier and limit.because is not None:
         raise CannotPlan(
             limit.because,

@@ -40,7 +40,7 @@ def now_or_later(
 def wait_or_not(session: Session, proposal: Proposal | None) -> None:
     """Until the operation has looked for a place, nobody knows what it waits for."""
     session.cause = "" if proposal else Cause.PENDING_EVALUATION.value
-    session.cause_sentence = "" if proposal else "It waits for a place: one is looked for in a moment."
+    session.cause_sentence = "" if proposal else "Waiting for placement."
     session.waiting_since = None if proposal else timezone.now()
 
 

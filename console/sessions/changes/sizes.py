@@ -1,4 +1,4 @@
-"""Making a session, giving it another size, giving it back."""
+"""Create, resize and delete sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from console.accounts.roles import Role
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
 from console.sessions.models import Session
 from console.sessions.plans import reservations
@@ -32,7 +32,7 @@ def new_session(
     session = Session(name=name, org=org, path=path, boxes_desired=boxes)
     if bytes_per_token is not None:
         session.bytes_per_token = bytes_per_token
-    ruling.limit_to(session, ruling.in_force(org, path))
+    session_rules.limit_to(session, session_rules.effective_rules(org, path))
     session.full_clean(validate_unique=False, validate_constraints=False)
     _check_free(name)
     return session
@@ -75,7 +75,7 @@ def create(
         principal,
         "session.create",
         session,
-        f"Make session {session.name} of {_boxes(session.boxes_desired)}",
+        f"Create session {session.name} with {_boxes(session.boxes_desired)}",
         plan={"boxes": session.boxes_desired, "wait_seconds": wait_seconds},
         before={"boxes": 0},
     )
@@ -113,7 +113,7 @@ def resize(
         lambda: plan_size(session, boxes), wait_seconds=wait_seconds, plan_token=plan_token
     )
     session.boxes_desired = boxes
-    ruling.limit_to(session, ruling.in_force(session.org, session.path))
+    session_rules.limit_to(session, session_rules.effective_rules(session.org, session.path))
     wait_or_not(session, proposal)
     session.version += 1
     session.save()
@@ -127,14 +127,14 @@ def resize(
 def delete(
     principal: Principal, session: Session, *, end_jobs: bool = False, reason: str = ""
 ) -> Operation:
-    """Give everything of a session that came from `for_change` back. There is no way back from it.
+    """Delete a session that came from `for_change` and release its boxes. This can't be undone.
 
     Raises JobsRun where it has jobs and they are not to be ended, and operations' Busy.
     """
     jobs = list(session.jobs.values_list("name", flat=True))
     if jobs and not end_jobs:
         raise JobsRun(
-            f"{session.name} has jobs: {', '.join(jobs)}. End them first, or say that they are to end."
+            f"{session.name} has jobs: {', '.join(jobs)}. End them first, or also end its jobs."
         )
     operation = start(
         principal,

@@ -79,7 +79,7 @@ def move(request: SignedInRequest, name: str) -> HttpResponse:
         nodes=services.reachable_nodes(request.principal, session),
     )
     if not form.is_valid():
-        messages.error(request, "Choose a stream of this session, and a node that is ready.")
+        messages.error(request, "Select a stream of this session and a ready node.")
         return redirect("session", name)
 
     def begin() -> Operation:

@@ -12,7 +12,7 @@ from console.accounts.browser import SignedInRequest, signed_in
 from console.accounts.roles import Role
 from console.authority.capabilities import STEP_SECONDS
 from console.fleet import services
-from console.fleet.joining import lost_after
+from console.fleet.membership.joins import lost_after
 from console.operations.plans import StalePlan
 from console.operations.services import Busy
 from console.sessions.changes import driver_removal

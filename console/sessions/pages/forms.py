@@ -11,13 +11,13 @@ from console.orgs.models import SLUG, Org
 from console.sessions.models import BOXES_MAX, PATHS, WAIT_SECONDS_MAX
 
 WAIT_MINUTES_MAX = WAIT_SECONDS_MAX // 60
-AS_THE_RULES_SAY = [("", "as the rules say"), *PATHS]
+AS_THE_RULES_SAY = [("", "default of the rules"), *PATHS]
 
 
 class FilterForm(forms.Form):
     """The filters of the list of sessions; all of them live in the address, as in the API."""
 
-    org = forms.CharField(max_length=48, required=False, help_text="Its short name.")
+    org = forms.CharField(max_length=48, required=False, help_text="Short name of the org.")
     waiting = forms.NullBooleanField(
         required=False,
         label="State",
@@ -32,8 +32,8 @@ class PlannedForm(ReasonMixin):
         min_value=0,
         max_value=WAIT_MINUTES_MAX,
         initial=0,
-        label="May wait, in minutes",
-        help_text="For what is not there now. 0: it is refused instead.",
+        label="Wait for capacity, in minutes",
+        help_text="0: reject the request if there is no capacity now.",
     )
     plan_token = forms.CharField(max_length=64, required=False, widget=forms.HiddenInput)
 
@@ -52,20 +52,20 @@ class NewSessionForm(PlannedForm):
     org = forms.ModelChoiceField(
         Org.objects.none(),
         required=False,
-        empty_label="shared by orgs",
+        empty_label="shared between orgs",
         to_field_name="slug",
-        help_text="Whose rules and quota hold.",
+        help_text="Its rules and quota apply.",
     )
     boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX, initial=2)
     path = forms.ChoiceField(
-        choices=AS_THE_RULES_SAY, required=False, help_text="It can only be stricter than the rules."
+        choices=AS_THE_RULES_SAY, required=False, help_text="Can only be stricter than the rules."
     )
     kib_per_token = forms.IntegerField(
         min_value=1,
         max_value=1 << 20,
         initial=64,
         label="KiB per token",
-        help_text="Of a job over all its boxes: the plan goes by it until there is one.",
+        help_text="Estimate for one job on all boxes, used for plans until a job is registered.",
     )
     field_order = ["name", "org", "boxes", "path", "kib_per_token", "wait_minutes", "reason"]
 
@@ -85,12 +85,12 @@ class JobForm(PlannedForm):
         Driver.objects.none(),
         to_field_name="name",
         empty_label=None,
-        help_text="That has joined and has no job yet.",
+        help_text="A driver that has joined and has no job.",
     )
     boxes = forms.CharField(
         required=False,
         max_length=2000,
-        help_text="Names with commas between them; none: as many as its model needs.",
+        help_text="Comma-separated names. Empty: as many as the model needs.",
     )
     field_order = ["name", "driver", "boxes", "wait_minutes", "reason"]
 
@@ -129,7 +129,7 @@ class MoveForm(ReasonMixin):
 
 class DeleteForm(ReasonMixin):
     typed = forms.CharField(max_length=48, label="Type the session's name to confirm")
-    end_jobs = forms.BooleanField(required=False, label="End its jobs, too")
+    end_jobs = forms.BooleanField(required=False, label="Also end its jobs")
     field_order = ["typed", "end_jobs", "reason"]
 
 
@@ -149,41 +149,41 @@ class LeavingForm(ReasonMixin):
         max_length=60,
         required=False,
         label="Upgrade to",
-        help_text="A version; none: any other than it runs now.",
+        help_text="A version. Empty: any version other than the current one.",
     )
     field_order = ["reason", "version"]
 
 
 class RulesForm(ReasonMixin):
-    path = forms.ChoiceField(choices=PATHS, label="Paths of streams")
+    path = forms.ChoiceField(choices=PATHS, label="Path")
     refuse_spine = forms.BooleanField(
         required=False,
         label="Refuse the spine",
-        help_text="No stream is placed across it, whatever sessions want.",
+        help_text="No stream crosses the spine, whatever sessions request.",
     )
     wait_for_rail_seconds = forms.IntegerField(
         min_value=0,
         max_value=WAIT_SECONDS_MAX,
         label="Wait for a rail, in seconds",
-        help_text="Then sessions that prefer rails take the spine.",
+        help_text="After that, sessions that prefer rails use the spine.",
     )
-    boxes_min = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Smallest session, in boxes")
-    boxes_increment = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Grows by, in boxes")
+    boxes_min = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Minimum boxes")
+    boxes_increment = forms.IntegerField(min_value=1, max_value=BOXES_MAX, label="Increment, in boxes")
     boxes_max = forms.IntegerField(
-        min_value=1, max_value=BOXES_MAX, required=False, label="Largest session, in boxes"
+        min_value=1, max_value=BOXES_MAX, required=False, label="Maximum boxes"
     )
     grant_percent = forms.IntegerField(
         min_value=1,
         max_value=100,
-        label="Granted of the fair share of memory, in percent",
-        help_text="Less leaves room, and so more streams find a rail.",
+        label="Memory grant, in percent of the fair share",
+        help_text="A lower grant leaves room, so that more streams find a rail.",
     )
     boxes_quota = forms.IntegerField(
         min_value=0,
         max_value=BOXES_MAX,
         required=False,
-        label="Quota of boxes",
-        help_text="Of all sessions of the org. A platform admin sets it.",
+        label="Box quota",
+        help_text="For all sessions of the org. Set by a platform admin.",
     )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),

@@ -50,7 +50,7 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         except (services.Impossible, Misconfigured, ValidationError) as error:
             form.add_error(None, str(error))
         else:
-            messages.success(request, "The rules are saved. They hold for every session from now on.")
+            messages.success(request, "Rules saved.")
             return redirect(request.path)
     entries = visible_entries(principal).filter(
         object_type="rules", object_id=org.slug if org else services.CLUSTER
@@ -59,7 +59,7 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         "form": form,
         "org": org,
         "rules": rules,
-        "in_force": services.in_force(org),
+        "effective": services.effective_rules(org),
         "may_change": services.may_change(principal, org),
         "entries": entries[:RECENT],
         "sessions": Session.objects.filter(org=org).count() if org else Session.objects.count(),

@@ -24,7 +24,7 @@ from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured, State, Tier
 from console.sessions import diagram, services
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.changes import sizes
 from console.sessions.changes.sizes import JobsRun
 from console.sessions.memory import memory_of
@@ -85,7 +85,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "session": session,
         "size": services.sizes(session),
         "topic": topic,
-        "rules": ruling.in_force(session.org, session.path),
+        "rules": session_rules.effective_rules(session.org, session.path),
         "operation": _running_on(request, topic),
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
@@ -177,7 +177,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
         "session": session,
         "size": services.sizes(session),
         "delete_form": DeleteForm(auto_id="delete_%s"),
-        "rules": ruling.in_force(session.org, session.path),
+        "rules": session_rules.effective_rules(session.org, session.path),
     }
     return planned(request, form, plan, begin, "sessions/resize.html", context)
 
@@ -190,7 +190,7 @@ def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
         with transaction.atomic():
             session = services.for_change(request.principal, name)
             if not form.is_valid() or form.cleaned_data["typed"] != name:
-                messages.error(request, f"Not deleted: you have to type “{name}” to confirm.")
+                messages.error(request, f"Not deleted: type “{name}” to confirm.")
                 return redirect("session-resize", name)
             values = form.cleaned_data
             operation = sizes.delete(

@@ -11,7 +11,7 @@ from console.fleet.models import Box, Driver, Node
 from console.operations.models import Operation
 from console.placement import grants
 from console.placement.rules import Cause
-from console.sessions import rules as ruling
+from console.sessions import rules as session_rules
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from console.sessions.plans.proposals import (
     CannotPlan,
@@ -32,15 +32,15 @@ PLACE_FIELDS: Final = ("slots", "tier", "port_leaf", "nic_leaf", "why")
 
 def check_size(snapshot: Snapshot, session: Session, boxes: int) -> None:
     """Raises CannotPlan for a size that is never possible, by rule, by quota or by the fleet."""
-    rules = ruling.in_force(session.org, session.path)
+    rules = session_rules.effective_rules(session.org, session.path)
     for refused in refusals(rules, boxes, snapshot.fleet):
         raise CannotPlan(refused.cause, refused.sentence)
     org = session.org
-    quota = ruling.of_an_org(org).boxes_quota if org is not None else None
+    quota = session_rules.of_an_org(org).boxes_quota if org is not None else None
     if org is None or quota is None:
         return
     own = max(session.boxes_desired, session.boxes.count()) if session.pk else 0
-    others = ruling.held_by(org) - own
+    others = session_rules.held_by(org) - own
     if others + boxes > quota:
         raise CannotPlan(
             Cause.EXCEEDS_ORG_QUOTA,
@@ -103,7 +103,7 @@ def _spec(
 ) -> SessionSpec:
     return SessionSpec(
         session.name,
-        ruling.in_force(session.org, session.path),
+        session_rules.effective_rules(session.org, session.path),
         tuple(sorted(boxes)),
         jobs,
         session.bytes_per_token,

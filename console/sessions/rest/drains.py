@@ -34,7 +34,7 @@ class DrainIn(Input):
 @router.post(
     "/nodes/{name}/drain",
     response={202: OperationOut, **documented(404, 409)},
-    summary="Move everything off a node while jobs go on",
+    summary="Drain a node",
 )
 @idempotent
 def drain_node(request: HttpRequest, name: NodeName, payload: DrainIn) -> Answer:
@@ -45,7 +45,7 @@ def drain_node(request: HttpRequest, name: NodeName, payload: DrainIn) -> Answer
 @router.post(
     "/nodes/{name}/upgrade",
     response={202: OperationOut, **documented(404, 409)},
-    summary="Drain a node, wait for its upgraded agent, and use it again",
+    summary="Upgrade a node: drain it, wait for the new agent, return it to service",
 )
 @idempotent
 def upgrade_node(request: HttpRequest, name: NodeName, payload: UpgradeIn) -> Answer:

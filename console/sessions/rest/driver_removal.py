@@ -14,7 +14,7 @@ from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.problems import documented
 from console.fleet import services
-from console.fleet.api import Name
+from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import driver_removal
 from console.sessions.changes.driver_removal import Consequences
@@ -32,15 +32,15 @@ class RemovalOut(Schema):
     """What would become of it. Nothing has."""
 
     plan_token: str
-    alive: bool = Field(description="It should not be: stop its process first.")
+    alive: bool = Field(description="If true, stop its process first.")
     last_heartbeat_at: datetime | None
-    session: str | None = Field(description="Of its job, which ends.")
+    session: str | None = Field(description="The session of its job, which ends.")
     job: str | None
     streams: int
     memory_bytes: int
-    nodes: list[str] = Field(description="Whose memory becomes free.")
+    nodes: list[str] = Field(description="Nodes whose memory is freed.")
     waiting: list[str] = Field(
-        description="Operations that wait for it or change its streams, and go on without it."
+        description="Operations that wait for it or change its streams; they continue without it."
     )
 
 
@@ -61,7 +61,7 @@ def show_removal(found: Consequences) -> RemovalOut:
 @router.post(
     "/drivers/{name}/remove",
     response={200: RemovalOut, 202: OperationOut, **documented(404, 409, 412)},
-    summary="Remove a driver from the fleet: its job ends, and nobody waits for it any more",
+    summary="Remove a driver and end its job",
 )
 @with_dry_run
 def remove_driver(

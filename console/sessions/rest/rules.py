@@ -27,22 +27,22 @@ Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 
 
 class RulesBody(Schema):
-    path: PathName = Field(description="Which paths streams may take, where the cluster allows them.")
+    path: PathName = Field(description="Paths that streams may take, within the cluster's rules.")
     refuse_spine: bool = Field(description="No stream crosses the spine, whatever sessions want.")
     wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
     boxes_min: Count
     boxes_increment: Count
     boxes_max: Count | None
     grant_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        description="Of the fair share of memory. Less leaves room, and so more streams find a rail."
+        description="Percentage of the fair share of memory. A lower grant leaves room for rails."
     )
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
-        description="Of all sessions of an org; a platform admin sets it."
+        description="For all sessions of an org; set by a platform admin."
     )
 
 
 class RulesOut(RulesBody):
-    version: int = Field(description="Counts changes; it is the ETag.")
+    version: int = Field(description="Incremented with each change; the ETag.")
 
 
 class RulesIn(Input):
@@ -58,7 +58,9 @@ class RulesIn(Input):
 
 
 @router.get(
-    "/session-rules", response={200: RulesOut, **documented(404)}, summary="Rules of the cluster"
+    "/session-rules",
+    response={200: RulesOut, **documented(404)},
+    summary="Get the session rules of the cluster",
 )
 def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RulesOut:
     return _shown(response, services.get_rules(requester(request), None))
@@ -67,7 +69,7 @@ def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RulesOut:
 @router.put(
     "/session-rules",
     response={200: RulesOut, **documented(404, 409, 412, 428)},
-    summary="Set the rules of the cluster",
+    summary="Set the session rules of the cluster",
 )
 def set_cluster_rules(
     request: HttpRequest, response: HttpResponse, payload: RulesIn, if_match: IfMatch
@@ -78,7 +80,7 @@ def set_cluster_rules(
 @router.get(
     "/orgs/{slug}/session-rules",
     response={200: RulesOut, **documented(404)},
-    summary="Rules of an org, on top of the cluster's",
+    summary="Get the session rules of an org",
 )
 def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> RulesOut:
     principal = requester(request)
@@ -88,7 +90,7 @@ def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> R
 @router.put(
     "/orgs/{slug}/session-rules",
     response={200: RulesOut, **documented(404, 409, 412, 428)},
-    summary="Set the rules of an org",
+    summary="Set the session rules of an org",
 )
 def set_org_rules(
     request: HttpRequest, response: HttpResponse, slug: Slug, payload: RulesIn, if_match: IfMatch

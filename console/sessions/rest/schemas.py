@@ -23,14 +23,16 @@ PathName = Literal["require_rail", "prefer_rail", "any"]
 Boxes = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 WaitSeconds = Annotated[
     int,
-    Field(ge=0, le=WAIT_SECONDS_MAX, description="How long it may wait for what is not there now."),
+    Field(
+        ge=0, le=WAIT_SECONDS_MAX, description="How long to wait for capacity that is not available now."
+    ),
 ]
 PlanToken = Annotated[
     str | None,
     Field(
         max_length=64,
         pattern=r"^[0-9a-f]*$",
-        description="Of the plan that you saw: 412 if it would be another one by now.",
+        description="From a dry run: 412 if the plan has changed since.",
     ),
 ]
 Slug = Annotated[str, Field(pattern=SLUG, max_length=48)]
@@ -45,31 +47,31 @@ class SizesOut(Schema):
 
 class WaitingOut(Schema):
     cause: str
-    never: bool = Field(description="Waiting does not help.")
+    never: bool = Field(description="Whether waiting can't help.")
     sentence: str
     since: datetime
 
 
 class SessionOut(Schema):
     name: str
-    version: int = Field(description="Counts changes; it is the ETag.")
-    org: str | None = Field(description="Whose it is; null for one that orgs share.")
+    version: int = Field(description="Incremented with each change; the ETag.")
+    org: str | None = Field(description="The owner; null for a shared session.")
     boxes: SizesOut
     box_names: list[str]
     waiting: WaitingOut | None
     deleting: bool
-    path: PathName | None = Field(description="Stricter than the rules, where it wants that.")
+    path: PathName | None = Field(description="Stricter than the rules, if set.")
     bytes_per_token: int
     jobs: int
     memory_bytes: int
     spine_streams: int
-    operation: UUID | None = Field(description="What works on it now.")
+    operation: UUID | None = Field(description="The running operation.")
     created_at: datetime
 
 
 class SessionIn(Input):
     name: Annotated[str, Field(pattern=SLUG, max_length=48, examples=["chat"])]
-    org: Slug | None = Field(None, description="Without one it is shared, and the platform's.")
+    org: Slug | None = Field(None, description="Null: shared, owned by the platform.")
     boxes: Boxes
     path: PathName | None = None
     bytes_per_token: Annotated[int, Field(ge=1, le=2**31 - 1)] = 64 << 10
@@ -90,7 +92,7 @@ class JobIn(Input):
     driver: FleetName
     boxes: Annotated[
         list[FleetName],
-        Field(max_length=1000, description="Of the session's; none: as many as its model needs."),
+        Field(max_length=1000, description="Boxes of the session; empty: as many as the model needs."),
     ] = []
     wait_seconds: WaitSeconds = 0
     plan_token: PlanToken = None
@@ -100,9 +102,9 @@ class JobIn(Input):
 class JobOut(Schema):
     name: str
     driver: str
-    driver_address: str = Field(description="Its control API.")
+    driver_address: str = Field(description="Address of its control API.")
     boxes: list[str]
-    running: bool = Field(description="Its driver has been told where its streams are.")
+    running: bool = Field(description="Whether its driver knows the homes of its streams.")
     created_at: datetime
 
 
@@ -122,21 +124,21 @@ class PlannedOut(Schema):
     box: str
     domain: int
     wio: int
-    node: str = Field(description="Empty if it has no place.")
+    node: str = Field(description="Empty if unplaced.")
     path: str
     port_leaf: str
     nic_leaf: str
     memory_bytes: int
     node_before: str
     memory_bytes_before: int
-    why: str = Field(description="Not on a better path.")
+    why: str = Field(description="Why it is not on a rail.")
 
 
 class WorthOut(Schema):
     job: str
     memory_bytes: int
-    tokens: int = Field(description="Of prompts that fit, as memory is split.")
-    tokens_equal: int = Field(description="And if all streams had the same.")
+    tokens: int = Field(description="Tokens of prompts that fit.")
+    tokens_equal: int = Field(description="Tokens that would fit with an equal split.")
 
 
 class PlanOut(Schema):
@@ -146,7 +148,9 @@ class PlanOut(Schema):
     boxes: list[str]
     added: list[str]
     removed: list[str]
-    is_trial: bool = Field(description="It has no job yet: what one over all its boxes would get.")
+    is_trial: bool = Field(
+        description="The session has no job yet: the plan is for one job on all boxes."
+    )
     summary: str
     rail: int
     leaf: int
@@ -174,7 +178,7 @@ class RestoreRailsOut(Schema):
     spine_wio_before: int
     spine_wio_after: int
     bytes: int
-    left: int = Field(description="Streams that are not on a rail then.")
+    left: int = Field(description="Streams that remain off rails.")
 
 
 class StreamOut(Schema):
@@ -191,19 +195,19 @@ class StreamOut(Schema):
     nic_leaf: str
     memory_bytes: int
     why: str
-    next_node: str | None = Field(description="Where it goes, or changes its size.")
+    next_node: str | None = Field(description="The node to which it moves, or where it is resized.")
     phase: str
 
 
 class TakenOut(Schema):
-    org: str | None = Field(description="null: all orgs together that are not yours to know of.")
+    org: str | None = Field(description="Null: all orgs that you may not see, together.")
     bytes: int
 
 
 class MemoryOut(Schema):
     """What the columns of each org take of a session's memory."""
 
-    at: datetime | None = Field(description="When drivers told of it last; null: not yet.")
+    at: datetime | None = Field(description="When drivers last reported; null: never.")
     granted_bytes: int
     by_org: list[TakenOut]
 

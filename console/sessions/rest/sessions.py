@@ -52,13 +52,11 @@ JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
 PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
 
 
-@router.get(
-    "/sessions", response={200: Page[SessionOut], **documented()}, summary="Sessions you may see"
-)
+@router.get("/sessions", response={200: Page[SessionOut], **documented()}, summary="List sessions")
 def list_sessions(
     request: HttpRequest,
     org: Annotated[str, Query(max_length=48, pattern=r"^[a-z0-9-]*$")] = "",
-    waiting: Annotated[bool | None, Query(description="Those that wait for something.")] = None,
+    waiting: Annotated[bool | None, Query(description="Only sessions that are waiting, or not.")] = None,
     cursor: Cursor = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:
@@ -70,7 +68,7 @@ def list_sessions(
 @router.post(
     "/sessions",
     response={200: PlanOut, 202: OperationOut, **documented(404, 409, 412)},
-    summary="Make a session",
+    summary="Create a session",
 )
 @with_dry_run
 def create_session(
@@ -104,7 +102,7 @@ def _new(payload: SessionIn, org: Org | None) -> Session:
     )
 
 
-@router.get("/sessions/{name}", response={200: SessionOut, **documented(404)}, summary="One session")
+@router.get("/sessions/{name}", response={200: SessionOut, **documented(404)}, summary="Get a session")
 def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> SessionOut:
     session = services.get_session(requester(request), name)
     response["ETag"] = etag(session.version)
@@ -114,7 +112,7 @@ def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> Ses
 @router.post(
     "/sessions/{name}/resize",
     response=PLANNED,
-    summary="Give a session another size; its jobs go on",
+    summary="Resize a session",
 )
 @with_dry_run
 def resize_session(
@@ -151,7 +149,7 @@ def delete_session(
     request: HttpRequest,
     name: Name,
     if_match: IfMatch,
-    end_jobs: Annotated[bool, Query(description="Also if it has jobs: they end.")] = False,
+    end_jobs: Annotated[bool, Query(description="Also end its jobs.")] = False,
 ) -> Answer:
     principal = requester(request)
     session = _for_change(principal, name, if_match)
@@ -177,7 +175,11 @@ def _needs(session: Session, role: Role = Role.ORG_ADMIN) -> Authority:
 # Jobs and streams
 
 
-@router.get("/sessions/{name}/jobs", response={200: Page[JobOut], **documented(404)}, summary="Its jobs")
+@router.get(
+    "/sessions/{name}/jobs",
+    response={200: Page[JobOut], **documented(404)},
+    summary="List the jobs of a session",
+)
 def list_jobs(
     request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
 ) -> dict[str, object]:
@@ -188,7 +190,7 @@ def list_jobs(
 @router.post(
     "/sessions/{name}/jobs",
     response=PLANNED,
-    summary="Register a job: its streams are made, and its driver is told",
+    summary="Start a job",
 )
 @with_dry_run
 def start_job(
@@ -220,7 +222,7 @@ def start_job(
 @router.delete(
     "/sessions/{name}/jobs/{job}",
     response={202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="End a job: what it keeps in memory goes",
+    summary="End a job",
 )
 @idempotent
 def end_job(request: HttpRequest, name: Name, job: JobName, if_match: IfMatch) -> Answer:
@@ -233,7 +235,7 @@ def end_job(request: HttpRequest, name: Name, job: JobName, if_match: IfMatch) -
 @router.get(
     "/sessions/{name}/streams",
     response={200: Page[StreamOut], **documented(404)},
-    summary="Its streams, and the paths that they take",
+    summary="List the streams of a session",
 )
 def list_streams(
     request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
@@ -247,7 +249,7 @@ def list_streams(
 @router.get(
     "/sessions/{name}/memory",
     response={200: MemoryOut, **documented(404)},
-    summary="What each org takes of its memory",
+    summary="Get the memory of a session by org",
 )
 def get_memory(request: HttpRequest, name: Name) -> MemoryOut:
     principal = requester(request)
@@ -261,7 +263,7 @@ def get_memory(request: HttpRequest, name: Name) -> MemoryOut:
 @router.post(
     "/sessions/{name}/move",
     response={202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="Move a stream to another node; its job goes on",
+    summary="Move a stream to another node",
 )
 @idempotent
 def move_stream(request: HttpRequest, name: Name, payload: MoveIn, if_match: IfMatch) -> Answer:
@@ -276,7 +278,7 @@ def move_stream(request: HttpRequest, name: Name, payload: MoveIn, if_match: IfM
 @router.post(
     "/sessions/{name}/restore-rails",
     response={200: RestoreRailsOut, 202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="Bring its streams back on rails",
+    summary="Restore the rails of a session",
 )
 @with_dry_run
 def restore_rails(

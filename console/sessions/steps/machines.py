@@ -127,17 +127,19 @@ class _Sized(Machine):
 @machine("session.create")
 class Create(_Sized):
     steps = (
-        Step("place", "Find boxes with room near them", _place, _unmake, patience=AS_LONG_AS_ASKED),
-        Step("finish", "Hand the boxes over", _finish_size),
+        Step(
+            "place", "Find boxes near nodes with free memory", _place, _unmake, patience=AS_LONG_AS_ASKED
+        ),
+        Step("finish", "Assign the boxes", _finish_size),
     )
 
 
 @machine("session.resize")
 class Resize(_Sized):
     steps = (
-        Step("place", "Find boxes and room", _place, _give_back, patience=AS_LONG_AS_ASKED),
-        Step("settle", "Change the streams on their nodes", _settle, _take_back, patience=COPYING),
-        Step("finish", "Hand the boxes over", _finish_size),
+        Step("place", "Find boxes and memory", _place, _give_back, patience=AS_LONG_AS_ASKED),
+        Step("settle", "Resize and move streams", _settle, _take_back, patience=COPYING),
+        Step("finish", "Assign the boxes", _finish_size),
     )
 
 
@@ -195,7 +197,7 @@ def _tell_driver(operation: Operation) -> Outcome:
         job.running = True
         job.save(update_fields=["running"])
         control.changed([("driver", job.driver.name)], operation.sentence)
-        return Waiting(f"Driver {job.driver.name} is being told.")
+        return Waiting(f"Driver {job.driver.name} is being configured.")
     facts = Observations(set(), {job.driver})
     streams = list(job.streams.all())
     seen = [facts.shard_of(job.driver.name, stream.group, stream.index) for stream in streams]
@@ -218,9 +220,9 @@ def _stop_telling(operation: Operation) -> Outcome:
 @machine("session.start-job")
 class StartJob(Machine):
     steps = (
-        Step("place", "Find room for its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
-        Step("make", "Make its streams on their nodes", _settle, _take_back, patience=COPYING),
-        Step("tell", "Tell its driver", _tell_driver, _stop_telling, patience=TOLD),
+        Step("place", "Place its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
+        Step("make", "Create its shards on the nodes", _settle, _take_back, patience=COPYING),
+        Step("tell", "Configure its driver", _tell_driver, _stop_telling, patience=TOLD),
     )
 
     @staticmethod
@@ -262,8 +264,8 @@ def gone(operation: Operation) -> Outcome:
 @machine("session.end-job")
 class EndJob(Machine):
     steps = (
-        Step("end", "Take its streams off their nodes", _end_jobs, final=True),
-        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
+        Step("end", "Delete its streams", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is freed", gone, patience=TOLD, final=True),
     )
 
 
@@ -275,9 +277,9 @@ def _delete(operation: Operation) -> Outcome:
 @machine("session.delete")
 class Delete(Machine):
     steps = (
-        Step("end", "Take its streams off their nodes", _end_jobs, final=True),
-        Step("gone", "Wait until their memory is free", gone, patience=TOLD, final=True),
-        Step("delete", "Give its boxes back", _delete, final=True),
+        Step("end", "Delete its streams", _end_jobs, final=True),
+        Step("gone", "Wait until their memory is freed", gone, patience=TOLD, final=True),
+        Step("delete", "Release its boxes", _delete, final=True),
     )
 
 
@@ -294,7 +296,7 @@ def _move(operation: Operation) -> Outcome:
 
 @machine("session.move")
 class Move(Machine):
-    steps = (Step("move", "Move streams while jobs go on", _move, _take_back, patience=COPYING),)
+    steps = (Step("move", "Move the streams", _move, _take_back, patience=COPYING),)
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from console.fleet import nodes
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.placement.topology import State
-from console.policies.services import in_force, set_policy
+from console.policies.services import active_policy, set_policy
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
@@ -113,5 +113,5 @@ def test_a_quota_that_a_driver_has_filled_is_raised_by_an_org_admin(
     assert browser_of(people.on_call).post(f"/alerts/{alert.pk}/fix/", asked).status_code == 403
     done = browser_of(people.org_admin).post(f"/alerts/{alert.pk}/fix/", asked)
     assert done["Location"] == "/orgs/acme/policy/"
-    assert in_force(people.acme).policy.dram_bytes_max == 1500
+    assert active_policy(people.acme).policy.dram_bytes_max == 1500
     assert AuditEntry.objects.filter(action="policy.set", actor_name="olga").count() == 1

@@ -22,7 +22,7 @@ from console.authority import capabilities, client, services
 from console.authority.models import Authority, State
 from console.authority.services import Following
 from console.environment import PROJECT
-from console.fleet import joining
+from console.fleet.membership import joins
 from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
 from console.orgs import services as orgs
@@ -64,7 +64,7 @@ def own(tmp_path: Path) -> ProcessIdentity:
 
 def joined(own: ProcessIdentity) -> Node:
     request = own.certificate_request()
-    return joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, request)
+    return joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, request)
 
 
 def at_once(before: timedelta = services.SETTLE) -> None:
@@ -86,7 +86,7 @@ def test_a_certificate_is_made_from_what_has_joined_and_not_from_what_a_request_
     world: World, own: ProcessIdentity
 ) -> None:
     joined(own)
-    issued = joining.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
+    issued = joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
     assert issued
     certificate = read_certificate(issued.certificate)
     peer = peer_of(certificate)
@@ -112,25 +112,25 @@ def test_only_who_is_known_by_its_heartbeats_gets_one_and_only_for_its_key(
         (Role.DRIVER, "ax-2", OF_AX_2),
         (Role.NODE, "nobody", OF_AX_2),
     ):
-        assert joining.certify(kind, name, shown, request) is None
+        assert joins.certify(kind, name, shown, request) is None
     other = ProcessIdentity.load(tmp_path / "other", "node:ax-2")
     with pytest.raises(Impossible, match="another key"):
-        joining.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
+        joins.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
     with pytest.raises(Impossible, match="certificate request"):
-        joining.certify(Role.NODE, "ax-2", OF_AX_2, "nonsense")
+        joins.certify(Role.NODE, "ax-2", OF_AX_2, "nonsense")
 
 
 def test_one_that_joined_before_there_were_keys_binds_its_key_once(
     world: World, own: ProcessIdentity, tmp_path: Path
 ) -> None:
-    node = joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
+    node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
     assert node.public_key == ""
-    assert joining.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
+    assert joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
     assert refreshed(node).public_key == own.public_key_pem
     assert AuditEntry.objects.filter(action="node.key", object_id="ax-2").count() == 1
     other = ProcessIdentity.load(tmp_path / "other", "node:ax-2")
     with pytest.raises(Impossible, match="another key"):
-        joining.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
+        joins.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
 
 
 def test_who_has_joined_anew_elsewhere_counts_and_the_former_one_does_not(
@@ -139,10 +139,10 @@ def test_who_has_joined_anew_elsewhere_counts_and_the_former_one_does_not(
     joined(own)
     Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
     new = ProcessIdentity.load(tmp_path / "new", "node:ax-2")
-    joining.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED, new.certificate_request())
-    assert joining.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request()) is None
+    joins.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED, new.certificate_request())
+    assert joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request()) is None
     shown = credential("n" * 32, "node:ax-2")
-    assert joining.certify(Role.NODE, "ax-2", shown, new.certificate_request())
+    assert joins.certify(Role.NODE, "ax-2", shown, new.certificate_request())
     node = Node.objects.get(name="ax-2")
     assert client.server_name(node.public_key) == client.server_name(new.public_key_pem)
     assert client.server_name(node.public_key) != client.server_name(own.public_key_pem)
@@ -185,7 +185,7 @@ def test_a_root_is_replaced_in_steps_that_wait_for_all_that_are_alive(
     node = joined(own)
     lost = ProcessIdentity.load(own.state_dir / "lost", "driver:lost")
     request = lost.certificate_request()
-    joining.join_driver(new_token("driver"), "gone", CONTROL_TOKEN, DRIVER_FACTS, None, request)
+    joins.join_driver(new_token("driver"), "gone", CONTROL_TOKEN, DRIVER_FACTS, None, request)
     Driver.objects.filter(name="gone").update(lost_at=timezone.now())
     follow(node)
     before, first = services.bundle(), services.issue(Role.NODE, "ax-2", own.public_key_pem)
@@ -240,14 +240,14 @@ def test_nobody_waits_for_a_node_in_maintenance_that_is_off_and_the_page_says_so
     node, now = joined(own), timezone.now()
     Node.objects.filter(pk=node.pk).update(state="maintenance")
     gone = ProcessIdentity.load(own.state_dir / "gone", "driver:gone").certificate_request()
-    joining.join_driver(new_token("driver"), "gone", CONTROL_TOKEN, DRIVER_FACTS, None, gone)
+    joins.join_driver(new_token("driver"), "gone", CONTROL_TOKEN, DRIVER_FACTS, None, gone)
     Driver.objects.filter(name="gone").update(lost_at=now)
     services.begin_rotation(people.principal("platform_admin"))
     at_once()
     Watch.objects.create(pk=1, listening_since=now - timedelta(hours=1), swept_at=now)
     assert services.following().behind == ["node ax-2"], "it is in maintenance, and is heard of"
 
-    long_ago = now - timedelta(seconds=joining.lost_after() + 1)
+    long_ago = now - timedelta(seconds=joins.lost_after() + 1)
     Node.objects.filter(pk=node.pk).update(last_heartbeat_at=long_ago)
     Watch.objects.update(listening_since=now)
     assert services.following().behind == ["node ax-2"], "the console was away itself"

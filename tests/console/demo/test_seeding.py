@@ -10,7 +10,8 @@ from django.test import override_settings
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.demo import places, seeding, story
-from console.fleet import documents, tokens
+from console.fleet import desired
+from console.fleet.membership import tokens
 from console.fleet.models import Box, Driver, Node, Stamp
 from console.operations.models import Operation
 from console.orgs import services as orgs
@@ -27,7 +28,7 @@ def test_there_are_a_fleet_orgs_with_policies_and_sessions_that_wait_for_nodes()
     assert sorted(Node.objects.values_list("name", flat=True)) == list(places.NODES)
     assert Box.objects.count() == len(story.BOXES)
     for one in story.ORGS:
-        held = policies.in_force(Org.objects.get(slug=one.slug))
+        held = policies.active_policy(Org.objects.get(slug=one.slug))
         assert held.policy == one.policy
         assert held.version
     assert {session.name for session in Session.objects.all()} == {
@@ -89,7 +90,7 @@ def test_a_driver_that_is_not_there_yet_has_no_job() -> None:
 def test_its_nodes_have_a_tier_2_in_the_state_directory(tmp_path: Path) -> None:
     with override_settings(STATE_DIR=tmp_path):
         seeding.seed()
-    assert documents.tier2("ax-1")["tier2"]["path"] == str(tmp_path / "demo" / "tier2")
+    assert desired.tier2("ax-1")["tier2"]["path"] == str(tmp_path / "demo" / "tier2")
 
 
 def test_sockets_have_to_fit_into_the_state_directory() -> None:

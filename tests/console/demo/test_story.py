@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from console.demo import engine, places, story
-from console.fleet import description
+from console.fleet.descriptions import document
 from swdriver_shim.adapters.wafer import Wafer
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.prefixes import LocalPrefixes
@@ -54,19 +54,19 @@ def test_archive_comes_in_waves() -> None:
     assert max(after - before for before, after in itertools.pairwise(times)) > 120
 
 
-def leaves_of(things: description.Things, node: str) -> set[str]:
-    return {nic["leaf"] for nic in things[description.NODE, node]["nics"].values()}
+def leaves_of(things: document.Things, node: str) -> set[str]:
+    return {nic["leaf"] for nic in things[document.NODE, node]["nics"].values()}
 
 
 def test_the_fleet_is_a_description_and_holds_every_model() -> None:
-    things = description.parse(story.fleet(Path("/a directory")))
-    assert sorted(name for kind, name in things if kind == description.NODE) == list(places.NODES)
+    things = document.parse(story.fleet(Path("/a directory")))
+    assert sorted(name for kind, name in things if kind == document.NODE) == list(places.NODES)
     for box in story.BOXES:
-        its = {leaf for domain in things[description.BOX, box]["domains"] for leaf in domain["leaves"]}
+        its = {leaf for domain in things[document.BOX, box]["domains"] for leaf in domain["leaves"]}
         away = [name for name in places.NODES if its.isdisjoint(leaves_of(things, name))]
         assert len(away) == 2, "nodes that only the spine leads to: `make incident` needs one"
     for served in story.SERVED:
-        [domains] = {len(things[description.BOX, box]["domains"]) for box in story.BOXES}
+        [domains] = {len(things[document.BOX, box]["domains"]) for box in story.BOXES}
         assert all(len(group.bytes_per_token) == domains for group in served.spec.groups)
         assert served.spec.shape() == served.layout
     assert tuple(served.driver for served in story.SERVED) == places.DRIVERS

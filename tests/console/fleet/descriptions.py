@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.fleet.description import Things
+from console.fleet.descriptions.document import Things
 
 
 def many(nodes: int) -> Things:

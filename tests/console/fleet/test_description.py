@@ -19,9 +19,10 @@ from console.audit import services as audit
 from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Change
-from console.fleet import importing, nodes
-from console.fleet.description import Things, Wrong, dump, parse
-from console.fleet.importing import Moved, apply, current, difference, preview
+from console.fleet import nodes
+from console.fleet.descriptions import changes
+from console.fleet.descriptions.changes import Moved, apply, current, difference, preview
+from console.fleet.descriptions.document import Things, Wrong, dump, parse
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
@@ -179,7 +180,7 @@ def test_applying_makes_the_fleet_that_and_again_changes_nothing(db: None) -> No
     assert found.counted() == {"added": 8, "changed": 0, "removed": 0, "refused": 0}
     assert current() == parse(FLEET)
     assert apply(SYSTEM, FLEET).changes == []
-    assert apply(SYSTEM, importing.export(SYSTEM)).changes == []
+    assert apply(SYSTEM, changes.export(SYSTEM)).changes == []
     assert AuditEntry.objects.filter(action="fleet.import").count() == 1
     assert Event.objects.get(kind="fleet.import").topics == ["fleet", "node:ax-1", "node:ax-2"]
     node = Node.objects.get(name="ax-1")
@@ -210,11 +211,11 @@ def test_what_differs_is_said_before_it_is_done(db: None) -> None:
 
 
 def test_what_agents_report_is_no_part_of_it_and_stays(world: World) -> None:
-    apply(SYSTEM, importing.export(SYSTEM).replace("ax-1:", "ax-1:\n        memory: 2T"))
+    apply(SYSTEM, changes.export(SYSTEM).replace("ax-1:", "ax-1:\n        memory: 2T"))
     node = refreshed(world.here)
     assert (node.memory_bytes, node.cpus, node.state) == (2 << 40, 64, "ready")
     assert node.control_token
-    apply(SYSTEM, importing.export(SYSTEM).replace("memory: 2 TiB", "shards_max: 3"))
+    apply(SYSTEM, changes.export(SYSTEM).replace("memory: 2 TiB", "shards_max: 3"))
     assert (refreshed(world.here).memory_bytes, refreshed(world.here).shards_max) == (1 << 40, 3)
 
 
@@ -231,20 +232,20 @@ def streams_on_ax_1() -> Iterator[None]:
 def test_nothing_is_done_where_streams_would_lose_their_path(
     world: World, streams_on_ax_1: None
 ) -> None:
-    before = importing.export(SYSTEM)
+    before = changes.export(SYSTEM)
     without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})
     for text in (without, before.replace("wio: 16", "wio: 4")):
         found, _ = preview(SYSTEM, text)
         assert [change.refused for change in found.refused] == ["3 streams run there. Drain it first."]
         with pytest.raises(Impossible, match="3 streams run there"):
             apply(SYSTEM, text)
-        assert importing.export(SYSTEM) == before
+        assert changes.export(SYSTEM) == before
     apply(SYSTEM, before.replace("ax-1:", "ax-1:\n        memory: 2T"))  # that hurts no stream
 
 
 def test_what_somebody_has_not_seen_is_not_overwritten(world: World) -> None:
     _, seen = preview(SYSTEM, FLEET)
-    apply(SYSTEM, importing.export(SYSTEM) + "  north: {}\n")
+    apply(SYSTEM, changes.export(SYSTEM) + "  north: {}\n")
     with pytest.raises(Moved):
         apply(SYSTEM, FLEET, seen=seen)
     _, seen = preview(SYSTEM, FLEET)
@@ -343,7 +344,7 @@ def test_the_etag_of_a_description_matches_whatever_it_says_of_nodes(
 
 def test_only_a_platform_admin_imports(people: People) -> None:
     for name in ("platform_viewer", "platform_on_call"):
-        assert importing.export(people.principal(name))
+        assert changes.export(people.principal(name))
         with pytest.raises(Refused):
             preview(people.principal(name), FLEET)
         with pytest.raises(Refused):
@@ -363,7 +364,7 @@ def test_other_spellings_of_the_same_size_are_no_difference() -> None:
     )
     spelled = FLEET.replace("512G", "512GiB").replace("2048G", str(2 << 40))
     assert preview(SYSTEM, spelled)[0].changes == []
-    assert "cap: 2 TiB" in importing.export(SYSTEM)
+    assert "cap: 2 TiB" in changes.export(SYSTEM)
 
 
 @pytest.mark.django_db

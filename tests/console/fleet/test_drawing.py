@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.fleet.drawing import BOX_HEIGHT, SPOTS_MAX, Drawing, Link, Look, Spot, draw, fold
+from console.fleet.insight.diagram import BOX_HEIGHT, SPOTS_MAX, Drawing, Link, Look, Spot, draw, fold
 
 LEAVES = [f"leaf-{number}" for number in range(6)]
 LOOKS: list[Look] = ["ok", "warn", "bad", "off"]

@@ -13,8 +13,9 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from console.audit.models import AuditEntry
-from console.fleet import joining, nodes, services, tokens
-from console.fleet.joining import NicFacts, TokenIsUsedUp
+from console.fleet import nodes, services
+from console.fleet.membership import joins, tokens
+from console.fleet.membership.joins import NicFacts, TokenIsUsedUp
 from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
@@ -51,7 +52,7 @@ def test_an_agent_joins_as_the_node_that_waits_for_it_and_what_is_declared_holds
     world.waits.declared = {"memory_bytes": 1 << 30, "shards_max": 3}
     world.waits.held_state, world.waits.held_reason = "cordoned", "not yet"
     world.waits.save()
-    node = joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
+    node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
     assert (node.memory_bytes, node.cpus, node.shards_max) == (1 << 30, 64, 3)
     assert (node.state, node.state_reason) == ("cordoned", "not yet")
     assert [nic.leaf.name for nic in node.nics.all()] == ["leaf-2"]  # as the fleet says, not the agent
@@ -74,24 +75,24 @@ def test_who_is_not_let_in_hears_why_and_uses_nothing_up(
     Leaf.objects.create(name="far", stamp=Stamp.objects.create(name="west"))
     token = new_token(uses=1)
     with pytest.raises(Impossible, match=said):
-        joining.join_node(token, name, "x" * 32, facts, nics)
+        joins.join_node(token, name, "x" * 32, facts, nics)
     assert JoinToken.objects.get(pk=token.pk).uses_left == 1
     assert refreshed(world.here).control_token == CONTROL_TOKEN
 
 
 def test_a_token_is_for_one_kind(world: World) -> None:
     with pytest.raises(Impossible, match="lets a driver join"):
-        joining.join_node(new_token("driver"), "ax-9", CONTROL_TOKEN, FACTS, PLUGGED)
+        joins.join_node(new_token("driver"), "ax-9", CONTROL_TOKEN, FACTS, PLUGGED)
     with pytest.raises(Impossible, match="lets a node join"):
-        joining.join_driver(new_token(), "job-7", CONTROL_TOKEN, DRIVER_FACTS)
+        joins.join_driver(new_token(), "job-7", CONTROL_TOKEN, DRIVER_FACTS)
 
 
 def test_a_machine_made_anew_takes_its_name_over_once_the_former_one_is_lost(world: World) -> None:
     Node.objects.filter(name="ax-1").update(state="lost", held_state="draining")
-    node = joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+    node = joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
     assert (node.state, node.control_token) == ("draining", "n" * 32)
-    assert not joining.node_beats("ax-1", OF_AX_1, FACTS)
-    assert joining.node_beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
+    assert not joins.node_beats("ax-1", OF_AX_1, FACTS)
+    assert joins.node_beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
 
 
 def test_a_machine_made_anew_in_maintenance_takes_its_name_over_once_it_is_silent(world: World) -> None:
@@ -100,16 +101,16 @@ def test_a_machine_made_anew_in_maintenance_takes_its_name_over_once_it_is_silen
     now = timezone.now()
     Watch.objects.create(pk=1, listening_since=now - timedelta(hours=1), swept_at=now)
     with pytest.raises(Impossible, match="is taken, and alive"):
-        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+        joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
     Node.objects.filter(name="ax-1").update(last_heartbeat_at=now - timedelta(minutes=2))
     Watch.objects.update(listening_since=now)
     with pytest.raises(Impossible, match="is taken, and alive"):
-        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # nobody was there to hear it
+        joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # nobody was there to hear it
     Watch.objects.update(listening_since=now - timedelta(hours=1), swept_at=now - timedelta(minutes=2))
     with pytest.raises(Impossible, match="is taken, and alive"):
-        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # the console was off, and just starts
+        joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)  # the console was off, and just starts
     Watch.objects.update(swept_at=now)
-    node = joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+    node = joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
     assert (node.state, node.control_token) == ("maintenance", "n" * 32)
 
 
@@ -120,10 +121,10 @@ def test_a_token_that_is_used_up_expired_or_revoked_lets_nobody_in(world: World,
     assert tokens.authenticate(text) == token
     assert tokens.authenticate(f"{text[:-1]}{'A' if text[-1] != 'A' else 'B'}") is None
     assert tokens.authenticate("tgj_nonsense") is None
-    joining.join_node(token, "ax-2", CONTROL_TOKEN, FACTS)
+    joins.join_node(token, "ax-2", CONTROL_TOKEN, FACTS)
     assert tokens.authenticate(text) is None
     with pytest.raises(TokenIsUsedUp):
-        joining.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED)
+        joins.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED)
     assert not Node.objects.filter(name="ax-3").exists()
     revoked, text = tokens.issue(admin, kind="node", uses=9, expires_at=in_an_hour)
     tokens.revoke(admin, revoked.public_id)
@@ -144,7 +145,7 @@ def test_the_last_use_of_a_token_is_had_by_one(world: World) -> None:
     def join(name: str) -> None:
         together.wait(30)
         try:
-            let_in.append(joining.join_node(token, name, CONTROL_TOKEN, FACTS, PLUGGED))
+            let_in.append(joins.join_node(token, name, CONTROL_TOKEN, FACTS, PLUGGED))
         except TokenIsUsedUp:
             refused.append(name)
         finally:
@@ -167,7 +168,7 @@ def test_a_name_is_had_by_one(world: World) -> None:
     def join(secret: str) -> None:
         together.wait(30)
         try:
-            joining.join_driver(token, "job-7", secret * 32, DRIVER_FACTS)
+            joins.join_driver(token, "job-7", secret * 32, DRIVER_FACTS)
             let_in.append(secret)
         except Impossible:
             refused.append(secret)
@@ -186,7 +187,7 @@ def test_a_name_is_had_by_one(world: World) -> None:
 
 def test_heartbeats_are_known_by_what_follows_from_the_token(world: World) -> None:
     before = refreshed(world.here)
-    assert joining.node_beats("ax-1", OF_AX_1, FACTS)
+    assert joins.node_beats("ax-1", OF_AX_1, FACTS)
     after = refreshed(world.here)
     assert after.last_heartbeat_at is not None
     assert before.last_heartbeat_at is not None
@@ -199,17 +200,17 @@ def test_heartbeats_are_known_by_what_follows_from_the_token(world: World) -> No
         ("ax-2", credential("", "node:ax-2")),  # has not joined
         ("nobody", OF_AX_1),
     ):
-        assert not joining.node_beats(name, shown, FACTS)
+        assert not joins.node_beats(name, shown, FACTS)
 
 
 def test_a_heartbeat_that_says_something_new_is_followed(world: World) -> None:
     Node.objects.filter(name="ax-1").update(declared={"cpus": 8})
-    joining.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    joins.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
     node = refreshed(world.here)
     assert (node.software_version, node.cpus, node.reported["cpus"]) == ("0.1.1", 8, 128)
     assert node.version == world.here.version + 1
     assert Event.objects.get(kind="node.software").sentence == "ax-1 runs 0.1.1."
-    joining.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    joins.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
     assert refreshed(world.here).version == node.version
 
 
@@ -220,12 +221,12 @@ def test_who_was_lost_and_is_taken_over_meanwhile_changes_nothing(world: World) 
     heard: list[bool] = []
 
     def beat() -> None:
-        heard.append(joining.node_beats("ax-1", OF_AX_1, replace(FACTS, cpus=1)))
+        heard.append(joins.node_beats("ax-1", OF_AX_1, replace(FACTS, cpus=1)))
         connection.close()
 
     late = threading.Thread(target=beat)
     with transaction.atomic():
-        joining.join_node(new_token(), "ax-1", "n" * 32, FACTS)
+        joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
         late.start()
         wait_until("it waits", somebody_waits_for_a_lock)
     late.join(30)
@@ -241,10 +242,10 @@ def somebody_waits_for_a_lock() -> bool:
 
 def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:
     model = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024]}]}
-    joining.join_driver(new_token("driver"), "job-7", CONTROL_TOKEN, DRIVER_FACTS, model)
+    joins.join_driver(new_token("driver"), "job-7", CONTROL_TOKEN, DRIVER_FACTS, model)
     Driver.objects.filter(name="job-7").update(lost_at=timezone.now())
     assert not services.reachable_drivers().exists()
-    assert joining.driver_beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
+    assert joins.driver_beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
     assert [driver.model for driver in services.reachable_drivers()] == [model]
     assert Event.objects.filter(kind="driver.back").count() == 1
 
@@ -257,12 +258,12 @@ def test_a_node_that_is_lost_comes_back_as_what_it_was_told_to_be_meanwhile(
     Node.objects.filter(name="ax-1").update(
         state="lost", held_state="cordoned", held_reason="loud fan", state_reason="silent"
     )
-    joining.node_beats("ax-1", OF_AX_1, FACTS)
+    joins.node_beats("ax-1", OF_AX_1, FACTS)
     assert (refreshed(world.here).state, refreshed(world.here).state_reason) == ("cordoned", "loud fan")
     Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned")
     nodes.set_state(admin, refreshed(world.here), State.READY)
     assert refreshed(world.here).state == "lost"
-    joining.node_beats("ax-1", OF_AX_1, FACTS)
+    joins.node_beats("ax-1", OF_AX_1, FACTS)
     assert refreshed(world.here).state == "ready"
     assert Event.objects.filter(kind="node.back").count() == 2
 
@@ -271,22 +272,20 @@ def test_joining_binds_the_key_of_the_process_and_heartbeats_do_not(
     world: World, tmp_path: Path
 ) -> None:
     own = ProcessIdentity.load(tmp_path, "node:whoever")  # names in a request are not believed
-    node = joining.join_node(
-        new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, own.certificate_request()
-    )
+    node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, own.certificate_request())
     assert refreshed(node).public_key == own.public_key_pem
-    assert joining.node_beats("ax-2", credential(CONTROL_TOKEN, "node:ax-2"), replace(FACTS, cpus=3))
+    assert joins.node_beats("ax-2", credential(CONTROL_TOKEN, "node:ax-2"), replace(FACTS, cpus=3))
     assert refreshed(node).public_key == own.public_key_pem
-    driver = joining.join_driver(
+    driver = joins.join_driver(
         new_token("driver"), "job-8", CONTROL_TOKEN, DRIVER_FACTS, None, own.certificate_request()
     )
     assert driver.public_key == own.public_key_pem
     Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
-    again = joining.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED)  # by an older version
+    again = joins.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED)  # by an older version
     assert again.public_key == ""
     token = new_token(uses=1)
     with pytest.raises(Impossible, match="certificate request"):
-        joining.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED, "nonsense")
+        joins.join_node(token, "ax-3", CONTROL_TOKEN, FACTS, PLUGGED, "nonsense")
     assert JoinToken.objects.get(pk=token.pk).uses_left == 1
 
 
@@ -295,18 +294,18 @@ def test_a_heartbeat_does_not_take_a_process_out_of_tls(world: World, tmp_path: 
     request = ProcessIdentity.load(tmp_path, "node:whoever").certificate_request()
     facts = replace(FACTS, control_url="https://10.0.0.8:8410")
     of_driver = replace(DRIVER_FACTS, control_url="https://10.0.0.9:8420")
-    node = joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, facts, PLUGGED, request)
-    driver = joining.join_driver(new_token("driver"), "job-8", CONTROL_TOKEN, of_driver, None, request)
+    node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, facts, PLUGGED, request)
+    driver = joins.join_driver(new_token("driver"), "job-8", CONTROL_TOKEN, of_driver, None, request)
     of_ax_2, of_job_8 = (credential(CONTROL_TOKEN, name) for name in ("node:ax-2", "driver:job-8"))
     plain = "http://127.0.0.1:8410"
-    assert not joining.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
-    assert not joining.driver_beats("job-8", of_job_8, replace(of_driver, control_url=plain))
+    assert not joins.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    assert not joins.driver_beats("job-8", of_job_8, replace(of_driver, control_url=plain))
     assert refreshed(node).control_url == facts.control_url
     assert Driver.objects.get(pk=driver.pk).control_url == of_driver.control_url
     moved = replace(facts, control_url="https://10.0.0.11:8410")
-    assert joining.node_beats("ax-2", of_ax_2, moved)
+    assert joins.node_beats("ax-2", of_ax_2, moved)
     Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
-    assert not joining.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    assert not joins.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
     again = replace(facts, control_url=plain)
-    joining.join_node(new_token(), "ax-2", CONTROL_TOKEN, again, PLUGGED, request)
-    assert joining.node_beats("ax-2", of_ax_2, again)
+    joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, again, PLUGGED, request)
+    assert joins.node_beats("ax-2", of_ax_2, again)

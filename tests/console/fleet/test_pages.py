@@ -16,9 +16,11 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet import description_views, importing, joining
-from console.fleet.description import dump
+from console.fleet.descriptions import changes
+from console.fleet.descriptions.document import dump
+from console.fleet.membership import joins
 from console.fleet.models import Driver, JoinToken, Node
+from console.fleet.pages import descriptions
 from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
@@ -107,9 +109,9 @@ def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
 ) -> None:
     page, api = browser_of(people.platform_viewer), api_of(people.platform_viewer)
     words = {"": "unknown", "python": "Python", "compiled": "compiled"}
-    driver = joining.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
+    driver = joins.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
     for mover, sentence in words.items():
-        joining.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
+        joins.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
         Driver.objects.filter(pk=driver.pk).update(mover=mover)
         for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
             assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)
@@ -167,9 +169,9 @@ def test_a_large_fleet_is_described_by_a_file(
     world: World, people: People, browser_of: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin, viewer = browser_of(people.platform_admin), browser_of(people.platform_viewer)
-    of_a_node = importing.export(SYSTEM).splitlines()[-1].strip()
+    of_a_node = changes.export(SYSTEM).splitlines()[-1].strip()
     assert of_a_node in admin.get("/fleet/description/").content.decode()
-    monkeypatch.setattr(description_views, "THINGS_MAX", 0)
+    monkeypatch.setattr(descriptions, "THINGS_MAX", 0)
     page = compact(admin.get("/fleet/description/"))
     assert of_a_node not in page
     assert "download the description, edit it, and upload the file" in page
@@ -180,7 +182,7 @@ def test_a_description_is_looked_at_and_then_applied(
     world: World, people: People, browser_of: Browser
 ) -> None:
     admin = browser_of(people.platform_admin)
-    text = importing.export(SYSTEM).replace("ax-2", "ax-3")
+    text = changes.export(SYSTEM).replace("ax-2", "ax-3")
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
     assert "removed node" in compact(page)
     assert Node.objects.filter(name="ax-2").exists()
@@ -196,7 +198,7 @@ def test_a_description_is_looked_at_and_then_applied(
     assert "line 2, stamps: " in wrong
     removing = compact(admin.post("/fleet/description/", {"yaml": "stamps: {}", "preview": ""}))
     assert "1 of the nodes to be removed is alive: ax-1" in removing
-    assert admin.get("/fleet/description/fleet.yaml").content.decode() == importing.export(SYSTEM)
+    assert admin.get("/fleet/description/fleet.yaml").content.decode() == changes.export(SYSTEM)
 
 
 def test_a_file_is_taken_instead_of_the_text(world: World, people: People, browser_of: Browser) -> None:
@@ -218,7 +220,7 @@ def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
         with CaptureQueriesContext(connection) as queries:
             assert viewer.get(path).status_code == 200
         asked[path] = len(queries)
-    importing.apply(SYSTEM, dump(many(1000)))
+    changes.apply(SYSTEM, dump(many(1000)))
     for path, before in asked.items():
         with django_assert_max_num_queries(before):
             page = viewer.get(path)

@@ -10,7 +10,9 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.alerts.state.snapshot import take_snapshot as known
-from console.fleet import importing, joining, retiring
+from console.fleet import retired_stores
+from console.fleet.descriptions import changes
+from console.fleet.membership import joins
 from console.fleet.models import Node, RetiringStore
 from console.fleet.nodes import Impossible
 from console.sessions.desired import agents_removed
@@ -40,7 +42,7 @@ WITH_IT = "ax-1: {nics: {eth0: {leaf: leaf-1}}}\n      "
 
 
 def describe(node: str) -> None:
-    importing.apply(SYSTEM, FLEET.format(node))
+    changes.apply(SYSTEM, FLEET.format(node))
 
 
 def told() -> dict[str, Any]:
@@ -58,15 +60,15 @@ def test_a_node_that_is_removed_is_waited_for_no_more_until_it_joins_again(world
     describe(WITH_IT)
     assert told() == {"agents_removed": [FACTS.data_address]}  # its place is there, and nobody in it
     with pytest.raises(Impossible, match="ax-1 was removed from the fleet"):
-        joining.join_node(before, "ax-1", CONTROL_TOKEN, FACTS)
-    joining.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS)
+        joins.join_node(before, "ax-1", CONTROL_TOKEN, FACTS)
+    joins.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS)
     assert told() == {}
 
 
 def test_a_place_where_nobody_ever_was_is_removed_without_a_word(world: World) -> None:
     describe("")
     before = told()
-    importing.apply(SYSTEM, FLEET.format("").replace("ax-2", "ax-3"))
+    changes.apply(SYSTEM, FLEET.format("").replace("ax-2", "ax-3"))
     assert told() == before
 
 
@@ -93,7 +95,7 @@ def test_a_node_that_was_removed_is_not_missed(world: World) -> None:
 
 def test_a_shared_store_of_its_is_remembered_until_another_node_has_it(world: World) -> None:
     def stores() -> list[str]:
-        return [name for name, _ in retiring.forgotten(world.here.created_at)]
+        return [name for name, _ in retired_stores.forgotten(world.here.created_at)]
 
     shared = "tier2: {kind: s3, bucket: kv, cap: 1T}"
     describe(WITH_IT.replace("}}}", f"}}}}, {shared}}}"))
@@ -107,5 +109,5 @@ def test_a_shared_store_of_its_is_remembered_until_another_node_has_it(world: Wo
     describe("")
     assert stores() == ["ax-1"], "a disk of its own went with it"
     described = FLEET.format("").replace("ax-2: {", f"ax-2: {{{shared}, ")
-    importing.apply(SYSTEM, described)
+    changes.apply(SYSTEM, described)
     assert stores() == []

@@ -15,7 +15,8 @@ from console.audit.models import AuditEntry
 from console.audit.services import undo
 from console.control import services as control
 from console.control.documents import Compiler
-from console.fleet import importing, retiring, tier2
+from console.fleet import retired_stores
+from console.fleet.descriptions import changes, tier2
 from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
 from kvss_agent.security.identity import ProcessIdentity
@@ -48,7 +49,7 @@ stamps:
 
 def describe(path: Path | str | None, **more: object) -> None:
     said = f", tier2: {json.dumps({'kind': 'posix', 'path': str(path), 'cap': '1G', **more})}"
-    importing.apply(SYSTEM, FLEET.format(said if path else ""))
+    changes.apply(SYSTEM, FLEET.format(said if path else ""))
 
 
 def told() -> dict[str, Any]:
@@ -87,7 +88,7 @@ def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
 
     def look() -> dict[str, Any]:
         control.reconcile()
-        retiring.look()
+        retired_stores.look()
         found: dict[str, Any] = api.get("/api/v1/nodes/ax-1").json()
         return found
 
@@ -135,11 +136,11 @@ def test_a_difference_says_what_becomes_of_the_store_before(world: World) -> Non
     Node.objects.filter(name="ax-1").update(public_key="a key")
     describe("/mnt/old")
     described = FLEET.format(", tier2: {kind: posix, path: /mnt/new, cap: 1G}")
-    found, _ = importing.preview(SYSTEM, described)
+    found, _ = changes.preview(SYSTEM, described)
     [change] = found.changes
     assert "/mnt/old is retiring" in change.follows
-    importing.apply(SYSTEM, described)
-    other_size, _ = importing.preview(SYSTEM, described.replace("1G", "2G"))
+    changes.apply(SYSTEM, described)
+    other_size, _ = changes.preview(SYSTEM, described.replace("1G", "2G"))
     assert [one.follows for one in other_size.changes] == [""]
 
 
@@ -177,7 +178,7 @@ def test_a_change_whose_files_nobody_would_look_after_is_refused(world: World) -
     Node.objects.update(public_key="a key")
     with pytest.raises(Impossible, match="/mnt/a/deeper and its earlier store /mnt/a lie within"):
         describe("/mnt/a/deeper")
-    for number in range(retiring.STORES_MAX):
+    for number in range(retired_stores.STORES_MAX):
         describe(f"/mnt/n{number}")
     with pytest.raises(Impossible, match="8 earlier stores of it are not empty yet"):
         describe("/mnt/c")
@@ -199,12 +200,12 @@ def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
     wait_until("it is empty", is_empty)
     describe(old)
     describe(new)
-    retiring.look()
+    retired_stores.look()
     assert RetiringStore.objects.count() == 1
     wait_until("it is told", lambda: control.reconcile() == 0)
 
     def is_gone() -> bool:
-        retiring.look()
+        retired_stores.look()
         return not RetiringStore.objects.exists()
 
     wait_until("it is empty again", is_gone)
@@ -221,7 +222,7 @@ def test_a_disk_of_its_own_that_is_empty_says_nothing_of_anothers(
 
     def is_gone() -> bool:
         control.reconcile()
-        retiring.look()
+        retired_stores.look()
         return not RetiringStore.objects.exists()
 
     wait_until("it is empty", is_gone)
@@ -271,13 +272,13 @@ def knows(world: World) -> None:
 
 def leave(old: dict[str, Any], other: dict[str, Any] | None) -> RetiringStore:
     """ax-1 had this store, and ax-2 has the other one."""
-    importing.apply(SYSTEM, described(ax_1=old, ax_2=other))
-    importing.apply(SYSTEM, described(ax_1=None, ax_2=other))
+    changes.apply(SYSTEM, described(ax_1=old, ax_2=other))
+    changes.apply(SYSTEM, described(ax_1=None, ax_2=other))
     return RetiringStore.objects.get()
 
 
 def drain(store: RetiringStore, **more: Any) -> RetiringStore:
-    return retiring.drain(SYSTEM, store.node, store.pk, **more)
+    return retired_stores.drain(SYSTEM, store.node, store.pk, **more)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +345,8 @@ def test_stores_that_others_no_longer_use_do_not_keep_one_from_being_drained() -
     Node.objects.filter(name="ax-2").update(
         joined_at="2026-01-01T00:00Z", heartbeat_sha256=b"", control_url="x"
     )
-    importing.apply(SYSTEM, described(ax_1=posix("/mnt/kv"), ax_2=posix("/mnt/kv")))
-    importing.apply(SYSTEM, described())
+    changes.apply(SYSTEM, described(ax_1=posix("/mnt/kv"), ax_2=posix("/mnt/kv")))
+    changes.apply(SYSTEM, described())
     first, second = RetiringStore.objects.order_by("node__name")
     drain(first)
     drain(second)
@@ -375,11 +376,11 @@ def test_a_place_that_is_being_emptied_is_nobody_elses_until_it_is() -> None:
     drain(leave(kv, None))
     for arriving in ({"ax_2": kv}, {"ax_3": posix("/mnt/kv/deeper")}):
         with pytest.raises(Impossible, match="/mnt/kv is being emptied for ax-1"):
-            importing.apply(SYSTEM, described(**arriving))
-    importing.apply(SYSTEM, described(ax_1=kv, ax_2=kv))  # it is in use again
+            changes.apply(SYSTEM, described(**arriving))
+    changes.apply(SYSTEM, described(ax_1=kv, ax_2=kv))  # it is in use again
 
 
 @pytest.mark.usefixtures("knows")
 def test_who_is_there_already_stays_while_a_place_is_emptied() -> None:
     drain(leave(posix("/mnt/kv"), posix("/mnt/kv")), also_others=True)
-    importing.apply(SYSTEM, described(ax_2=posix("/mnt/kv", durable=True)))
+    changes.apply(SYSTEM, described(ax_2=posix("/mnt/kv", durable=True)))

@@ -16,9 +16,9 @@ from console.accounts.roles import Role
 from console.audit import services as audit
 from console.audit.models import AuditEntry
 from console.fleet import nodes, services
+from console.fleet.membership.versions import Fit, protocols_meet, skew
 from console.fleet.models import Driver, Leaf, Nic, Node
 from console.fleet.nodes import Impossible
-from console.fleet.versions import Fit, protocols_meet, skew
 from console.operations import services as operations
 from console.placement.topology import State
 from console.sessions.changes import drains

@@ -10,9 +10,9 @@ import pytest
 import redis
 from django.utils import timezone
 
-from console.fleet import telemetry_users
+from console.fleet.membership import telemetry_users
+from console.fleet.membership.telemetry_users import keep_users
 from console.fleet.models import Driver
-from console.fleet.telemetry_users import keep_users
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running

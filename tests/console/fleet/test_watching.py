@@ -9,7 +9,8 @@ import pytest
 from django.utils import timezone
 
 from console.celery import app
-from console.fleet import tasks, watching
+from console.fleet import tasks
+from console.fleet.membership import liveness
 from console.fleet.models import Driver, Node, Watch
 from telemetry.models import Event, Source
 from tests.console.fleet.worlds import World, refreshed
@@ -36,7 +37,7 @@ def look(seconds: float, *, web_since: float = 1000) -> int:
     """Look so many seconds after now."""
     now = timezone.now() + timedelta(seconds=seconds)
     hear(now, since=web_since)
-    return watching.find_lost(now)
+    return liveness.find_lost(now)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_nobody_is_lost_because_no_web_process_was_there_to_hear(world: World, l
     assert look(30, web_since=2) == 0
     Source.objects.all().delete()
     now = timezone.now()
-    assert watching.find_lost(now + timedelta(seconds=45)) == 0
+    assert liveness.find_lost(now + timedelta(seconds=45)) == 0
     assert look(60) == 0
     assert look(74) == 0
     assert look(76) == 1

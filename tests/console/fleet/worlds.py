@@ -8,8 +8,8 @@ from datetime import timedelta
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
-from console.fleet import joining, tokens
-from console.fleet.joining import DriverFacts, NicFacts, NodeFacts
+from console.fleet.membership import joins, tokens
+from console.fleet.membership.joins import DriverFacts, NicFacts, NodeFacts
 from console.fleet.models import Box, Domain, JoinToken, Leaf, Nic, Node, Port, SpineLink, Stamp
 
 CONTROL_TOKEN = "t" * 32
@@ -57,5 +57,5 @@ def make_world() -> World:
         Port.objects.create(domain=domain, leaf=leaf if index % 2 else other)
     waits = Node.objects.create(name="ax-2", stamp=stamp)
     Nic.objects.create(node=waits, leaf=other, name="eth0")
-    here = joining.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS, PLUGGED)
+    here = joins.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS, PLUGGED)
     return World(stamp, leaf, here, waits, box)

@@ -29,6 +29,7 @@ from tests.conftest import People
 from tests.console.operations import machines
 from tests.console.operations.machines import effects
 from tests.console.operations.runs import Killed, killed_at_query, run
+from tests.html import compact
 from tests.live import wait_until
 
 
@@ -80,7 +81,7 @@ def test_cancelling_goes_back_and_doing_so_again_changes_nothing(people: People)
     assert effects() == ["a", "not a"]
     assert services.cancel(admin, operation.pk).state == State.CANCELLED
     told = Event.objects.get(kind="operation.cancel")
-    assert told.sentence == "“Do tests.waits” is asked to go back."
+    assert told.sentence == "“Do tests.waits” is being cancelled."
 
 
 @pytest.mark.django_db
@@ -161,7 +162,7 @@ from django.conf import settings
 from console.operations import services
 from console.operations.machines import Step
 from tests.console.operations import machines
-def lock_fleet(operation):
+def hold(operation):
     machines.effect(operation, "of the killed")
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.rpush("tests:held", 1)
@@ -286,7 +287,7 @@ def test_the_pages_tell_the_same_to_those_who_may_see_it(
     assert "37 %" in page
     assert ">Cancel<" not in page
     on_call = browser_of(people.on_call)
-    assert ">Cancel<" in on_call.get(f"/operations/{operation.pk}/").content.decode()
+    assert ">Cancel<" in compact(on_call.get(f"/operations/{operation.pk}/"))
     beyond = start("tests.waits", "session:other", plan={"go on": True}, org_id=people.acme.pk)
     for _ in range(3):  # c is final
         services.advance(beyond.pk)

@@ -209,7 +209,7 @@ def test_who_does_not_see_a_cause_sees_what_it_explains(
     assert mine.get("/api/v1/hand-over").json()["open_count"] == 1
     [alert] = mine.get("/api/v1/alerts").json()["items"]
     assert alert["suppressed_by"] is None
-    assert everything.get("/api/v1/alerts?hidden=true&rule=refill-slow").json()["items"][0][
+    assert everything.get("/api/v1/alerts?suppressed=true&rule=refill-slow").json()["items"][0][
         "suppressed_by"
     ]
     for path in ("/", "/alerts/", "/alerts/?hidden=on", f"/alerts/{alert['id']}/", "/hand-over/"):

@@ -17,7 +17,7 @@ from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control.models import Change, Target
 from console.orgs.models import Org
-from console.policies.drivers import orgs
+from console.policies.desired import orgs
 from console.policies.models import PolicyVersion
 from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
@@ -54,7 +54,7 @@ def test_a_policy_is_read_changed_and_read_again(olga: Client) -> None:
     found = olga.get(POLICY).json()
     assert found["policy"]["ttl_last_use_seconds"] == 600
     assert found["models"]["llama"]["tiers"] == "none"
-    assert found["in_words"].startswith("Prompts are kept in memory only, never on disk, for 10 min ")
+    assert found["in_words"].startswith("Prompts are stored in memory only for 10 min ")
     assert (found["author"], found["reason"]) == ("olga by token test", "asked for")
     assert found["applied"] == {"drivers": 0, "has_it": 0, "seconds": None, "lagging": []}
     [version] = olga.get(f"{POLICY}/versions").json()["items"]

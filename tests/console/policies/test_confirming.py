@@ -20,9 +20,10 @@ from console.fleet.models import Node, RetiringStore, Stamp
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
-from console.policies import callers, epochs, purges
-from console.policies.drivers import keys_of
+from console.policies import callers, org_keys
+from console.policies.evidence import purges
 from console.policies.models import PurgeConfirmation, PurgeReceipt
+from console.policies.org_keys import keys_of
 from kvss_agent.security.confirmations import PURPOSE, DriverStatement, ShardCover
 from kvss_agent.security.identity import ProcessIdentity, verify
 from swdriver_shim.keys import isolation_tag
@@ -225,7 +226,7 @@ def test_the_data_key_is_destroyed_when_the_last_driver_has_dropped_it(
     assert (shown["epoch"], shown["confirmations"]) == (2, None)
     keys.refresh_from_db()
     assert (keys.epoch, keys.retired) == (2, [])
-    assert tag not in epochs.tags_of(people.acme, keys)
+    assert tag not in org_keys.tags_of(people.acme, keys)
     control.push([control.ALL_DRIVERS])
     for daemon in drivers.daemons.values():
         wait_until("it is told anew", lambda daemon=daemon: daemon.load(token, TOKENS)[0] == 0)  # type: ignore[misc]
@@ -246,14 +247,14 @@ def test_agents_with_an_identity_are_told_which_tags_are_somebodys(people: Peopl
     assert before is not None
     assert mine in before
     assert tags("old") is None, "it would refuse the document"
-    epochs.begin(people.acme, "x", model="llama", namespaces=["0" * 32])
+    org_keys.begin(people.acme, "x", model="llama", namespaces=["0" * 32])
     after = tags("new")
     assert after is not None
     assert set(after) > set(before), "other models have their tag, this one has a new one"
-    epochs.begin(people.acme, "x")
+    org_keys.begin(people.acme, "x")
     last = tags("new")
     assert last is not None
-    assert not set(last) & set(epochs.tags_of(people.acme, keys))
+    assert not set(last) & set(org_keys.tags_of(people.acme, keys))
     keys.refresh_from_db()
-    assert [scope.tag for scope in epochs.retired(keys)][:2] == [mine, mine]
+    assert [scope.tag for scope in org_keys.retired(keys)][:2] == [mine, mine]
     assert keys.epoch == 3

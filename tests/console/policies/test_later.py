@@ -50,7 +50,7 @@ def tonight(people: People, lasts: timedelta | None = 48 * HOUR, **policy: Any) 
 
 
 def ttl(people: People) -> int | None:
-    return services.in_force(people.acme).policy.ttl_last_use_seconds
+    return services.active_policy(people.acme).policy.ttl_last_use_seconds
 
 
 def state() -> str:
@@ -59,7 +59,7 @@ def state() -> str:
 
 def test_it_begins_and_ends_by_itself_and_what_was_before_is_back_byte_for_byte(people: People) -> None:
     save(people, ttl_last_use_seconds=600)
-    before = services.in_force(people.acme).document
+    before = services.active_policy(people.acme).document
     starts_at = tonight(people, ttl_last_use_seconds=60)
     assert schedule.run_due(starts_at - HOUR / 2) == 0
     assert ttl(people) == 600
@@ -67,7 +67,7 @@ def test_it_begins_and_ends_by_itself_and_what_was_before_is_back_byte_for_byte(
     assert (ttl(people), state()) == (60, "in force")
     assert schedule.run_due(starts_at + HOUR) == 0
     assert schedule.run_due(starts_at + 48 * HOUR) == 1
-    assert (services.in_force(people.acme).document, state()) == (before, "done")
+    assert (services.active_policy(people.acme).document, state()) == (before, "done")
     newest = services.versions_of(people.acme)[0]
     assert (newest.number, newest.same_as, newest.author_name) == (3, 1, "system")
     assert "olga scheduled: an audit of theirs" in newest.reason
@@ -168,7 +168,7 @@ def test_who_saves_while_limits_are_being_lowered_is_held_to_the_new_ones(people
         wait_until("somebody waits, or was not held up", lambda: waits() or not saving.is_alive())
     saving.join(60)
     assert [list(fields) for fields in told] == [["policy/ttl_last_use_seconds"]]
-    assert services.in_force(people.acme).number == 0
+    assert services.active_policy(people.acme).number == 0
 
 
 def test_it_is_planned_listed_and_taken_back_over_rest(
@@ -185,7 +185,7 @@ def test_it_is_planned_listed_and_taken_back_over_rest(
     made = olga.post(path, body, content_type="application/json", headers=headers)
     assert made.status_code == 201, made.content
     [listed] = olga.get(path).json()["items"]
-    assert (listed["state"], listed["in_words"][:16]) == ("waiting", "Prompts are kept")
+    assert (listed["state"], listed["in_words"][:18]) == ("waiting", "Prompts are stored")
     assert olga.delete(f"{path}/{listed['id']}").status_code == 204
     assert olga.delete(f"{path}/{listed['id']}").status_code == 404
     past = {**body, "starts_at": "2020-01-01T00:00:00Z"}

@@ -12,8 +12,8 @@ from console.control.documents import Compiler
 from console.orgs import services as orgs
 from console.orgs.models import Org
 from console.policies import services
-from console.policies.drivers import keys_of
-from console.policies.terms import Terms, terms
+from console.policies.org_keys import keys_of
+from console.policies.tier2_limits import Tier2Limits, tier2_limits_of
 from kvss_agent.desired import parse
 from kvss_agent.tier2.settings import Tier2Settings
 from swdriver_shim.keys import isolation_tag
@@ -30,34 +30,34 @@ def kept(**fields: Any) -> Policy:
 @pytest.mark.parametrize(
     ("policies", "expected"),
     [
-        (OrgPolicies(policy=kept(tier2_bytes_max=GIB)), Terms(GIB, 3600)),
-        (OrgPolicies(policy=kept(ttl_first_use_seconds=60)), Terms(None, 60)),
-        (OrgPolicies(policy=kept(ttl_last_use_seconds=None)), Terms(None, None)),
+        (OrgPolicies(policy=kept(tier2_bytes_max=GIB)), Tier2Limits(GIB, 3600)),
+        (OrgPolicies(policy=kept(ttl_first_use_seconds=60)), Tier2Limits(None, 60)),
+        (OrgPolicies(policy=kept(ttl_last_use_seconds=None)), Tier2Limits(None, None)),
         # Who may not be there at all has room for nothing, and what is left goes in its time.
-        (OrgPolicies(policy=Policy(ttl_last_use_seconds=600)), Terms(0, 600)),
+        (OrgPolicies(policy=Policy(ttl_last_use_seconds=600)), Tier2Limits(0, 600)),
         # An agent does not tell models apart: each has its room, and the longest time holds.
         (
             OrgPolicies(
                 policy=Policy(), models={"llama": kept(tier2_bytes_max=5, ttl_last_use_seconds=7)}
             ),
-            Terms(5, 7),
+            Tier2Limits(5, 7),
         ),
         (
             OrgPolicies(
                 policy=kept(tier2_bytes_max=GIB),
                 models={"llama": kept(tier2_bytes_max=5, ttl_last_use_seconds=7200)},
             ),
-            Terms(GIB + 5, 7200),
+            Tier2Limits(GIB + 5, 7200),
         ),
         (
             OrgPolicies(policy=kept(tier2_bytes_max=GIB), models={"llama": kept()}),
-            Terms(None, 3600),
+            Tier2Limits(None, 3600),
         ),
     ],
     ids=str,
 )
-def test_policies_come_to_one_figure_for_an_org(policies: OrgPolicies, expected: Terms) -> None:
-    assert terms(policies) == expected
+def test_policies_come_to_one_figure_for_an_org(policies: OrgPolicies, expected: Tier2Limits) -> None:
+    assert tier2_limits_of(policies) == expected
 
 
 @pytest.mark.django_db

@@ -27,9 +27,10 @@ from console.fleet.models import Driver
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
-from console.policies import callers, history, proof, purges, services
-from console.policies.drivers import keys_of
+from console.policies import callers, history, services
+from console.policies.evidence import purges, reports
 from console.policies.models import PolicyVersion, PurgeReceipt
+from console.policies.org_keys import keys_of
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -78,16 +79,16 @@ def save(people: People, **policy: Any) -> None:
 def test_a_report_says_what_expired_how_late_and_what_is_not_told(
     people: People, api_of: Callable[..., Client]
 ) -> None:
-    nothing = proof.report(people.acme, 7)
+    nothing = reports.report(people.acme, 7)
     assert not nothing.is_told_of
     assert nothing.expired == {"dram": None, "tier2": None}
     tell(time.time() - 60)
     save(people, ttl_last_use_seconds=600)
-    told = proof.report(people.acme, 7)
+    told = reports.report(people.acme, 7)
     assert told.expired == {"dram": 12, "tier2": None}
     assert told.overstay == {"dram": pytest.approx(0.7), "tier2": pytest.approx(2.5)}
     assert [version.number for version in told.versions] == [1]
-    rows = list(csv.DictReader(io.StringIO(proof.as_csv(told))))
+    rows = list(csv.DictReader(io.StringIO(reports.as_csv(told))))
     assert [(row["fact"], row["value"], row["detail"].partition(":")[0]) for row in rows] == [
         ("overstay_max", "0.7", "dram"),
         ("overstay_max", "2.5", "tier2"),
@@ -120,7 +121,7 @@ def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people
             reason="asked for",
             made_at=timezone.now() - timedelta(days=days),
         )
-    assert [version.number for version in proof.report(people.acme, 7).versions] == [3, 2]
+    assert [version.number for version in reports.report(people.acme, 7).versions] == [3, 2]
 
 
 def test_receipts_of_an_org_that_had_the_slug_before_are_nobody_elses(
@@ -138,7 +139,7 @@ def test_receipts_of_an_org_that_had_the_slug_before_are_nobody_elses(
         files=0,
         file_bytes=0,
     )
-    assert proof.report(people.acme, 7).receipts == []
+    assert reports.report(people.acme, 7).receipts == []
     assert api_of(people.org_admin).get("/api/v1/orgs/acme/purges").json()["items"] == []
 
 

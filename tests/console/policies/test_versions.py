@@ -93,12 +93,12 @@ def test_promise_9_undo_restores_the_policy_byte_for_byte(
         org = Org.objects.create(slug="undone", name="Undone")
         admin = SYSTEM
         services.set_policy(admin, org, before, reason="one")
-        first = services.in_force(org).document
+        first = services.active_policy(org).document
         services.set_policy(admin, org, after, reason="two")
         if before != after:
             entry = AuditEntry.objects.latest("id")
             undone = audit.undo(admin, entry, "")
-            held = services.in_force(org)
+            held = services.active_policy(org)
             assert held.document.encode() == first.encode()
             assert (held.number, held.version and held.version.same_as) == (3, 1)
             assert undone.undoes_id == entry.pk
@@ -109,7 +109,7 @@ def test_promise_9_undo_restores_the_policy_byte_for_byte(
 def test_the_first_change_can_be_undone_to_the_default(people: People) -> None:
     save(people, ttl_last_use_seconds=600)
     audit.undo(people.principal("org_admin"), AuditEntry.objects.get(), "")
-    held = services.in_force(people.acme)
+    held = services.active_policy(people.acme)
     assert (held.number, held.own, held.policy) == (2, None, Policy())
 
 
@@ -185,10 +185,10 @@ def test_what_was_saved_under_wider_limits_is_held_to_new_ones(people: People) -
         default=Policy(ttl_last_use_seconds=60), limits=Limits(ttl_last_use_seconds_max=600)
     )
     services.set_cluster(people.principal("platform_admin"), told, reason="a contract")
-    held = services.in_force(people.acme)
+    held = services.active_policy(people.acme)
     assert held.is_held_back
     assert (held.said.policy.ttl_last_use_seconds, held.policy.ttl_last_use_seconds) == (86_400, 600)
-    assert services.in_force(people.globex).policy.ttl_last_use_seconds == 60
+    assert services.active_policy(people.globex).policy.ttl_last_use_seconds == 60
 
 
 def test_the_default_is_within_the_limits_and_only_a_platform_admin_sets_them(people: People) -> None:
@@ -236,7 +236,7 @@ def test_two_admins_who_save_at_once_make_two_versions_in_order(people: People) 
     assert failed == []
     versions = list(services.versions_of(people.acme))
     assert [version.number for version in versions] == [2, 1]
-    held = services.in_force(people.acme)
+    held = services.active_policy(people.acme)
     assert held.version == versions[0]
     assert f"by {held.policy.ttl_last_use_seconds}" == versions[0].reason
     entries = AuditEntry.objects.filter(action="policy.set").order_by("id")

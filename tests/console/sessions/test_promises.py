@@ -110,7 +110,7 @@ class Sessions(RuleBasedStateMachine):
 
     @invariant()
     def no_session_is_below_its_minimum_or_off_its_increment(self) -> None:
-        held: Rules = rules.in_force(self.org)
+        held: Rules = rules.effective_rules(self.org)
         for session in Session.objects.all():
             assert list(held.refusals(session.boxes_desired)) == []
             assert session.boxes_desired % session.boxes_increment == 0
@@ -133,7 +133,7 @@ class Sessions(RuleBasedStateMachine):
 
 def without_quotas(world: Snapshot, session: Session, boxes: int) -> None:
     """`reservations.check_size` by somebody who forgot the quota."""
-    for refused in refusals(rules.in_force(session.org, session.path), boxes, world.fleet):
+    for refused in refusals(rules.effective_rules(session.org, session.path), boxes, world.fleet):
         raise CannotPlan(refused.cause, refused.sentence)
 
 
@@ -213,7 +213,7 @@ def test_promise_6_rules_that_get_stricter_and_a_session_that_breaks_them_do_not
     make_fleet()
     at_once(lambda: create(people, boxes=3), lambda: set_rules(people, boxes_increment=2))
     sizes = list(Session.objects.values_list("boxes_desired", flat=True))
-    assert (sizes, rules.in_force(None).boxes_increment) in (([3], 1), ([], 2))
+    assert (sizes, rules.effective_rules(None).boxes_increment) in (([3], 1), ([], 2))
 
 
 @pytest.mark.django_db(transaction=True)

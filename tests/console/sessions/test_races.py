@@ -22,7 +22,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.placement.topology import State
-from console.policies import purges
+from console.policies.evidence import purges
 from console.sessions import services
 from console.sessions.changes import drains, driver_removal, jobs, moves
 from console.sessions.models import Phase, Session, Stream

@@ -16,7 +16,7 @@ from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Target
 from console.control.services import secret_of
-from console.fleet import joining, tokens
+from console.fleet.membership import joins, tokens
 from console.fleet.models import Driver, Node, Removed
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
@@ -24,7 +24,7 @@ from console.operations.core import State
 from console.operations.models import Operation
 from console.operations.plans import StalePlan
 from console.orgs import services as orgs
-from console.policies import purges
+from console.policies.evidence import purges
 from console.policies.models import PurgeReceipt
 from console.sessions import services
 from console.sessions.changes import driver_removal, jobs, moves
@@ -168,17 +168,17 @@ def test_what_somebody_decides_on_is_what_they_have_seen(people: People) -> None
 
 def test_one_that_was_removed_comes_back_with_a_new_join_token_only(people: People) -> None:
     old = new_token("driver")
-    joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    joins.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
     remove(people)
-    assert not joining.driver_beats("job7", OURS, DRIVER_FACTS)
-    assert "job7 was removed from the fleet on" in joining.why_unknown("driver", "job7", OURS)
-    assert "removed" not in joining.why_unknown("driver", "job7", "of somebody else")
+    assert not joins.driver_beats("job7", OURS, DRIVER_FACTS)
+    assert "job7 was removed from the fleet on" in joins.why_unknown("driver", "job7", OURS)
+    assert "removed" not in joins.why_unknown("driver", "job7", "of somebody else")
     with pytest.raises(Impossible, match=r"removed from the fleet.*make a new one"):
-        joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
+        joins.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
     # The same token lets in others, also another machine under this name.
-    joining.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS)
-    joining.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
-    assert joining.driver_beats("job7", OURS, DRIVER_FACTS)
+    joins.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS)
+    joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    assert joins.driver_beats("job7", OURS, DRIVER_FACTS)
 
 
 def test_the_process_hears_why_it_is_refused(people: People, client: Client) -> None:
@@ -208,9 +208,9 @@ def test_its_key_is_refused_under_another_name_too(tmp_path: Path) -> None:
     own = ProcessIdentity.load(tmp_path, "driver:job7")
     asks = own.certificate_request()
     old = new_token("driver")
-    Removed.of(joining.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS, None, asks)).save()
+    Removed.of(joins.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS, None, asks)).save()
     with pytest.raises(Impossible, match="job7 was removed"):
-        joining.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS, None, asks)
+        joins.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS, None, asks)
 
 
 def purge_that_waits(people: People) -> Operation:

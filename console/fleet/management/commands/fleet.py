@@ -11,9 +11,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from console.accounts.principal import SYSTEM
-from console.fleet import importing
-from console.fleet.description import Wrong
-from console.fleet.importing import Change, Moved
+from console.fleet.descriptions import changes
+from console.fleet.descriptions.changes import Change, Moved
+from console.fleet.descriptions.document import Wrong
 from console.fleet.nodes import Impossible
 
 
@@ -30,14 +30,14 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         if options["verb"] == "export":
-            self.stdout.write(importing.export(SYSTEM), ending="")
+            self.stdout.write(changes.export(SYSTEM), ending="")
             return
         try:
             text = _read(options["file"])
             if options["dry_run"]:
-                found, _ = importing.preview(SYSTEM, text)
+                found, _ = changes.preview(SYSTEM, text)
             else:
-                found = importing.apply(SYSTEM, text, reason=options["reason"])
+                found = changes.apply(SYSTEM, text, reason=options["reason"])
         except (OSError, UnicodeDecodeError, Wrong, Moved, Impossible) as error:
             raise CommandError(str(error)) from None
         for change in found.changes:

@@ -1,0 +1,104 @@
+"""The fleet's description over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Query, Router, Schema
+from pydantic import StringConstraints
+
+from console.accounts.browser import requester
+from console.api.etags import ETAG, IfMatch
+from console.api.fields import NO_NUL, Input, Reason
+from console.api.problems import ApiError, FieldError, documented
+from console.fleet.descriptions import changes, document
+from console.fleet.descriptions.changes import Change, Difference, Moved
+from console.fleet.descriptions.document import Wrong
+
+router = Router(tags=["fleet"])
+
+ValidateOnly = Annotated[bool, Query(description="A dry run: list the changes without applying them.")]
+
+
+class DescriptionOut(Schema):
+    yaml: str
+
+
+class DescriptionIn(Input):
+    yaml: Annotated[str, StringConstraints(max_length=document.CHARACTERS_MAX, pattern=NO_NUL)]
+    reason: Reason = ""
+
+
+class FleetChangeOut(Schema):
+    kind: str
+    name: str
+    what: Literal["added", "changed", "removed"]
+    before: Any
+    after: Any
+    refused: str = Field(description="Why it is blocked and what to do; empty if it is not.")
+    follows: str = Field(description="Other consequences, in a sentence; empty if none.")
+
+
+class DifferenceOut(Schema):
+    applied: bool
+    changes: list[FleetChangeOut]
+
+
+def show_change(change: Change) -> FleetChangeOut:
+    what: Any = change.what
+    return FleetChangeOut(
+        kind=change.kind,
+        name=change.name,
+        what=what,
+        before=change.before,
+        after=change.after,
+        refused=change.refused,
+        follows=change.follows,
+    )
+
+
+def show(found: Difference, *, applied: bool) -> DifferenceOut:
+    return DifferenceOut(applied=applied, changes=[show_change(change) for change in found.changes])
+
+
+@router.get(
+    "/fleet/description",
+    response={200: DescriptionOut, **documented(404)},
+    summary="Export the fleet's description as YAML",
+)
+def get_description(request: HttpRequest, response: HttpResponse) -> DescriptionOut:
+    yaml = changes.export(requester(request))
+    response["ETag"] = f'"{changes.fingerprint(document.parse(yaml))}"'
+    return DescriptionOut(yaml=yaml)
+
+
+@router.put(
+    "/fleet/description",
+    response={200: DifferenceOut, **documented(404, 409, 412, 428)},
+    summary="Apply a fleet description, or preview its changes",
+)
+def set_description(
+    request: HttpRequest, payload: DescriptionIn, if_match: IfMatch, validate_only: ValidateOnly = False
+) -> DifferenceOut:
+    principal = requester(request)
+    try:
+        if validate_only:
+            principal.check_may_change()
+            found, _ = changes.preview(principal, payload.yaml)
+            return show(found, applied=False)
+        seen = None if if_match.strip() == "*" else _named(if_match)
+        return show(
+            changes.apply(principal, payload.yaml, seen=seen, reason=payload.reason), applied=True
+        )
+    except Wrong as error:
+        errors = [FieldError(pointer="/body/yaml", detail=problem) for problem in error.problems]
+        raise ApiError("InvalidRequest", error.problems[0], errors=errors) from None
+    except Moved as error:
+        raise ApiError("StaleVersion", str(error)) from None
+
+
+def _named(if_match: str) -> str:
+    """The fingerprint that If-Match names; what is none matches nothing."""
+    tags: list[str] = ETAG.findall(if_match)
+    return tags[0].strip('"') if len(tags) == 1 else ""

@@ -1,0 +1,351 @@
+"""Joining over REST: tokens for it, which admins make; and what agents and drivers call themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, Path, Router, Schema, Status
+from ninja.security import HttpBearer
+from pydantic import AfterValidator, StringConstraints
+
+from console.accounts.browser import requester
+from console.api.auth import INVALID
+from console.api.fields import Input
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, documented
+from console.authority.services import bundle
+from console.fleet.membership import joins, tokens
+from console.fleet.membership.joins import DriverFacts, NicFacts, NodeFacts, TokenIsUsedUp
+from console.fleet.models import NAME, JoinToken
+from console.fleet.rest.fleet import Name
+from console.placement.topology import NIC_WIO
+from console.shell.request_context import note_known
+from kvss_agent.client.connection import Address
+from kvss_agent.security.certificates import Role
+from kvss_agent.security.identity import PEM_BYTES_MAX
+from swdriver_shim.desired import ModelSpec
+
+router = Router(tags=["joining"])
+
+TokenId = Annotated[str, Path(pattern=tokens.PUBLIC_ID, max_length=12)]
+Kind = Literal["node", "driver"]
+
+
+def _web_url(text: str) -> str:
+    parts = urlsplit(text)
+    _ = parts.port  # raises ValueError where the port is nonsense
+    if not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ValueError("a scheme, a host and a port, no more")
+    return text.rstrip("/")
+
+
+def _address(text: str) -> str:
+    return str(Address.parse(text))
+
+
+def _model(value: dict[str, Any]) -> dict[str, Any]:
+    """As a desired document has it. Raises ValueError with what is wrong."""
+    model = msgspec.convert(value, ModelSpec)
+    model.shape()
+    return value
+
+
+PRINTED = r"^[\x21-\x7e]+$"
+Url = Annotated[
+    str,
+    StringConstraints(max_length=500, pattern=r"^https?://[\x21-\x7e]+$"),
+    AfterValidator(_web_url),
+]
+DataAddress = Annotated[
+    str, StringConstraints(max_length=500, pattern=PRINTED), AfterValidator(_address)
+]
+Token = Annotated[str, StringConstraints(min_length=20, max_length=500, pattern=PRINTED)]
+Version = Annotated[str, StringConstraints(max_length=60, pattern=r"^[\x20-\x7e]*$")]
+Protocol = Annotated[int, Field(ge=0, le=32_000)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+CertificateRequest = Annotated[
+    str,
+    StringConstraints(max_length=PEM_BYTES_MAX, pattern=r"^[\x20-\x7e\n]*$"),
+    Field(description="PEM: a certificate request for the key of the process. Its subject is ignored."),
+]
+Digest = Annotated[
+    str,
+    StringConstraints(pattern=r"^([0-9a-f]{64})?$"),
+    Field(description="Digest of the roots that the process trusts."),
+]
+MoverName = Annotated[
+    Literal["", "compiled", "python"],
+    Field(description="The implementation that moves bytes; empty if unknown."),
+]
+Thing = Annotated[str, StringConstraints(pattern=NAME, max_length=63)]
+
+
+class NodeSays(Input):
+    control_url: Url = Field(description="Address of its control API.")
+    data_address: DataAddress = Field(description="Address for drivers.", examples=["tcp:10.0.0.7:8411"])
+    software_version: Version
+    protocol_min: Protocol
+    protocol_max: Protocol
+    memory_bytes: Bytes
+    cpus: Annotated[int, Field(ge=0, le=100_000)]
+    trusts: Digest = ""
+    mover: MoverName = ""
+
+    def facts(self) -> NodeFacts:
+        return NodeFacts(**self.model_dump(include=set(NodeSays.model_fields)))
+
+
+class NicSays(Input):
+    name: Thing
+    leaf: Thing
+    wio: Annotated[int, Field(ge=1, le=10_000)] = NIC_WIO
+    gbits: Annotated[int, Field(ge=1, le=100_000)] = 100
+
+
+class NodeJoins(NodeSays):
+    control_token: Token = Field(description="The console's token for its control API; stored sealed.")
+    nics: list[NicSays] = Field(
+        [], max_length=64, description="Used if the node is not in the description."
+    )
+    certificate_request: CertificateRequest = ""
+
+
+class DriverSays(Input):
+    control_url: Url
+    software_version: Version
+    trusts: Digest = ""
+    mover: MoverName = ""
+
+    def facts(self) -> DriverFacts:
+        return DriverFacts(self.control_url, self.software_version, self.trusts, self.mover)
+
+
+class DriverJoins(DriverSays):
+    control_token: Token
+    certificate_request: CertificateRequest = ""
+    model: Annotated[dict[str, Any], AfterValidator(_model)] | None = None
+
+
+class HeartbeatOut(Schema):
+    heartbeat_seconds: float = Field(description="Interval until the next heartbeat.")
+    authorities: str = Field(
+        description="Digest of the roots to trust. If it differs, request a certificate."
+    )
+
+
+class CertificateIn(Input):
+    certificate_request: CertificateRequest
+
+
+class CertificateOut(Schema):
+    certificate: str = Field(description="PEM, for the key with which the process joined.")
+    authorities: str = Field(description="PEM: the roots to trust.")
+    digest: str
+
+
+class JoinTokenIn(Input):
+    kind: Kind = Field(description="The kind of process that may join with it.")
+    note: Annotated[str, StringConstraints(max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    uses: Annotated[int, Field(ge=1, le=tokens.USES_MAX)] = 1
+    hours: Annotated[int, Field(ge=1, le=tokens.LIFETIME_HOURS_MAX)] = 24
+
+
+class JoinTokenOut(Schema):
+    public_id: str
+    prefix: str
+    kind: Kind
+    note: str
+    state: str
+    uses: int
+    uses_left: int
+    created_by: str
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None
+
+
+class JoinTokenMade(JoinTokenOut):
+    token: str = Field(description="The token itself; shown only once.")
+
+
+class JoinBearer(HttpBearer):
+    """`Authorization: Bearer tgj_…`."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> JoinToken:
+        found = tokens.authenticate(token)
+        if found is None:
+            raise _unauthenticated("This join token is unknown, expired, revoked or used up.")
+        request.join_token = found  # type: ignore[attr-defined]
+        return found
+
+
+class HeartbeatBearer(HttpBearer):
+    """`Authorization: Bearer tgh_…`: what follows from the token that it has told when it joined."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> str:
+        request.shown = token  # type: ignore[attr-defined]
+        return token
+
+
+def _unauthenticated(sentence: str) -> ApiError:
+    return ApiError("Unauthenticated", sentence, headers=INVALID)
+
+
+def _heard(request: HttpRequest, kind: Kind, name: str) -> HeartbeatOut:
+    note_known(request, f"{kind}:{name}")
+    return HeartbeatOut(heartbeat_seconds=joins.heartbeat_seconds(), authorities=bundle().digest)
+
+
+def _unknown(request: HttpRequest, kind: Kind, name: str) -> ApiError:
+    return _unauthenticated(joins.why_unknown(kind, name, _shown(request)))
+
+
+def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], object]) -> HeartbeatOut:
+    try:
+        join()
+    except TokenIsUsedUp:
+        raise _unauthenticated("This join token has just been used up.") from None
+    return _heard(request, kind, name)
+
+
+def _certified(request: HttpRequest, kind: Kind, name: str, payload: CertificateIn) -> CertificateOut:
+    issued = joins.certify(Role(kind), name, _shown(request), payload.certificate_request)
+    if issued is None:
+        raise _unknown(request, kind, name)
+    told = issued.bundle
+    note_known(request, f"{kind}:{name}")
+    return CertificateOut(
+        certificate=issued.certificate, authorities=told.authorities, digest=told.digest
+    )
+
+
+def token_facts(token: JoinToken) -> dict[str, object]:
+    return {
+        "public_id": token.public_id,
+        "prefix": token.prefix,
+        "kind": token.kind,
+        "note": token.note,
+        "state": token.state,
+        "uses": token.uses_max,
+        "uses_left": token.uses_left,
+        "created_by": token.created_by,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "last_used_at": token.last_used_at,
+    }
+
+
+def show_token(token: JoinToken) -> JoinTokenOut:
+    return JoinTokenOut.model_validate(token_facts(token))
+
+
+@router.get("/join-tokens", response={200: Page[JoinTokenOut], **documented(404)}, summary="Join tokens")
+def list_join_tokens(
+    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    return paginate(tokens.visible_tokens(requester(request)), "-pk", cursor, limit, show_token)
+
+
+@router.post(
+    "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Create a join token"
+)
+def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinTokenMade]:
+    token, text = tokens.issue(
+        requester(request),
+        kind=payload.kind,
+        note=payload.note,
+        uses=payload.uses,
+        expires_at=timezone.now() + timedelta(hours=payload.hours),
+    )
+    return Status(201, JoinTokenMade.model_validate({**token_facts(token), "token": text}))
+
+
+@router.delete(
+    "/join-tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a join token"
+)
+def revoke_join_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
+    tokens.revoke(requester(request), public_id)
+    return Status(204, None)
+
+
+@router.post(
+    "/nodes/{name}/join",
+    auth=JoinBearer(),
+    response={200: HeartbeatOut, **documented(409)},
+    summary="Join as an agent",
+)
+def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeartbeatOut:
+    nics = [NicFacts(**nic.model_dump()) for nic in payload.nics]
+    told = payload.control_token, payload.facts(), nics, payload.certificate_request
+    return _joined(request, "node", name, lambda: joins.join_node(_token(request), name, *told))
+
+
+@router.post(
+    "/drivers/{name}/join",
+    auth=JoinBearer(),
+    response={200: HeartbeatOut, **documented(409)},
+    summary="Join as a driver",
+)
+def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeartbeatOut:
+    told = payload.control_token, payload.facts(), payload.model, payload.certificate_request
+    return _joined(request, "driver", name, lambda: joins.join_driver(_token(request), name, *told))
+
+
+@router.post(
+    "/nodes/{name}/heartbeat",
+    auth=HeartbeatBearer(),
+    response={200: HeartbeatOut, **documented()},
+    summary="Send an agent's heartbeat",
+)
+def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeartbeatOut:
+    if not joins.node_beats(name, _shown(request), payload.facts()):
+        raise _unknown(request, "node", name)
+    return _heard(request, "node", name)
+
+
+@router.post(
+    "/drivers/{name}/heartbeat",
+    auth=HeartbeatBearer(),
+    response={200: HeartbeatOut, **documented()},
+    summary="Send a driver's heartbeat",
+)
+def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeartbeatOut:
+    if not joins.driver_beats(name, _shown(request), payload.facts()):
+        raise _unknown(request, "driver", name)
+    return _heard(request, "driver", name)
+
+
+@router.post(
+    "/nodes/{name}/certificate",
+    auth=HeartbeatBearer(),
+    response={200: CertificateOut, **documented(409)},
+    summary="Issue a certificate for an agent",
+)
+def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    return _certified(request, "node", name, payload)
+
+
+@router.post(
+    "/drivers/{name}/certificate",
+    auth=HeartbeatBearer(),
+    response={200: CertificateOut, **documented(409)},
+    summary="Issue a certificate for a driver",
+)
+def certify_driver(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    return _certified(request, "driver", name, payload)
+
+
+def _token(request: HttpRequest) -> JoinToken:
+    token: JoinToken = request.join_token  # type: ignore[attr-defined]
+    return token
+
+
+def _shown(request: HttpRequest) -> str:
+    shown: str = request.shown  # type: ignore[attr-defined]
+    return shown

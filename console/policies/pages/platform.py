@@ -1,0 +1,131 @@
+"""Policies of many orgs on one page, one change for many, and what holds for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.operations.plans import StalePlan
+from console.orgs.services import visible_orgs
+from console.policies import bulk, documents, sentences, services
+from console.policies.documents import ClusterPolicies, Malformed
+from console.policies.pages.forms import BulkForm, ClusterForm, ClusterReasonForm, PolicyForm
+from console.policies.preview import estimates
+
+PER_PAGE = 50
+FORETOLD_MAX = 8  # orgs whose hit rates are shown before a bulk edit: each asks drivers
+
+
+@require_safe
+@signed_in
+def list_policies(request: SignedInRequest) -> HttpResponse:
+    asked = request.GET.get("q", "").strip().replace("\x00", "")[:120]
+    found = visible_orgs(request.principal)
+    if asked:
+        found = found.filter(Q(slug__icontains=asked) | Q(name__icontains=asked))
+    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
+    cluster = services.cluster()
+    rows = [
+        (held, sentences.sentence(held.policy), _may_change(request.principal, held.org.pk))
+        for held in services.active_policies(page.object_list, cluster)
+    ]
+    context = {
+        "page": page,
+        "rows": rows,
+        "q": asked,
+        "may_edit": any(may for _, _, may in rows),
+        "cluster": cluster,
+        "default": sentences.sentence(cluster.policies.default),
+        "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),
+    }
+    return render(request, "policies/list.html", context)
+
+
+def _may_change(principal: Principal, org_id: int) -> bool:
+    role = principal.role_in(org_id)
+    return role is not None and role >= Role.ORG_ADMIN
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def edit_many(request: SignedInRequest) -> HttpResponse:
+    """Choose, look, save: the same form each time, with what it would do below."""
+    source = request.POST if request.method == "POST" else request.GET
+    slugs = [slug for slug in source.getlist("org") if "\x00" not in slug][: bulk.ORGS_MAX + 1]
+    if not slugs:
+        messages.error(request, "Choose the orgs first.")
+        return redirect("policies")
+    form = BulkForm(request.POST if request.method == "POST" else None)
+    planned: list[bulk.Planned] = []
+    try:
+        changes = form.changes() if form.is_bound and form.is_valid() else {}
+        planned = bulk.plan(request.principal, slugs, changes)
+        if changes and "save" in request.POST:
+            saved = bulk.save(
+                request.principal,
+                slugs,
+                changes,
+                reason=form.cleaned_data["reason"],
+                token=form.cleaned_data["token"],
+            )
+            messages.success(request, f"Saved for {len(saved)} orgs. Drivers are being told.")
+            return redirect("policies")
+    except ValidationError as error:
+        form.add_error(None, ValidationError(error.messages))
+    except (StalePlan, Malformed) as error:
+        form.add_error(None, str(error))
+    context = {
+        "form": form,
+        "slugs": slugs,
+        "planned": [(one, _foretold(one, at)) for at, one in enumerate(planned)],
+        "looked": form.is_bound and form.is_valid() and bool(form.changes()),
+        "refused": any(one.refused for one in planned),
+        "token": bulk.token_of(planned),
+    }
+    return render(request, "policies/bulk.html", context)
+
+
+def _foretold(one: bulk.Planned, at: int) -> Any:
+    """Hit rates, for as many as can be asked for at once."""
+    if at >= FORETOLD_MAX or not one.differences:
+        return None
+    return estimates.foretell(one.org, one.held.policies, one.wanted).preview
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def edit_cluster(request: SignedInRequest) -> HttpResponse:
+    request.principal.check_platform(Role.PLATFORM_ADMIN)
+    held = services.cluster()
+    data = request.POST if request.method == "POST" else None
+    policy = PolicyForm(
+        data, initial=PolicyForm.initial_of(held.policies.default), prefix="default", limits=None
+    )
+    limits = ClusterForm(data, initial=documents.spelled_out(held.policies.limits), prefix="limits")
+    reason = ClusterReasonForm(data, initial={"version": held.number})
+    valid = [form.is_valid() for form in (policy, limits, reason)]
+    if data is not None and all(valid) and policy.policy is not None:
+        wanted = ClusterPolicies(default=policy.policy, limits=limits.limits())
+        values = reason.cleaned_data
+        try:
+            services.set_cluster(
+                request.principal, wanted, reason=values["reason"], if_number=values["version"]
+            )
+        except (ValidationError, services.StaleCluster) as error:
+            said = error.messages if isinstance(error, ValidationError) else [str(error)]
+            reason.add_error(None, ValidationError(said))
+        else:
+            messages.success(request, "Saved. Every org is held to it from now on.")
+            return redirect("policies")
+    context = {"policy": policy, "limits": limits, "reason": reason, "held": held}
+    return render(request, "policies/cluster.html", context)

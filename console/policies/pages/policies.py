@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.roles import Role
+from console.orgs.models import Org
+from console.orgs.services import for_change, get_org
+from console.policies import documents, rollout, schedule, sentences, services
+from console.policies.pages.forms import EditorForm, ModelForm
+from console.policies.presets import PRESETS
+from console.policies.preview import curves, estimates
+from console.policies.preview.estimates import Foretold
+from console.policies.services import ActivePolicy
+from swdriver_shim.policy import OrgPolicies, Policy
+
+VERSIONS_PER_PAGE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What the form makes of the org's policies; `policy` is the one that is edited."""
+
+    policies: OrgPolicies
+    policy: Policy
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@signed_in
+def edit(request: SignedInRequest, slug: str) -> HttpResponse:
+    """The one page of an org's policy: what holds, who has it, and for admins the form."""
+    org = get_org(request.principal, slug)
+    held = services.active_policy(org)
+    model = _model_of(request)
+    if request.method == "POST":
+        return _save(request, org)
+    form = EditorForm(initial=_initial(request, held, model), limits=held.cluster.policies.limits)
+    return _page(request, held, model, form)
+
+
+def _save(request: SignedInRequest, org: Org) -> HttpResponse:
+    with transaction.atomic():
+        org = for_change(request.principal, org.slug)
+        held = services.active_policy(org)
+        model = _model_of(request)
+        form = EditorForm(request.POST, limits=held.cluster.policies.limits)
+        if "look" not in request.POST and form.is_valid() and form.policy is not None:
+            if form.cleaned_data["version"] != held.number:
+                form.add_error(None, _moved_on(held))
+            elif _saved(request, form, held, _edited(held, model, form.policy).policies):
+                return redirect("policy", org.slug)
+    return _page(request, held, model, form)
+
+
+def _saved(
+    request: SignedInRequest, form: EditorForm, held: ActivePolicy, wanted: OrgPolicies | None
+) -> bool:
+    """Whether it went through; else the form says why not."""
+    values = form.cleaned_data
+    if values["lasts"] and not values["starts_at"]:
+        form.add_error("starts_at", "Say from when.")
+        return False
+    try:
+        if values["starts_at"]:
+            lasts = timedelta(seconds=values["lasts"]) if values["lasts"] else None
+            schedule.schedule(
+                request.principal,
+                held.org,
+                wanted,
+                starts_at=values["starts_at"],
+                lasts=lasts,
+                reason=values["reason"],
+            )
+            messages.success(request, "It is waiting, and begins by itself.")
+            return True
+        after = services.set_policy(request.principal, held.org, wanted, reason=values["reason"])
+    except ValidationError as error:
+        _add_errors(form, error)
+        return False
+    if after.number == held.number:
+        messages.info(request, "Nothing has changed, so nothing was saved.")
+    else:
+        messages.success(request, f"Version {after.number} is saved. Drivers are being told.")
+    return True
+
+
+def _add_errors(form: EditorForm, error: ValidationError) -> None:
+    for name, messages_of_field in error.message_dict.items() if hasattr(error, "error_dict") else ():
+        field = name.rpartition("/")[2]
+        for sentence in messages_of_field:
+            form.add_error(field if field in form.fields else None, sentence)
+    if not hasattr(error, "error_dict"):
+        form.add_error(None, error)
+
+
+def _moved_on(held: ActivePolicy) -> str:
+    version = held.version
+    who = f"{version.author_name} saved version {held.number}: {version.reason}." if version else ""
+    return f"Meanwhile {who} Look at what would change now, then save again."
+
+
+def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: EditorForm) -> HttpResponse:
+    role = request.principal.role_in(held.org.pk)
+    may_change = role is not None and role >= Role.ORG_ADMIN
+    context = {
+        "org": held.org,
+        "held": held,
+        "model": model,
+        "policy": held.policies.of(model),
+        "sentence": sentences.sentence(held.policies.of(model)),
+        "rows": _rows(held, model),
+        "models": [(name, sentences.sentence(each)) for name, each in held.policies.models.items()],
+        "form": form,
+        "model_form": ModelForm(),
+        "may_change": may_change,
+        "may_prove": role is not None and role >= Role.ON_CALL,
+        "templates": PRESETS,
+        "waiting": schedule.open_of(held.org),
+        "reach": rollout.reach(request.principal, held),
+        **(_preview_context(request, held, model, form) if may_change else {}),
+    }
+    return render(request, "policies/policy.html", context)
+
+
+@require_POST
+@signed_in
+def preview(request: SignedInRequest, slug: str) -> HttpResponse:
+    """What the form would do, as a part of its page. Changes nothing."""
+    held = services.active_policy(get_org(request.principal, slug, Role.ORG_ADMIN))
+    model = _model_of(request)
+    form = EditorForm(request.POST, limits=held.cluster.policies.limits)
+    return render(request, "policies/preview.html", _preview_context(request, held, model, form))
+
+
+@require_safe
+@signed_in
+def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
+    """Who has what is in force, as a part of pages."""
+    held = services.active_policy(get_org(request.principal, slug))
+    context = {"org": held.org, "held": held, "reach": rollout.reach(request.principal, held)}
+    return render(request, "policies/reach.html", context)
+
+
+def _preview_context(
+    request: HttpRequest, held: ActivePolicy, model: str, form: EditorForm
+) -> dict[str, Any]:
+    now = held.policies.of(model)
+    if form.is_bound:
+        form.is_valid()
+        wrong = [
+            (form.fields[name].label if name in form.fields else "", error)
+            for name, errors in form.errors.items()
+            if name not in ("reason", "version")
+            for error in errors
+        ]
+        proposed = form.policy or _policy_despite(form, held)
+    else:
+        wrong, proposed = [], _initial_policy(request, held, model)
+    context = {"org": held.org, "held": held, "model": model, "wrong": wrong, "proposed": proposed}
+    if wrong or proposed is None:
+        return context
+    edited = _edited(held, model, proposed)
+    told = estimates.foretell(held.org, held.policies, edited.policies, model)
+    default = held.cluster.policies.default
+    return {
+        **context,
+        "proposed_sentence": sentences.sentence(proposed),
+        "differences": sentences.differences(now, proposed),
+        "from_default": sentences.differences(default, proposed),
+        "told": told,
+        "curves": _curves(told, now, proposed),
+        "command": _command(request, held, edited.policies),
+    }
+
+
+def _policy_despite(form: EditorForm, held: ActivePolicy) -> Policy | None:
+    """What the fields say while there is no reason yet."""
+    if set(form.errors) - {"reason", "version"}:
+        return None
+    values = {name: form.cleaned_data[name] for name in documents.FIELDS}
+    policy = documents.read_struct(values, Policy)
+    return None if list(held.cluster.policies.limits.crossed_by(policy)) else policy
+
+
+def _curves(told: Foretold, now: Policy, proposed: Policy) -> list[curves.Curve]:
+    drawn = (
+        curves.by_time(told.preview.by_ttl, _ttl(now), _ttl(proposed)),
+        curves.by_memory(
+            told.preview.by_bytes,
+            now.dram_bytes_max or told.preview.now.bytes,
+            proposed.dram_bytes_max or told.preview.proposed.bytes,
+        ),
+    )
+    return [curve for curve in drawn if curve is not None]
+
+
+def _ttl(policy: Policy) -> int | None:
+    """What the curve varies: the one from the last use, if there is one."""
+    return policy.ttl_last_use_seconds or policy.ttl_first_use_seconds
+
+
+def _command(request: HttpRequest, held: ActivePolicy, wanted: OrgPolicies) -> str:
+    """The same by API, with only what differs from the software's defaults."""
+    body = {
+        "policy": _short(wanted.policy),
+        "models": {name: _short(policy) for name, policy in wanted.models.items()},
+        "reason": "…",
+    }
+    if not wanted.models:
+        del body["models"]
+    data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+    address = request.build_absolute_uri(f"/api/v1/orgs/{held.org.slug}/policy")
+    return (
+        f'curl -X PUT {address} \\\n  -H "Authorization: Bearer $TIDEGATE_TOKEN" \\\n'
+        f'  -H \'If-Match: "{held.number}"\' \\\n  -H "Idempotency-Key: $(uuidgen)" \\\n'
+        f"  -H \"Content-Type: application/json\" \\\n  -d '{data}'"
+    )
+
+
+def _short(policy: Policy) -> dict[str, Any]:
+    spelled: dict[str, Any] = documents.spelled_out(policy)
+    default = Policy()
+    return {name: spelled[name] for name in documents.changed_fields(default, policy)}
+
+
+# Which policy is edited
+
+
+def _model_of(request: HttpRequest) -> str:
+    """A model that has a policy of its own or is going to; nothing for all others."""
+    model = str(request.POST.get("model", "") or request.GET.get("model", "")).strip()
+    if len(model) > 200 or "\x00" in model:
+        raise Http404("No model has such a name.")
+    return model
+
+
+def _initial_policy(request: HttpRequest, held: ActivePolicy, model: str) -> Policy:
+    template = PRESETS.get(request.GET.get("template", ""))
+    return template.policy if template else held.said.of(model)
+
+
+def _initial(request: HttpRequest, held: ActivePolicy, model: str) -> dict[str, Any]:
+    policy = _initial_policy(request, held, model)
+    return {**EditorForm.initial_of(policy), "version": held.number, "model": model}
+
+
+def _edited(held: ActivePolicy, model: str, policy: Policy) -> Edited:
+    said = held.said
+    if model:
+        return Edited(OrgPolicies(policy=said.policy, models={**said.models, model: policy}), policy)
+    return Edited(OrgPolicies(policy=policy, models=said.models), policy)
+
+
+def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
+    """Every field: what holds, and what the default is where it is another."""
+    policy, default = held.policies.of(model), held.cluster.policies.default
+    return [
+        (
+            sentences.LABELS[name],
+            sentences.value(name, getattr(policy, name)),
+            sentences.value(name, getattr(default, name))
+            if getattr(policy, name) != getattr(default, name)
+            else "",
+        )
+        for name in documents.FIELDS
+    ]
+
+
+@require_POST
+@signed_in
+def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
+    """From the name of a model to the form of its policy."""
+    get_org(request.principal, slug, Role.ORG_ADMIN)
+    form = ModelForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Name the model as drivers do.")
+        return redirect("policy", slug)
+    return redirect(
+        f"{reverse('policy', args=[slug])}?{urlencode({'model': form.cleaned_data['model']})}"
+    )
+
+
+@require_POST
+@signed_in
+def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
+    """From now on the model is held as all others are."""
+    with transaction.atomic():
+        org = for_change(request.principal, slug)
+        held = services.active_policy(org)
+        model = _model_of(request)
+        if model not in held.said.models:
+            raise Http404("That model has no policy of its own.")
+        models = {name: policy for name, policy in held.said.models.items() if name != model}
+        wanted = OrgPolicies(policy=held.said.policy, models=models)
+        services.set_policy(request.principal, org, wanted, reason=f"{model} is held as all others")
+    messages.success(request, f"{model} is held as all other models are.")
+    return redirect("policy", slug)
+
+
+@require_POST
+@signed_in
+def follow_default(request: SignedInRequest, slug: str) -> HttpResponse:
+    with transaction.atomic():
+        org = for_change(request.principal, slug)
+        services.set_policy(request.principal, org, None, reason="it follows the default")
+    messages.success(request, f"{org.name} follows the default from now on.")
+    return redirect("policy", slug)
+
+
+@require_POST
+@signed_in
+def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
+    with transaction.atomic():
+        org = for_change(request.principal, slug)
+        schedule.take_back(request.principal, org, number)
+    messages.success(request, "Cancelled.")
+    return redirect("policy", slug)

@@ -1,0 +1,99 @@
+"""The proof as a page, and the button that purges."""
+
+from __future__ import annotations
+
+import json
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.roles import Role
+from console.operations import services as operations
+from console.orgs.services import for_change, get_org
+from console.policies.evidence import purges, reports, signatures
+from console.policies.evidence.reports import DAYS, Report
+from console.policies.pages.forms import PurgeForm
+from console.policies.rollout import own_drivers
+
+DAYS_DEFAULT = 30
+
+
+def _days(request: HttpRequest) -> int:
+    asked = request.GET.get("days", "")
+    return next((days for days in DAYS if str(days) == asked), DAYS_DEFAULT)
+
+
+def _report(request: SignedInRequest, slug: str) -> Report:
+    return reports.report(get_org(request.principal, slug, Role.ON_CALL), _days(request))
+
+
+@require_safe
+@signed_in
+def show(request: SignedInRequest, slug: str) -> HttpResponse:
+    told = _report(request, slug)
+    running = operations.running_on(f"org:{told.org.slug}")
+    is_staff = request.principal.on_platform(Role.VIEWER)
+    own = own_drivers(slug)
+    receipts = [
+        (receipt, purges.standings(receipt.places, own, is_staff=is_staff)) for receipt in told.receipts
+    ]
+    role = request.principal.role_in(told.org.pk)
+    context = {
+        "org": told.org,
+        "told": told,
+        "days": _days(request),
+        "spans": DAYS,
+        "may_change": role is not None and role >= Role.ORG_ADMIN,
+        "form": PurgeForm(),
+        "receipts": receipts,
+        "running": running,
+        "standings": purges.standings(running.notes, own, is_staff=is_staff) if running else [],
+    }
+    return render(request, "policies/retention.html", context)
+
+
+@require_safe
+@signed_in
+def as_csv(request: SignedInRequest, slug: str) -> HttpResponse:
+    told = _report(request, slug)
+    return _file(reports.as_csv(told), "text/csv", f"retention-{slug}.csv")
+
+
+@require_safe
+@signed_in
+def as_json(request: SignedInRequest, slug: str) -> HttpResponse:
+    """The statement, and the same signed."""
+    statement = _report(request, slug).statement()
+    signed = {"report": statement, "jws": signatures.sign(statement)}
+    return _file(json.dumps(signed, indent=2), "application/json", f"retention-{slug}.json")
+
+
+def _file(text: str, kind: str, name: str) -> HttpResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return HttpResponse(text, content_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+@require_POST
+@signed_in
+def purge(request: SignedInRequest, slug: str) -> HttpResponse:
+    form = PurgeForm(request.POST)
+    with transaction.atomic():
+        org = for_change(request.principal, slug)
+        if not form.is_valid() or form.cleaned_data["typed"] != slug:
+            messages.error(request, f"Nothing is purged: say why, and type “{slug}” to confirm.")
+            return redirect("retention", slug)
+        values = form.cleaned_data
+        try:
+            operation = purges.purge(
+                request.principal, org, model=values["model"], reason=values["reason"]
+            )
+        except (operations.Busy, ValidationError) as error:
+            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+            messages.error(request, said)
+            return redirect("retention", slug)
+    return redirect("operation", operation.pk)

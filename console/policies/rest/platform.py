@@ -1,0 +1,149 @@
+"""What holds for all orgs, and one change for many, over REST."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority, Principal
+from console.accounts.roles import Role
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import Input
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
+from console.api.problems import documented
+from console.orgs.models import SLUG
+from console.policies import bulk, documents, sentences, services
+from console.policies.bulk import Planned
+from console.policies.documents import ClusterPolicies
+from console.policies.rest.fields import LimitsField, PolicyField
+from console.policies.rest.policies import PlanToken, Why
+from console.policies.services import Cluster
+
+router = Router(tags=["policies"])
+
+SlugIn = Annotated[str, Field(pattern=SLUG, max_length=48)]
+
+
+class ClusterOut(Schema):
+    version: int
+    default: PolicyField
+    limits: LimitsField
+    in_words: str
+
+
+class ClusterPut(Input):
+    default: PolicyField
+    limits: LimitsField
+    reason: Why
+
+
+class BulkIn(Input):
+    orgs: list[SlugIn] = Field(min_length=1, max_length=bulk.ORGS_MAX)
+    changes: dict[str, Any] = Field(description="The policy fields to change; others keep their value.")
+    reason: Why
+    plan_token: PlanToken | None = Field(
+        None, description="From a dry run: 412 if anything has changed since."
+    )
+
+
+class BulkOrgOut(Schema):
+    org: str
+    version: int
+    changes: list[tuple[str, str, str]] = Field(description="Field, old value, new value.")
+    refused: list[str]
+
+
+class BulkOut(Schema):
+    plan_token: str
+    orgs: list[BulkOrgOut]
+
+
+@router.get(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented()},
+    summary="Get the default policy and the limits",
+)
+def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
+    requester(request)
+    held = services.cluster()
+    response["ETag"] = etag(held.number)
+    return show_cluster(held)
+
+
+@router.put(
+    "/policies/cluster",
+    response={200: ClusterOut, **documented(409, 412, 428)},
+    summary="Set the default policy and the limits",
+)
+@with_dry_run
+def put_cluster(
+    request: HttpRequest,
+    payload: ClusterPut,
+    if_match: IfMatch,
+) -> Answer:
+    principal = requester(request)
+    _check_platform_admin(principal)
+    number = services.locked_cluster().number
+    check_match(if_match, number)
+    wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
+    held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
+    needs = [Authority(None, Role.PLATFORM_ADMIN)]
+    return Answer(200, needs, show_cluster(held), {"ETag": etag(held.number)})
+
+
+def show_cluster(held: Cluster) -> ClusterOut:
+    return ClusterOut(
+        version=held.number,
+        default=held.policies.default,
+        limits=held.policies.limits,
+        in_words=sentences.sentence(held.policies.default),
+    )
+
+
+def _check_platform_admin(principal: Principal) -> None:
+    principal.check_may_change()
+    principal.check_platform(Role.PLATFORM_ADMIN)
+
+
+@router.post(
+    "/policies/bulk",
+    response={200: BulkOut, **documented(404, 409, 412)},
+    summary="Change the policies of several orgs, all or none",
+)
+@with_dry_run
+def change_many(request: HttpRequest, payload: BulkIn, validate_only: ValidateOnly = False) -> Answer:
+    principal = requester(request)
+    principal.check_may_change()
+    try:
+        planned = bulk.plan(principal, payload.orgs, payload.changes)
+        if not validate_only:
+            bulk.save(
+                principal,
+                payload.orgs,
+                payload.changes,
+                reason=payload.reason,
+                token=payload.plan_token,
+            )
+    except documents.Malformed as error:
+        raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
+    needs = [Authority(one.org.pk, Role.ORG_ADMIN) for one in planned]
+    return Answer(200, needs, show_bulk(planned))
+
+
+def show_bulk(planned: list[Planned]) -> BulkOut:
+    return BulkOut(
+        plan_token=bulk.token_of(planned),
+        orgs=[
+            BulkOrgOut(
+                org=one.org.slug,
+                version=one.held.number,
+                changes=one.differences,
+                refused=one.refused,
+            )
+            for one in planned
+        ],
+    )

@@ -1,0 +1,334 @@
+"""Policies over REST: of an org, its versions and callers, and of the cluster."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Field, Path, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
+from console.api.etags import IfMatch, check_match, etag
+from console.api.fields import NO_NUL, Input
+from console.api.idempotency import Answer, ValidateOnly, with_dry_run
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import ApiError, FieldError, documented
+from console.control.services import Reach
+from console.orgs.api import Slug
+from console.orgs.services import for_change, get_org
+from console.policies import documents, sentences, services
+from console.policies.models import PolicyVersion
+from console.policies.preview import estimates, tokens
+from console.policies.preview.estimates import Foretold
+from console.policies.rest.fields import PolicyField
+from console.policies.rollout import reach
+from console.policies.services import ActivePolicy
+from swdriver_shim.cache.reuse.preview import Effect, Point
+from swdriver_shim.policy import OrgPolicies
+
+router = Router(tags=["policies"])
+
+Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="Version number.")]
+Model = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
+Why = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+PlanToken = Annotated[str, Field(max_length=400, pattern=r"^[\x21-\x7e]*$")]
+
+
+class PoliciesIn(Input):
+    policy: PolicyField | None = Field(
+        description="Null: use the cluster's default. Omitted fields have the software's default."
+    )
+    models: dict[Model, PolicyField] = Field(
+        {}, max_length=documents.MODELS_MAX, description="Per-model policies, each complete in itself."
+    )
+
+    def wanted(self) -> OrgPolicies | None:
+        if self.policy is None:
+            if self.models:
+                raise _invalid("/body/models", "Who follows the default has no policies of models.")
+            return None
+        return OrgPolicies(policy=self.policy, models=dict(self.models))
+
+
+class PolicyPut(PoliciesIn):
+    reason: Why = Field(description="Shown in the history.")
+    plan_token: PlanToken | None = Field(
+        None, description="From a preview: 412 if anything has changed since."
+    )
+
+
+class PreviewIn(PoliciesIn):
+    model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
+        "", description="Only this model; by default all models without a policy of their own."
+    )
+
+
+class RestoreIn(Input):
+    reason: Why
+
+
+class LaggingOut(Schema):
+    driver: str = Field(description="Empty, as is `why`, for drivers of other orgs' sessions.")
+    why: str
+    as_of: datetime | None
+
+
+class ReachOut(Schema):
+    """How far it has come. `seconds` is what it took until the last driver had it; null until then."""
+
+    drivers: int
+    has_it: int
+    seconds: float | None
+    lagging: list[LaggingOut]
+
+
+class PolicyOut(Schema):
+    org: str
+    version: int = Field(description="Incremented with each change; the ETag. 0: never said anything.")
+    follows_default: bool
+    policy: PolicyField = Field(description="The policy as saved.")
+    models: dict[str, PolicyField]
+    effective: PolicyField = Field(description="The policy within the limits, as drivers apply it.")
+    effective_models: dict[str, PolicyField]
+    in_words: str
+    reason: str
+    author: str
+    made_at: datetime | None
+    applied: ReachOut
+    plan_token: str | None = Field(None, description="With validate_only: applies exactly this plan.")
+
+
+class VersionOut(Schema):
+    number: int
+    policy: PolicyField | None
+    models: dict[str, PolicyField]
+    in_words: str
+    author: str
+    reason: str
+    made_at: datetime
+    same_as: int | None = Field(description="The version that it restored.")
+
+
+class EffectOut(Schema):
+    hit_rate: float | None = Field(description="Null without traffic.")
+    tier2_hit_rate: float
+    bytes: int = Field(description="Peak memory.")
+    error: float = Field(description="Sampling error of the hit rate: two standard errors.")
+
+
+class PointOut(Schema):
+    at: int
+    hit_rate: float
+
+
+class PreviewOut(Schema):
+    plan_token: str
+    now: EffectOut
+    proposed: EffectOut
+    measured_hit_rate: float | None
+    freed_bytes: int = Field(description="Freed memory; negative if more is needed.")
+    expiring_columns: int
+    expiring_bytes: int
+    by_ttl: list[PointOut]
+    by_bytes: list[PointOut]
+    drivers_asked: int
+    drivers: int
+    drivers_silent: int
+    as_of: datetime
+    traffic: bool = Field(description="False: no traffic yet, so these figures mean nothing.")
+    reaches_back_seconds: float | None
+    idle_seconds: float | None
+    warnings: list[str]
+
+
+def show(held: ActivePolicy, reached: Reach, plan_token: str | None = None) -> PolicyOut:
+    version = held.version
+    return PolicyOut(
+        org=held.org.slug,
+        version=held.number,
+        follows_default=held.own is None,
+        policy=held.said.policy,
+        models=held.said.models,
+        effective=held.policy,
+        effective_models=held.policies.models,
+        in_words=sentences.sentence(held.policy),
+        reason=version.reason if version else "",
+        author=version.author_name if version else "",
+        made_at=version.made_at if version else None,
+        applied=show_reach(reached),
+        plan_token=plan_token,
+    )
+
+
+def show_reach(reached: Reach) -> ReachOut:
+    lagging = [LaggingOut(driver=one.name, why=one.why_not, as_of=one.as_of) for one in reached.lagging]
+    return ReachOut(
+        drivers=len(reached.standings),
+        has_it=reached.has_it,
+        seconds=reached.seconds,
+        lagging=lagging,
+    )
+
+
+def show_version(version: PolicyVersion) -> VersionOut:
+    said = documents.read_org(version.document)
+    return VersionOut(
+        number=version.number,
+        policy=said.policy if said else None,
+        models=said.models if said else {},
+        in_words=sentences.sentence(said.policy) if said else "It follows the cluster's default.",
+        author=version.author_name,
+        reason=version.reason,
+        made_at=version.made_at,
+        same_as=version.same_as,
+    )
+
+
+@router.get(
+    "/orgs/{slug}/policy",
+    response={200: PolicyOut, **documented(404)},
+    summary="Get the active policy and its rollout",
+)
+def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
+    principal = requester(request)
+    held = services.active_policy(get_org(principal, slug))
+    response["ETag"] = etag(held.number)
+    return show(held, reach(principal, held))
+
+
+@router.put(
+    "/orgs/{slug}/policy",
+    response={200: PolicyOut, **documented(404, 409, 412, 428)},
+    summary="Set the policy of an org",
+)
+@with_dry_run
+def put_policy(
+    request: HttpRequest,
+    slug: Slug,
+    payload: PolicyPut,
+    if_match: IfMatch,
+    validate_only: ValidateOnly = False,
+) -> Answer:
+    """Drivers are told after the commit; `applied` says who has it."""
+    principal = requester(request)
+    org = for_change(principal, slug)
+    before = services.active_policy(org)
+    check_match(if_match, before.number)
+    wanted = payload.wanted()
+    document = documents.write(wanted)
+    if payload.plan_token is not None:
+        tokens.check(payload.plan_token, before, document)
+    held = services.set_policy(principal, org, wanted, reason=payload.reason)
+    token = tokens.token_of(before, document) if validate_only else None
+    needs = [Authority(org.pk, Role.ORG_ADMIN)]
+    shown = show(held, reach(principal, held), token)
+    return Answer(200, needs, shown, {"ETag": etag(held.number)})
+
+
+@router.post(
+    "/orgs/{slug}/policy:preview",
+    response={200: PreviewOut, **documented(404)},
+    summary="Preview a policy on the org's own traffic",
+)
+def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> PreviewOut:
+    """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
+    held = services.active_policy(get_org(requester(request), slug))
+    wanted = payload.wanted()
+    services.check(wanted, held.cluster.policies.limits)
+    proposed = wanted or OrgPolicies(policy=held.cluster.policies.default)
+    told = estimates.foretell(held.org, held.policies, proposed, payload.model)
+    return show_preview(told, tokens.token_of(held, documents.write(wanted)))
+
+
+def show_preview(told: Foretold, plan_token: str) -> PreviewOut:
+    found, known = told.preview, told.known
+    confidence = found.confidence
+    return PreviewOut(
+        plan_token=plan_token,
+        now=_effect(found.now),
+        proposed=_effect(found.proposed),
+        measured_hit_rate=found.measured_hit_rate,
+        freed_bytes=found.freed_bytes,
+        expiring_columns=found.expiring_columns,
+        expiring_bytes=found.expiring_bytes,
+        by_ttl=_points(found.by_ttl),
+        by_bytes=_points(found.by_bytes),
+        drivers_asked=known.asked,
+        drivers=known.drivers,
+        drivers_silent=known.silent,
+        as_of=known.at,
+        traffic=confidence is not None,
+        reaches_back_seconds=confidence.reaches_back_seconds if confidence else None,
+        idle_seconds=confidence.idle_seconds if confidence else None,
+        warnings=list(confidence.warnings) if confidence else [],
+    )
+
+
+def _effect(effect: Effect) -> EffectOut:
+    return EffectOut(
+        hit_rate=effect.hit_rate,
+        tier2_hit_rate=effect.tier2_hit_rate,
+        bytes=effect.bytes,
+        error=effect.error,
+    )
+
+
+def _points(points: tuple[Point, ...]) -> list[PointOut]:
+    return [PointOut(at=one.at, hit_rate=one.hit_rate) for one in points]
+
+
+# Versions
+
+
+@router.get(
+    "/orgs/{slug}/policy/versions",
+    response={200: Page[VersionOut], **documented(404)},
+    summary="List policy versions, newest first",
+)
+def list_versions(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug)
+    return paginate(services.versions_of(org), "-number", cursor, limit, show_version)
+
+
+@router.get(
+    "/orgs/{slug}/policy/versions/{number}",
+    response={200: VersionOut, **documented(404)},
+    summary="Get a version",
+)
+def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
+    return show_version(services.get_version(get_org(requester(request), slug), number))
+
+
+@router.post(
+    "/orgs/{slug}/policy/versions/{number}/restore",
+    response={200: PolicyOut, **documented(404, 409, 412, 428)},
+    summary="Restore an earlier version",
+)
+@with_dry_run
+def restore_version(
+    request: HttpRequest,
+    slug: Slug,
+    number: Number,
+    payload: RestoreIn,
+    if_match: IfMatch,
+) -> Answer:
+    """0 is what there was before the first: the cluster's default."""
+    principal = requester(request)
+    org = for_change(principal, slug)
+    check_match(if_match, services.active_policy(org).number)
+    held = services.restore(principal, org, number, reason=payload.reason)
+    needs = [Authority(org.pk, Role.ORG_ADMIN)]
+    return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})
+
+
+# Inside
+
+
+def _invalid(pointer: str, detail: str) -> ApiError:
+    errors = [FieldError(pointer=pointer, detail=detail)]
+    return ApiError("InvalidRequest", detail, errors=errors)

@@ -1,0 +1,148 @@
+"""The proof over REST: retention reports, purges, and the keys that both are signed with."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Field, Query, Router, Schema
+
+from console.accounts.browser import requester
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
+from console.api.fields import NO_NUL, Input
+from console.api.idempotency import Answer, with_dry_run
+from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.problems import documented
+from console.operations.api import OperationOut, accepted
+from console.orgs.api import Slug
+from console.orgs.services import for_change, get_org
+from console.policies.evidence import purges, reports, signatures
+from console.policies.models import PurgeConfirmation, PurgeReceipt
+from console.policies.rest.policies import Why
+from telemetry.decoder import decode
+
+router = Router(tags=["policies"])
+
+Days = Annotated[Literal["1", "7", "30", "90"], Query(description="Period in days.")]
+
+
+class PurgeIn(Input):
+    model: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = Field(
+        "", description="Only this model."
+    )
+    reason: Why
+
+
+class ReceiptOut(Schema):
+    id: int
+    org: str
+    model: str | None
+    operation: UUID
+    asked_by: str
+    asked_at: datetime
+    done_at: datetime
+    data_key_destroyed_at: datetime | None = Field(
+        description="When all drivers had confirmed that they dropped it: from here on nobody can read "
+        "files that were encrypted before. Null: of one model, or a driver was removed before it did."
+    )
+    reason: str
+    columns: int
+    bytes: int
+    tier2_files: int
+    tier2_bytes: int
+    epoch: int | None = Field(description="Which the purge began: what is of before has no name now.")
+    places: dict[str, Any] = Field(
+        description="By driver and node: what each has confirmed; and under `removed`, who was removed "
+        "from the fleet before it did."
+    )
+    confirmations: dict[str, Any] | None = Field(
+        description="The signed confirmations of drivers and agents; only with a platform role."
+    )
+    jws: str = Field(description="The receipt without the confirmations, signed.")
+
+
+class ReportOut(Schema):
+    report: dict[str, Any] = Field(description="Null, not 0, where nothing was reported.")
+    jws: str = Field(description="The report, signed with one of `GET /signing-keys`.")
+
+
+class KeysOut(Schema):
+    keys: list[dict[str, str]]
+
+
+@router.get(
+    "/orgs/{slug}/retention",
+    response={200: ReportOut, **documented(404)},
+    summary="Get the signed retention report",
+)
+def get_retention(request: HttpRequest, slug: Slug, days: Days = "30") -> ReportOut:
+    org = get_org(requester(request), slug, Role.ON_CALL)
+    statement = reports.report(org, int(days)).statement()
+    return ReportOut(report=statement, jws=signatures.sign(statement))
+
+
+@router.get(
+    "/signing-keys",
+    response=KeysOut,
+    auth=None,
+    summary="List the signing keys as a JWK set",
+)
+def list_keys(request: HttpRequest) -> KeysOut:
+    del request  # anyone may
+    return KeysOut(keys=signatures.public_keys())
+
+
+@router.post(
+    "/orgs/{slug}/purge",
+    response={202: OperationOut, **documented(404, 409)},
+    summary="Purge an org, with a receipt",
+)
+@with_dry_run
+def purge_org(
+    request: HttpRequest,
+    slug: Slug,
+    payload: PurgeIn,
+) -> Answer:
+    principal = requester(request)
+    org = for_change(principal, slug)
+    operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
+    return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
+
+
+@router.get(
+    "/orgs/{slug}/purges",
+    response={200: Page[ReceiptOut], **documented(404)},
+    summary="List purge receipts, newest first",
+)
+def list_purges(
+    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
+) -> dict[str, object]:
+    org = get_org(requester(request), slug, Role.ON_CALL)
+    is_staff = requester(request).on_platform(Role.VIEWER)
+    show = partial(show_receipt, is_staff=is_staff)
+    return paginate(purges.receipts_of(org), "-pk", cursor, limit, show)
+
+
+def show_receipt(receipt: PurgeReceipt, *, is_staff: bool) -> ReceiptOut:
+    statement = receipt.statement()
+    signed = _confirmations(receipt) if is_staff else None
+    jws = signatures.sign(statement)
+    return ReceiptOut(id=receipt.pk, **statement, confirmations=signed, jws=jws)
+
+
+def _confirmations(receipt: PurgeReceipt) -> dict[str, Any]:
+    """By identity, as they were signed."""
+    return {
+        one.identity: {
+            "statement": decode(bytes(one.payload), object),
+            "payload": base64.b64encode(bytes(one.payload)).decode(),
+            "signature": base64.b64encode(bytes(one.signature)).decode(),
+            "public_key": one.public_key,
+        }
+        for one in PurgeConfirmation.objects.filter(operation_id=receipt.operation_id)
+    }
