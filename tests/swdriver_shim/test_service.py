@@ -400,7 +400,10 @@ def test_a_driver_does_not_start_without_what_it_has_written_down(tmp_path: Path
         [*command, "--control", "127.0.0.1:0"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 1
-    assert "The driver cannot start: The homes that shards of this driver have left can't be read" in run.stderr
+    assert (
+        "The driver cannot start: The homes that shards of this driver have left can't be read"
+        in run.stderr
+    )
     assert "Restore the file" in run.stderr
 
 
@@ -479,7 +482,7 @@ def test_half_sent_bodies_of_one_org_cost_another_nothing(
         assert refused.status_code in (200, 429), "what was cut off counts no more, soon"
         too_large = made.store(ACME, tokens, bytes(33 << 20))
         assert too_large.status_code == 413
-        assert "33554432 bytes at most" in too_large.text
+        assert "at most 33554432 bytes" in too_large.text
         page = made.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
         assert 'swdriver_transfer_bytes{which="most"} 67108864' in page
     finally:
